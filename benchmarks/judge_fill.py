@@ -24,14 +24,14 @@ import httpx2
 from sqlalchemy import insert
 
 from benchmarks.judge_load import cpu_seconds, serving
-from judge.anytime import always
-from judge.arms import insert_rows, recounted
-from judge.comparison_document import comparison_document
-from judge.database import Database
-from judge.leaderboard import WINDOW, BoardView
-from judge.reader import Reader
-from judge.store import LAPSED, Store
-from judge.tables import evaluations, peers
+from judge.figures.anytime import always
+from judge.figures.comparison_document import comparison_document
+from judge.figures.leaderboard import WINDOW, BoardView
+from judge.store.arms import insert_rows, recounted
+from judge.store.database import Database
+from judge.store.reader import Reader
+from judge.store.store import LAPSED, Store
+from judge.store.tables import evaluations, peers
 from p2p.identity import Identity, nickname
 from swarmd.tasks.curriculum import TINY_9
 

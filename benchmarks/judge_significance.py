@@ -5,7 +5,7 @@
 A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its pace and how often it is
 evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to the next, so its evaluations depend on each other. Nodes
 begin at different times and leave for good at different rounds. Somebody looks at the corrected tests after every fifth round of the clock,
-and at the anytime verdict at every moment. What is counted is the judge's own: judge/rounds.py, comparison.py and anytime.py.
+and at the anytime verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py, comparison.py and anytime.py.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist, median
 
-from judge.anytime import paired_test
-from judge.comparison import LEVEL, BinSums, RoundTest, compare, stays_from, tested
-from judge.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
+from judge.figures.anytime import paired_test
+from judge.figures.comparison import LEVEL, BinSums, RoundTest, compare, stays_from, tested
+from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock
 LOOK = 5  # of them between two looks

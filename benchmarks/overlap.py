@@ -4,7 +4,7 @@
 
 A judge draws from numbers that no node trains on, and of texts that none trains on where there are enough (swarmd/tasks/held_out.py). 4,000
 training questions of a specialty are what eight nodes ask in a thousand rounds. Prints the share of the judge's questions whose text is
-not among so many training questions, the mean of the seeds with its extremes. judge/overlap.py holds the means, and the judge's page
+not among so many training questions, the mean of the seeds with its extremes. `judge.figures.overlap` holds the means, and the judge's page
 shows them.
 """
 

@@ -14,17 +14,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
+from judge.api.reading import add_reading_routes, host_of, service_of
+from judge.api.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
+from judge.api.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
+from judge.api.responses import OPEN
+from judge.api.signing import verify_request
+from judge.api.verified import add_verified_routes
 from judge.errors import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.evaluation.service import JudgeService
 from judge.pages.routes import add_page_routes, refused_page
-from judge.reading import add_reading_routes, host_of, service_of
-from judge.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
-from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
-from judge.responses import OPEN
-from judge.service import JudgeService
-from judge.signing import verify_request
-from judge.store import Grade
+from judge.store.store import Grade
 from judge.types import Signed, network_of
-from judge.verified.routes import add_verified_routes
 from p2p.rate_limit import TokenBuckets
 from swarmd.tasks.scoring import Completion
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.database import HEAD, database_url, look, refuse_to_share, shown
 from judge.errors import NotTogether
-from judge.serving import listening_socket
+from judge.server import listening_socket
+from judge.store.database import HEAD, database_url, look, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator
 from judge.verified.hub import Hub
 from p2p.errors import NoKeyFile, OperatorError

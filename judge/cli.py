@@ -20,8 +20,8 @@ import typer
 from judge.config import JudgeSettings, default_database
 from judge.config_file import checked_origins, checked_proxies, read_config, refuse_unknown_variables, settings_of, write_example
 from judge.errors import NotAlone
+from judge.evaluation.receipts import checked
 from judge.logs import set_up_logging
-from judge.receipts import checked
 from p2p.errors import OperatorError
 from swarmd.terminal import printable, run_program
 
@@ -140,8 +140,8 @@ def serve(
     Each option is a variable too, as SWARMD_JUDGE_DEADLINE for --deadline, and a key of judge.toml.
     """
     with _its_packages():  # they take a second that --help need not
-        from judge.database import database_url, shown
-        from judge.serving import serve as serve_until_stopped
+        from judge.server import serve as serve_until_stopped
+        from judge.store.database import database_url, shown
         from swarmd.config.invitation import read_invitation
         from swarmd.tasks.own import find_curriculum
 
@@ -219,7 +219,7 @@ def backup(
 ) -> None:
     """Copy the database, while the judge goes on. To restore: serve the copy, or copy it back."""
     with _its_packages():
-        from judge import archive
+        from judge.store import archive
     rows = archive.backup(database or default_database(curriculum), to)
     print(f"{rows:,} rows copied.")
 
@@ -242,7 +242,7 @@ def moderate(
     undo: neither any more.
     """
     with _its_packages():
-        from judge import moderation
+        from judge.store import moderation
     kept = database or default_database(curriculum)
     if act == "log":
         for entry in moderation.history(kept):
@@ -263,7 +263,7 @@ def export(
 ) -> None:
     """Write every question and answer as CSV or Parquet. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
     with _its_packages():
-        from judge import archive
+        from judge.store import archive
     kept = database or default_database(curriculum)
     if str(to) == "-":
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # whatever the locale
@@ -307,7 +307,7 @@ def verify(
         _verify_receipts(receipts)
         return
     with _its_packages():
-        from judge import archive
+        from judge.store import archive
         from swarmd.tasks.own import find_curriculum
         from swarmd.tasks.scoring import Verifier
     lessons = find_curriculum(curriculum)

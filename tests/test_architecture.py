@@ -46,6 +46,20 @@ LAYERS = {
         "engines",
         "member",
     ],
+    "judge": [
+        "errors types config",
+        "logs figures",
+        "store",
+        "verified",
+        "evaluation",
+        "api",
+        "pages",
+        "app",
+        "server",
+        "checks",
+        "cli",
+        "__main__",
+    ],
 }
 
 # What the configuration's choices are made of: these may be imported by it, from above.
@@ -56,7 +70,8 @@ PURE = """
     swarmd/daemon/status_words.py swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
     swarmd/daemon/roster.py swarmd/daemon/isolation.py swarmd/daemon/watchdog.py swarmd/daemon/reachability_report.py
     swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/cpu_share.py
-    judge/verified/weights_check.py judge/verified/verification.py judge/verified/messages.py
+    judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py judge/api/signing.py
+    judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
     p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/request_connections.py p2p/peers/twins.py
@@ -66,7 +81,9 @@ IO = {"asyncio", "datetime", "httpx2", "io", "os", "pathlib", "secrets", "socket
 MODELS = {"torch", "transformers", "peft", "safetensors"}
 
 LONGEST = 400  # lines of a file; a longer one probably holds two nouns
-MOST_ROOMS = {"swarmd": 17, "p2p": 17, "swarmd/policy": 7, "p2p/engines": 3}  # modules and folders, but for __init__ and __main__
+# Modules and folders, but for __init__ and __main__.
+MOST_ROOMS = {"swarmd": 17, "p2p": 17, "judge": 14, "swarmd/policy": 7, "p2p/engines": 3}
+MOST_ROOMS |= {f"judge/{folder}": 14 for folder in ("api", "pages", "evaluation", "store", "figures", "verified")}
 TWICE = 3  # class names that exist twice
 
 

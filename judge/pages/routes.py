@@ -10,14 +10,14 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import Field
 
+from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
+from judge.api.responses import Handler, readable, request_of
 from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
-from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
-from judge.overlap import TRAINING, new_texts
+from judge.figures.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
+from judge.figures.overlap import TRAINING, new_texts
+from judge.figures.rounds import BIN_ROUNDS
+from judge.figures.tiers import TIERS
 from judge.pages import drawing, joining, rendering, views
-from judge.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
-from judge.responses import Handler, readable, request_of
-from judge.rounds import BIN_ROUNDS
-from judge.tiers import TIERS
 from swarmd.config.invitation import read_invitation
 
 CHARTED = 6  # curves, one for each colour of the style sheet

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from judge.leaderboard import LeaderboardPage, Record, Standing
+from judge.figures.intervals import wilson
+from judge.figures.leaderboard import LeaderboardPage, Record, Standing
 from judge.pages.drawing import Arm, Points, Segment
-from judge.statistics import wilson
 from p2p.identity import nickname
 
 SEGMENTS = 24  # of a node's questions, at most

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 from judge import config
 from judge.config import JudgeSettings
 from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused
+from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
 from judge.logs import survived
+from judge.store.verifications import VerificationRecords
 from judge.types import Signed, network_of
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
 from judge.verified.hub import Hub
 from judge.verified.messages import AnswerRequest, ModelTensors
-from judge.verified.records import VerificationRecords
 from judge.verified.upload_folder import UploadFolder
-from judge.verified.verification import Upload, Verification, VerifiedAnswer, found
 from judge.verified.weights_check import UnfitWeights, WeightsCheck, check_adapter_config
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
@@ -44,7 +44,7 @@ FAILED = "Check the weights with `swarmd task` first; tell the judge's operator 
 
 
 class AnnouncedWeights(Protocol):
-    """What is declared of weights: judge/verified/routes.py has its form."""
+    """What is declared of weights: judge/api/verified.py has its form."""
 
     @property
     def model(self) -> str: ...

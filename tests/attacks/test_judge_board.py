@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from judge.config import JudgeSettings
-from judge.leaderboard import BoardView
-from judge.service import JudgeService, open_service
+from judge.evaluation.service import JudgeService, open_service
+from judge.figures.leaderboard import BoardView
 from judge.types import Attributes, QuestionRequest, Signed
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_SECONDS
-from judge.store import Store
+from judge.store.store import Store
 from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
 from swarmd.daemon.judge_client import Graded, JudgeClient, Question

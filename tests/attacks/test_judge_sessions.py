@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
-from judge.leaderboard import LISTED_ANSWERS
+from judge.figures.leaderboard import LISTED_ANSWERS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE
 from tests.attacks.harness import Attack, show

@@ -14,7 +14,7 @@ import pytest
 from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.service import JudgeService, open_service
+from judge.evaluation.service import JudgeService, open_service
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of

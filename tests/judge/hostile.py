@@ -4,7 +4,7 @@ from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
-from judge.store import Store
+from judge.store.store import Store
 from judge.types import Attributes, OpenQuestion, Requester
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9

@@ -10,11 +10,12 @@ import pytest
 from pyarrow.parquet import ParquetFile
 from typer.testing import CliRunner
 
-from judge import archive, cli
-from judge.database import Database
+from judge import cli
 from judge.errors import DatabaseUnusable
-from judge.reader import Reader
-from judge.store import Store
+from judge.store import archive
+from judge.store.database import Database
+from judge.store.reader import Reader
+from judge.store.store import Store
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution

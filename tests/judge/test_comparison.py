@@ -13,13 +13,13 @@ import pytest
 from scipy import stats
 
 from benchmarks.judge_significance import table
-from judge import arms
-from judge.anytime import always, evidence, paired_test
-from judge.archive import reading
-from judge.comparison import ArmData, ArmsView, BinSums, benjamini_hochberg, compare, holm, stays_from, welch
-from judge.comparison_document import comparison_document
-from judge.rounds import HORIZONS, MISSED, ROUNDS, PeerProgress, advance, bin_end, bin_of
-from judge.store import Store
+from judge.figures.anytime import always, evidence, paired_test
+from judge.figures.comparison import ArmData, ArmsView, BinSums, benjamini_hochberg, compare, holm, stays_from, welch
+from judge.figures.comparison_document import comparison_document
+from judge.figures.rounds import HORIZONS, MISSED, ROUNDS, PeerProgress, advance, bin_end, bin_of
+from judge.store import arms
+from judge.store.archive import reading
+from judge.store.store import Store
 from judge.types import Attributes
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9

@@ -23,7 +23,7 @@ from judge.config_file import (
     settings_of,
 )
 from judge.errors import NotAlone
-from judge.store import Store
+from judge.store.store import Store
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
 from swarmd.config.sources import variables

@@ -17,7 +17,7 @@ import pytest
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.receipts import checked
+from judge.evaluation.receipts import checked
 from judge.verified.evaluator import VerifiedUnusable
 from judge.verified.hub import MAX_CONFIG, REDIRECTS, Hub
 from judge.verified.weights_check import UnfitWeights

@@ -11,13 +11,13 @@ import pytest
 from fastapi.routing import APIRoute
 from typer.testing import CliRunner
 
-from judge import moderation
 from judge.app import create_app
 from judge.cli import app
 from judge.config import EXPIRE_SECONDS
 from judge.errors import DatabaseUnusable
-from judge.moderation import NothingToModerate
-from judge.store import Store
+from judge.store import moderation
+from judge.store.moderation import NothingToModerate
+from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE
 from tests.judge.conftest import Court, open_court

@@ -14,10 +14,10 @@ import pytest
 from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.database import Database
-from judge.reader import Reader
-from judge.service import JudgeService, open_service
-from judge.store import Store
+from judge.evaluation.service import JudgeService, open_service
+from judge.store.database import Database
+from judge.store.reader import Reader
+from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.scoring import Verifier

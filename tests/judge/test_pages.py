@@ -14,18 +14,18 @@ import httpx2
 import pytest
 
 from benchmarks.overlap import new_shares
-from judge import replies
+from judge.api import replies
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
-from judge.overlap import TRAINING, new_texts
+from judge.evaluation.service import open_service
+from judge.figures.intervals import wilson
+from judge.figures.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
+from judge.figures.overlap import TRAINING, new_texts
+from judge.figures.verification import Upload, VerifiedAnswer
 from judge.pages import drawing, rendering, views
-from judge.reader import Reader
-from judge.service import open_service
-from judge.statistics import wilson
-from judge.store import Store
+from judge.store.reader import Reader
+from judge.store.store import Store
 from judge.types import Attributes
-from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation

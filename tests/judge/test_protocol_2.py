@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from judge import cli, config
-from judge.leaderboard import LISTED_ANSWERS
-from judge.plain_text import plain
-from judge.receipts import checked, signed
-from judge.sessions import AskResult, Room, Sessions
+from judge.api.plain_text import plain
+from judge.evaluation.receipts import checked, signed
+from judge.evaluation.sessions import AskResult, Room, Sessions
+from judge.figures.leaderboard import LISTED_ANSWERS
 from judge.types import Attributes, Requester
 from p2p.identity import Identity
 from p2p.types import PeerId

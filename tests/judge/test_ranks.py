@@ -3,8 +3,8 @@
 import numpy as np
 from scipy import stats
 
-from judge.leaderboard import LISTED_ANSWERS, WINDOW, ScoreTally
-from judge.ranks import LEVEL, RankRange, RankRanges
+from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW, ScoreTally
+from judge.figures.ranks import LEVEL, RankRange, RankRanges
 
 
 def test_who_overlaps_is_tied() -> None:

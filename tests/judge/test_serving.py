@@ -25,8 +25,8 @@ import uvicorn
 from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable
 from judge.limits import SlowReaders
-from judge.serving import JudgeServer, PatientProtocol, listening_socket, serve, url_of
-from judge.store import Store
+from judge.server import JudgeServer, PatientProtocol, listening_socket, serve, url_of
+from judge.store.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judge_client import Graded, JudgeClient, NotJudged, Question, Timeouts
@@ -376,7 +376,7 @@ def test_the_version_as_an_option() -> None:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("judge.app, judge.cli, judge.serving", {"torch", "libp2p", "hivemind", "trio"}),
+        ("judge.app, judge.cli, judge.server", {"torch", "libp2p", "hivemind", "trio"}),
         ("swarmd.daemon.judge_client", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
     ],
 )

@@ -12,11 +12,11 @@ import httpx2
 import pytest
 
 from judge.config import JudgeSettings
-from judge.database import Database
 from judge.errors import DatabaseInUse, DatabaseUnusable, NotTogether
-from judge.reader import Reader
-from judge.serving import serve
-from judge.store import Store
+from judge.server import serve
+from judge.store.database import Database
+from judge.store.reader import Reader
+from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE
 from tests.judge.peers import SigningPeer, encode

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from judge.api.signing import HEADERS, verify_request
 from judge.errors import Refusal
-from judge.sequences import Sequences
-from judge.signing import HEADERS, verify_request
+from judge.evaluation.sequences import Sequences
 from judge.types import Signed
 from p2p.identity import Identity
 from p2p.types import PeerId

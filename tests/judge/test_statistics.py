@@ -4,8 +4,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from judge.leaderboard import CURVE_POINTS, curve_numbers
-from judge.statistics import Interval, pass_at, wilson
+from judge.figures.intervals import Interval, pass_at, wilson
+from judge.figures.leaderboard import CURVE_POINTS, curve_numbers
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 import judge
 from judge.config import MAX_ANSWER_CHARACTERS
-from judge.database import HEAD, OLDER, Database
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
-from judge.reader import Reader
-from judge.store import Grade, NotOpen, PeerStanding, Store
+from judge.figures.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
+from judge.store.database import HEAD, OLDER, Database
+from judge.store.reader import Reader
+from judge.store.store import Grade, NotOpen, PeerStanding, Store
 from judge.types import Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
@@ -196,7 +196,7 @@ def test_a_database_of_before_alembic_is_moved(tmp_path: Path, version: int) -> 
 @pytest.mark.parametrize("revision", sorted(OLDER))
 def test_a_database_of_each_older_version_is_moved(tmp_path: Path, revision: str) -> None:
     config, engine = Config(), create_engine(f"sqlite:///{tmp_path / 'judge.sqlite3'}")
-    config.set_main_option("script_location", str(Path(judge.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(judge.__file__).parent / "store" / "migrations"))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
@@ -207,7 +207,7 @@ def test_a_database_of_each_older_version_is_moved(tmp_path: Path, revision: str
 
 
 def test_the_newest_migration_is_the_one_that_the_judge_knows() -> None:
-    assert ScriptDirectory(str(Path(judge.__file__).parent / "migrations")).get_heads() == [HEAD]
+    assert ScriptDirectory(str(Path(judge.__file__).parent / "store" / "migrations")).get_heads() == [HEAD]
 
 
 def test_one_judge_at_a_time(database: str) -> None:

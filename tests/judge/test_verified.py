@@ -18,16 +18,16 @@ import psutil
 import pytest
 
 from judge import config
+from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.receipts import checked
-from judge.replies import QueuedReply, VerifiableReply, VerificationReply
-from judge.service import JudgeService, open_service
-from judge.store import Store
+from judge.evaluation.receipts import checked
+from judge.evaluation.service import JudgeService, open_service
+from judge.figures.verification import Upload, VerifiedAnswer
+from judge.store.store import Store
+from judge.store.verifications import newest
 from judge.verified.evaluator import EvaluationFailed, Evaluator
 from judge.verified.messages import AnswerRequest
-from judge.verified.records import newest
-from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own import find_curriculum

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from judge import receipts
+from judge.evaluation import receipts
 from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
 from p2p.identity import Identity
 from swarmd.cli import app

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judge import config
-from judge.database import Database
-from judge.questions import WindowQuestions
-from judge.reader import Reader
-from judge.receipts import checked
-from judge.store import Store
+from judge.evaluation.questions import WindowQuestions
+from judge.evaluation.receipts import checked
+from judge.store.database import Database
+from judge.store.reader import Reader
+from judge.store.store import Store
+from judge.store.window_rows import turn
+from judge.store.windows import REVEAL_SECONDS, due
 from judge.types import QuestionWindow
-from judge.window_rows import turn
-from judge.windows import REVEAL_SECONDS, due
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9

@@ -1,0 +1,198 @@
+"""What anyone may read over HTTP: the leaderboard, peers, the judge itself. docs/judge-protocol.md describes it."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from judge import config
+from judge.api.replies import ComparisonReply, EvaluationReply, HealthReply, JudgeReply, LeaderboardReply, PeerReply, WindowsReply
+from judge.api.responses import readable
+from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
+from judge.evaluation.service import JudgeService
+from judge.figures.anytime import always
+from judge.figures.intervals import Interval
+from judge.figures.leaderboard import (
+    BOARD_PAGE,
+    LISTED_ANSWERS,
+    WINDOW,
+    BoardView,
+    LeaderboardPage,
+    Record,
+    ScoreTally,
+    Standing,
+    by_specialty,
+)
+from judge.figures.overlap import new_texts
+from judge.figures.ranks import RankRange
+from judge.figures.tiers import TIERS
+from judge.store.reader import DAY
+from judge.types import GradedEvaluation, network_of
+from p2p.identity import nickname
+
+SCHEMA = 1
+
+SEEN_STEP = 60  # seconds; so that answers are the same for a while
+BOARD_POINTS = 24  # of each curve
+WHOLE_ROWS = 40  # of one answer, about as many as it may hold:
+PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
+
+ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]  # of a peer or an evaluation; PostgreSQL can look up no NUL
+Before = Annotated[int | None, Query(ge=1, lt=2**63)]  # a number, from `more_before` of the page before; None: from the newest on
+NEWEST = 2**63 - 1
+Limit = Annotated[int, Query(ge=1, le=500)]
+Choice = Annotated[str, Field(max_length=100)]
+
+
+class BoardQuery(BaseModel):
+    """Which part of the leaderboard: the same for the page, JSON and CSV."""
+
+    after: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    limit: Annotated[int, Field(ge=1, le=BOARD_PAGE)] = BOARD_PAGE
+    q: Choice = ""  # in the node's names, its id or its model
+    model: Choice = ""
+    tier: Literal["", "reported", "verified"] = ""
+    active: bool = False  # seen within the last day
+    sort: Literal["rank", "score", "questions", "reward", "seen", "new"] = "rank"
+
+    def view(self, now: float, *, whole: bool = False, curves: int = 0) -> BoardView:
+        since = now // SEEN_STEP * SEEN_STEP - DAY if self.active else 0.0
+        search = "".join(letter for letter in self.q.strip() if letter.isprintable())
+        limit = min(self.limit, WHOLE_ROWS) if whole else self.limit
+        return BoardView(self.after, limit, search, self.model, self.tier, since, self.sort, curves, whole)
+
+
+def add_reading_routes(app: FastAPI) -> None:
+    @readable(app, "/openapi.json", documented=False)
+    async def openapi(_request: Request) -> Response:
+        return JSONResponse(app.openapi())
+
+    @readable(app, "/v2/judge", reply=JudgeReply)
+    async def judge(request: Request) -> Response:
+        """Who this judge is: the key of its receipts, what it asks, and how much may be asked for at once."""
+        service = service_of(request)
+        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+        limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
+        return JSONResponse({"schema": SCHEMA, "judge": service.key, "protocols": [1, 2], "curriculum": lessons, **limits})
+
+    @readable(app, "/v1/leaderboard", reply=LeaderboardReply)
+    async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
+        """The leaderboard, best first, a page at a time. The parameters choose and order; ranks are those among all."""
+        service = service_of(request)
+        board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
+        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+        rows, more = _until_full([_standing(standing) for standing in board.standings], board)
+        return JSONResponse(
+            {
+                "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
+                "new_texts": new_texts(service.curriculum.questions) or None, "tiers": dict(TIERS),
+                "listed": board.listed, "unlisted": board.unlisted, "matching": board.matching, "answers": board.answers,
+                "peers": rows, "more_after": more,
+            }
+        )  # fmt: skip
+
+    @readable(app, "/v2/comparison", reply=ComparisonReply)
+    async def comparison(request: Request, model: ModelName = None) -> Response:
+        """Nodes of one model that share beside those that do not, over normalised rounds, with tests."""
+        return JSONResponse(await service_of(request).comparison(model))
+
+    @readable(app, "/v1/peers/{peer}", reply=PeerReply)
+    async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
+        """One peer: its figures, and its questions with the answers, the newest first."""
+        standing = await service_of(request).standing(peer)
+        if standing is None:
+            raise Refused(NO_SUCH_PEER)
+        history, more = await service_of(request).history(peer, before or NEWEST, limit)
+        return JSONResponse({"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more})
+
+    @readable(app, "/v2/windows", reply=WindowsReply)
+    async def windows(request: Request, before: Before = None) -> Response:
+        """The sets of questions that the judge has committed to, the newest first. Anyone can check that no question was chosen."""
+        service = service_of(request)
+        found = await service.windows(before or NEWEST)
+        more = found[-1].number if found and found[-1].number > 1 else None
+        told = {"windows": [window.told() for window in found], "more_before": more}
+        return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
+
+    @readable(app, "/v2/evaluations/{id}", reply=EvaluationReply)
+    async def evaluation(request: Request, id: PathName) -> Response:
+        """One answered question: the signed receipt, the answers, and the window it is of."""
+        service = service_of(request)
+        found = await service.evaluation(id)
+        shown = await service.graded(id)
+        if found is None or shown is None:
+            raise Refused(NO_SUCH_ANSWER)
+        if not all_shown(found, shown):
+            raise Refused(RECEIPT_HIDDEN)
+        window = found.question.window
+        answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
+        known = {"answers": answers, "window": window.told() if window else None}
+        return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
+
+    @readable(app, "/healthz", reply=HealthReply)
+    async def healthz(request: Request) -> Response:
+        """Whether the judge works: 503 where it cannot write its database."""
+        service = service_of(request)
+        found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
+        return JSONResponse(found, headers={"cache-control": "no-store"})
+
+
+def service_of(request: Request) -> JudgeService:
+    service: JudgeService = request.app.state.service
+    return service
+
+
+def host_of(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
+    """A part of the leaderboard. Raises Refused where too many were worked out for the reader's network."""
+    service = service_of(request)
+    now, buckets = service.now(), request.app.state.boards
+    if not service.boards.kept(view) and (wait := buckets.of(network_of(host_of(request)), now).wait(now)):
+        seconds = int(wait) + 1
+        said = f"Read it again in {seconds} s."
+        raise Refused(Refusal(429, "your network reads too many pages of the leaderboard", said, retry_after=seconds))
+    return await service.leaderboard(view)
+
+
+def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
+    """Whether all that a receipt has of what the peer said is shown; else the operator hides it."""
+    return all(shown.get(name) == value for name, value in graded.question.attributes.said().items())
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    ties = standing.ties or RankRange(standing.rank, standing.rank)
+    return {"rank": standing.rank, "rank_from": ties.first, "rank_to": ties.last, **_record(standing.record)}
+
+
+def _record(record: Record) -> dict[str, Any]:
+    return {
+        "peer": record.peer, "nickname": nickname(record.peer), "model": record.model,
+        "first_seen": record.first_seen, "last_seen": record.last_seen,
+        "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
+        **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
+        "always": _tally(record.always, always(record.always.right, record.always.answers)), "said": dict(record.said),
+        "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
+        "tier": record.tier, "verified": record.verified,
+    }  # fmt: skip
+
+
+def _until_full(rows: list[dict[str, Any]], board: LeaderboardPage) -> tuple[list[dict[str, Any]], int | None]:
+    """As many rows as one answer may hold, and after how many the next goes on."""
+    size = 0
+    for place, row in enumerate(rows):
+        size += len(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
+        if place and size > PAGE_BYTES:
+            return rows[:place], board.after + place
+    return rows, board.more_after
+
+
+def _tally(tally: ScoreTally, interval: Interval | None = None) -> dict[str, Any]:
+    interval = interval or tally.interval
+    return {"score": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}

@@ -1,0 +1,98 @@
+"""The bodies of requests, of both versions of the protocol. docs/judge-protocol.md describes them, and the judge's /openapi.json."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from judge import config
+from judge.api.plain_text import plain
+from judge.api.signing import HEADERS
+from judge.types import Attributes, QuestionRequest
+
+Round = Annotated[int, Field(examples=[530], ge=0, lt=2**63)]
+Model = Annotated[str, Field(examples=["tiny"], min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+Digest = Annotated[str, Field(examples=["5f1c0d9a7e3b2468"], min_length=1, max_length=64)]
+Word = Annotated[str, Field(min_length=1, max_length=64)]
+Rollouts = Annotated[int, Field(ge=0, le=65_536)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class AskBody(Body):
+    """Protocol 1."""
+
+    round: Round
+    model: Model
+    curriculum: Digest
+
+    @property
+    def wish(self) -> QuestionRequest:
+        return QuestionRequest(Attributes(self.round, self.model), self.curriculum)
+
+
+class AnswerBody(Body):
+    text: Annotated[str, Field(examples=["<answer>1</answer>"], max_length=config.MAX_ANSWER_CHARACTERS)]
+    ended: bool
+
+
+class Asker(Body):
+    """What the peer says of itself."""
+
+    model: Model
+    name: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    sharing: Literal["swarm", "solo"] | None = None
+    local: Rollouts | None = None
+    external: Rollouts | None = None
+    strategy: Word | None = None
+    version: Word | None = None
+    hardware: Literal["cpu", "cuda", "mps", "other"] | None = None
+
+
+class QuestionsBody(Body):
+    """Protocol 2."""
+
+    round: Round
+    curriculum: Digest
+    asker: Asker
+    questions: Annotated[int, Field(ge=1, le=config.MAX_QUESTIONS)] = 1
+    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # to each question
+
+    @property
+    def wish(self) -> QuestionRequest:
+        said = self.asker.model_dump()
+        shown = {name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)}
+        attributes = Attributes(self.round, **{**said, **shown})
+        return QuestionRequest(attributes, self.curriculum, self.questions, self.answers)
+
+
+class AnswersBody(Body):
+    """As many answers as were asked for; the first is the one that counts."""
+
+    answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=config.MAX_ANSWERS)]
+
+
+def signing_headers() -> dict[str, Any]:
+    """For OpenAPI: the headers that sign a request."""
+    return {"parameters": [{"name": name, "in": "header", "required": True, "schema": {"type": "string"}} for name in HEADERS]}
+
+
+def described(body: type[Body]) -> dict[str, Any]:
+    """For OpenAPI: the headers that sign a request, and its body."""
+    return {
+        **signing_headers(),
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(body.model_json_schema())}}},
+    }
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without references: OpenAPI looks for what they name elsewhere."""
+    parts = schema.pop("$defs", {})
+
+    def put(node: Any) -> Any:
+        if isinstance(node, dict):
+            return put(parts[node["$ref"].rsplit("/", 1)[1]]) if "$ref" in node else {name: put(value) for name, value in node.items()}
+        return [put(item) for item in node] if isinstance(node, list) else node
+
+    return dict(put(schema))

@@ -1,0 +1,140 @@
+"""The verified tier over HTTP. docs/judge-verified.md describes it."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from judge import config
+from judge.api.reading import PathName, host_of, service_of
+from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
+from judge.api.requests import signing_headers
+from judge.api.responses import readable
+from judge.api.signing import verify_request
+from judge.errors import TOO_SLOW, Refusal, Refused
+from judge.evaluation.service import JudgeService
+from judge.figures.verification import found
+from judge.types import Signed
+from judge.verified.tier import OFF, VerifiedTier
+from judge.verified.weights_check import MAX_HEADER
+
+MAX_LORA_RANK = 512
+PAGE_BYTES = 192 * 1024  # of the answers' JSON
+
+
+class WeightsQuery(BaseModel):
+    """What is declared of the weights: in the address, so it is signed, and checked before a byte of the body is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+    curriculum: Annotated[str, Field(min_length=1, max_length=64)]
+    lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
+    base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
+    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
+
+
+class UploadQuery(WeightsQuery):
+    bytes: Annotated[int, Field(ge=1, lt=2**53)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class RevisionQuery(WeightsQuery):
+    """Of an adapter, which has a rank, adapter_model.safetensors is fetched, else model.safetensors."""
+
+    repo: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+
+
+def add_verified_routes(app: FastAPI) -> None:
+    body = {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    post = partial(app.post, status_code=202, responses={202: {"model": QueuedReply}})
+    post("/v2/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
+    post("/v2/verified/hub", openapi_extra=signing_headers())(name)
+    readable(app, "/v2/verified", reply=VerifiableReply)(models)
+    readable(app, "/v2/verified/{id}", reply=VerificationReply)(verification)
+
+
+async def models(request: Request) -> Response:
+    """Which models' weights this judge evaluates itself, and how large an upload may be. 404 where it evaluates none."""
+    service = service_of(request)
+    tier = _tier(service)
+    known = {name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()}
+    limits = {"bytes": service.settings.verified_bytes, "header": MAX_HEADER, "questions": service.settings.verified_questions}
+    hub = tier.hub.address if tier.hub else None
+    return JSONResponse({"schema": 1, "judge": service.key, "models": known, "hub": hub, **limits})
+
+
+async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
+    """Upload weights: the body is a safetensors file."""
+    service = service_of(request)
+    tier = _tier(service)
+    signed = _signer(request, declared.sha256)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
+    if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
+        raise Refused(Refusal(422, "the request has another length than was declared", "Declare the size of the file that you send."))
+    queued = await tier.receive(signed, host_of(request), declared, _parts(request, declared.bytes))
+    return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
+
+
+async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
+    """Name weights on the hub, which the judge fetches. There is no body."""
+    tier = _tier(service_of(request))
+    queued = await tier.name(_signer(request, b""), host_of(request), declared)
+    return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
+
+
+async def verification(request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> Response:
+    """What became of an upload: its place in the queue, then its score with each question. Without the first `after` questions."""
+    service = service_of(request)
+    kept = await service.read(service.records.one, id)
+    if kept is None:
+        raise Refused(Refusal(404, "no upload of this id is known", "The judge keeps a peer's last few; upload the weights again."))
+    one, answers = kept
+    document: dict[str, Any] = {"schema": 1, **one.document(), "place": service.verified.place(id) if service.verified else None}
+    document |= {"source": one.upload.source} if one.upload.source else {}
+    if one.state == "done":
+        figures = {name: value for name, value in found(one.upload, answers).items() if name in ("specialties", "pass_at")}
+        document |= {**figures, "receipt": one.receipt, "signature": one.signature}
+        page: list[dict[str, Any]] = []
+        size = 0
+        for answer in answers[after:]:
+            size += len(answer.text.encode()) + 200
+            if page and size > PAGE_BYTES:
+                break
+            page.append(answer._asdict())
+        end = after + len(page)
+        document |= {"questions": page, "more_after": end if page and end < len(answers) else None}
+    return JSONResponse(document)
+
+
+def _signer(request: Request, body: bytes | str) -> Signed:
+    scope = request.scope
+    target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
+    signed = verify_request("POST", target, scope["headers"], body, service_of(request).settings.origins)
+    if isinstance(signed, Refusal):
+        raise Refused(signed)
+    return signed
+
+
+def _tier(service: JudgeService) -> VerifiedTier:
+    if service.verified is None:
+        raise Refused(OFF)
+    return service.verified
+
+
+async def _parts(request: Request, size: int) -> AsyncIterator[bytes]:
+    """The body. The connection may take as long as the slowest upload that is allowed."""
+    if patience := request.scope.get("extensions", {}).get(config.PATIENCE):
+        patience["wait"](config.REQUEST_SECONDS + size / config.VERIFIED_RATE)
+    try:
+        async for part in request.stream():
+            if part:
+                yield part
+    except ClientDisconnect:
+        raise Refused(TOO_SLOW) from None  # nobody is there to read it

@@ -1,0 +1,400 @@
+"""An evaluation (SAPO section 6) without HTTP: a node asks, the judge draws a question, the node answers, the judge scores.
+
+One event loop owns the open questions. The store, the verifier and the making of questions have a thread each, so neither a slow disk nor a
+hostile answer nor a task plug-in that hangs blocks the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock
+for display.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from judge import config
+from judge.config import JudgeSettings
+from judge.errors import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, NotTogether, Refusal, Refused
+from judge.evaluation import receipts
+from judge.evaluation.question_thread import QuestionThread
+from judge.evaluation.questions import WindowQuestions
+from judge.evaluation.recent import Recent
+from judge.evaluation.sequences import Sequences
+from judge.evaluation.sessions import Room, Sessions
+from judge.figures.comparison_document import comparison_document
+from judge.figures.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
+from judge.logs import survived
+from judge.store.database import FAILURES, Database
+from judge.store.reader import Reader
+from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store
+from judge.store.verifications import VerificationRecords
+from judge.store.windows import dated_ahead
+from judge.store.writer import StoreWriter
+from judge.types import GradedEvaluation, GradedQuestion, OpenQuestion, QuestionRequest, QuestionWindow, Requester, Signed, network_of
+from judge.verified.evaluator import Evaluator
+from judge.verified.tier import JudgeHandle, VerifiedTier, open_tier
+from p2p.identity import Identity
+from p2p.rate_limit import TokenBuckets
+from p2p.types import PeerId
+from swarmd.tasks.grading import solution
+from swarmd.tasks.held_out import SEED_BYTES, Regenerating
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
+
+log = logging.getLogger("judge")
+T = TypeVar("T")
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedQuestion:
+    """A question as a node gets it: its text, never its reference or answer."""
+
+    id: str
+    question: str
+    seconds: float  # left to answer
+    answers: int  # wanted
+    window: QuestionWindow
+
+
+@dataclass(frozen=True, slots=True)
+class GradedAnswers:
+    """What the judge found, and what its receipt is of."""
+
+    grade: Grade
+    evaluation: GradedEvaluation
+
+
+@contextlib.asynccontextmanager
+async def open_service(
+    settings: JudgeSettings,
+    rng: random.Random | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+    wall: Callable[[], float] = time.time,
+    evaluator: Evaluator | None = None,
+) -> AsyncIterator["JudgeService"]:
+    """A judge with its database, verifier and tasks; closed in order at the end. Raises OperatorError.
+
+    `evaluator`: of uploaded weights; None: the usual one.
+    """
+    lessons = find_curriculum(settings.curriculum)
+    if settings.shared and settings.verified_bytes:
+        raise NotTogether
+    with (
+        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}", shared=settings.shared)) as store,
+        contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
+        Verifier(lessons) as verifier,
+        contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
+    ):
+        key = Identity.load_or_create(settings.key or config.default_key(settings.database))
+        agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
+        store.agree(agreed, shared=settings.shared)
+        tasks = open_tasks(lessons, maker)
+        rng = rng or secrets.SystemRandom()
+        service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
+        workers = [asyncio.create_task(work) for work in (service.expire_forever(), service.make_questions_forever())]
+        try:
+            if settings.verified_bytes:
+                sign, draw = partial(receipts.signed, key), tasks.draw_held_out
+                handle = JudgeHandle(lessons, sign, service.claim, service.write, service.score, draw, monotonic, wall)
+                service.verified = await open_tier(settings, handle, store.verified, rng, evaluator)
+                workers.append(asyncio.create_task(service.verified.work_forever()))
+            yield service
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await service.close()
+
+
+class JudgeService:
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        tasks: Regenerating,
+        key: Identity,
+        store: Store,
+        reader: Reader,
+        mark: Mark,
+        rng: random.Random,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """`key` signs the receipts. `store`, `reader` and `mark` are each used from one thread of this service's own once this is made;
+        `rng` must be unpredictable outside tests: the seeds of windows are of it."""
+        self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
+        self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = store, reader, mark, monotonic, wall, rng
+        window, self._next_window, self._hidden_windows = self._turned(wall())
+        self._question_thread = QuestionThread(tasks)
+        self._questions = WindowQuestions(self._question_thread, window)
+        room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
+        self._sessions = Sessions(self._questions, rng, settings.deadline, room)
+        self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
+        rate, burst = config.NETWORK_ASKS_A_SECOND, config.NETWORK_ASK_BURST
+        self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
+        self._sequences = Sequences()
+        self.verified: VerifiedTier | None = None  # where it evaluates uploaded weights
+        self._writer = StoreWriter(store)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._scoring = 0
+        keep = config.ANSWERS_KEPT
+        self.boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
+        self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_SECONDS, 1, monotonic)
+        self._comparisons = Recent[str | None, Mapping[str, Any]](self._compared, config.COMPARISON_SECONDS, keep, monotonic)
+        self._probed: tuple[float, bool] | None = None  # when, and whether it could write
+        self._failed = -math.inf  # when the database last could not be used
+        self._probe_lock = asyncio.Lock()
+        self._banned = reader.banned()
+        self._abandoned = 0.0  # when abandoned questions were looked for; all of them at the first time
+
+    @property
+    def key(self) -> PeerId:
+        """The peer id of the key that signs the receipts."""
+        return self._key.peer_id
+
+    @property
+    def records(self) -> VerificationRecords:
+        """Of uploaded weights, also where none is taken any more."""
+        return self._reader.verified
+
+    async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
+        """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
+        known = await self.claim(signed)
+        mine = self.curriculum
+        if not mine.asks_as(wish.curriculum):  # how the node scores what it trains on is its own affair
+            raise Refused(
+                Refusal(
+                    409,
+                    f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
+                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge of your own curriculum. "
+                    "Own tasks need a judge that was started with the same file or package.",
+                )
+            )
+        now = self._monotonic()
+        if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
+            seconds = int(wait) + 1
+            raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
+        standing = await self.write(self._store.standing, signed.peer)
+        asker = Requester(network_of(host), standing.answered >= LISTED_ANSWERS)
+        if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):
+            raise Refused(NEWCOMERS_TOO_OFTEN)
+        await self.expire()
+        await self._turn_windows()
+        await self._draw(signed, asker, wish, standing, known)
+        now = self._monotonic()
+        mine_now = self._sessions.of(signed.peer)
+        return [HandedQuestion(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
+
+    async def _draw(self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding, known: bool) -> None:
+        """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
+        while len(self._sessions.of(signed.peer)) < wish.questions:
+            self._questions.ask_from(signed.peer, standing.window, standing.asked)
+            try:
+                if missing := self._questions.unmade(signed.peer):
+                    await self._question_thread.make(self._questions, *missing)
+                    continue  # look again: the peer may have sent another request meanwhile, and the window may have closed
+                outcome = self._sessions.ask(signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions)
+            except Refused as refused:
+                outcome = refused.refusal
+            if isinstance(outcome, Refusal):
+                if self._sessions.of(signed.peer):
+                    return
+                raise Refused(outcome)
+            try:
+                if outcome.displaced is not None:
+                    await self.write(self._store.void, outcome.displaced)
+                await self.write(self._store.asked, outcome.question, signed.sequence, self._wall(), not known)
+                known = True
+            except (Refused, AskedElsewhere) as error:
+                self._sessions.withdraw(outcome.question)
+                raise error if isinstance(error, Refused) else Refused(ASKED_ELSEWHERE) from None
+
+    async def answer(self, signed: Signed, id: str, answers: Sequence[Completion]) -> GradedAnswers:
+        """Score and record the answers to a question. The time of the call counts, however long scoring takes. Raises Refused."""
+        await self.claim(signed)
+        await self.expire()
+        if self._scoring >= config.SCORING_BACKLOG:
+            raise Refused(BUSY)  # the question stays open: the node may try again before the deadline
+        now = self._monotonic()
+        question = self._sessions.take(id, signed.peer, now, len(answers))
+        if isinstance(question, Refusal):
+            raise Refused(question)
+        try:
+            reasons = await self._marked(question, answers)
+            at, took = self._wall(), now - question.asked
+            grade = await self.write(self._store.graded, question, answers, reasons, took, signed.sequence, at)
+        except Refused:
+            self._sessions.give_up(question)
+            raise
+        q = question
+        graded = GradedQuestion(q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at)
+        return GradedAnswers(grade, GradedEvaluation(graded, answers, reasons))
+
+    def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
+        """Each time the same, letter for letter."""
+        return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
+
+    async def evaluation(self, id: str) -> GradedEvaluation | None:
+        """An answered question, for anyone to check."""
+        return await self.read(self._reader.evaluation, id)
+
+    async def windows(self, before: int) -> Sequence[QuestionWindow]:
+        """The windows with a number below `before`, the newest first; a page of them."""
+        return await self.read(self._reader.windows, before)
+
+    def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
+        seconds = int(self.settings.window)
+        return self._store.turn_windows(now, seconds, self.curriculum.digest, lambda: self._rng.randbytes(SEED_BYTES))
+
+    async def _turn_windows(self) -> None:
+        """Open the next window when its time has come, and reveal the seed of the last when none of its questions is open."""
+        now = self._wall()
+        ahead = not self.settings.shared and dated_ahead(self._next_window, now, int(self.settings.window))
+        if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
+            window, self._next_window, self._hidden_windows = await self.write(self._turned, now)
+            if window.number > self._questions.window.number:
+                self._questions.open(window)
+
+    async def expire(self) -> None:
+        """Record questions that were not answered in time. Called before each request that needs it, and periodically."""
+        late = self._sessions.expire(self._monotonic())
+        if late:
+            await self.write(self._store.lapsed, late)
+
+    async def expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(config.EXPIRE_SECONDS)
+            with survived("looking for late questions, new windows and bans"):
+                await self.expire()
+                await self._turn_windows()
+                await self.heed_moderation()
+                await self._void_abandoned()
+
+    async def make_questions_forever(self) -> None:
+        await self._question_thread.make_ahead_forever(self._questions, lambda: self._next_window)
+
+    async def _void_abandoned(self) -> None:
+        now, failed = self._wall(), self._failed > -math.inf  # then the end of a question may not have been written
+        if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_SECONDS:
+            grace = self.settings.deadline + config.ABANDONED_SECONDS
+            await self.write(self._store.abandoned, self._abandoned and self._abandoned - grace - 3_600.0, now - grace)
+            self._abandoned = now
+
+    async def heed_moderation(self) -> None:
+        """Take over which keys the operator has banned."""
+        self._banned = await self.read(self._reader.banned)
+
+    async def leaderboard(self, view: BoardView) -> LeaderboardPage:
+        return await self.boards.get(view)
+
+    async def _board(self, view: BoardView) -> LeaderboardPage:
+        return await self.read(self._reader.board, view)
+
+    async def comparison(self, model: str | None) -> Mapping[str, Any]:
+        """Swarm against solo of a model; None: of the one with most peers on its smaller side."""
+        return await self._comparisons.get(model)
+
+    async def _compared(self, model: str | None) -> Mapping[str, Any]:
+        return await asyncio.to_thread(comparison_document, await self.read(self._reader.arms, model))
+
+    async def graded(self, id: str) -> Mapping[str, Any] | None:
+        return await self.read(self._reader.counted, id)
+
+    def question(self, specialty: str, n: int) -> Task | None:
+        """The task, made again; None for own tasks, whose plug-in is not run for readers."""
+        return self._tasks.task(TaskRef(specialty, n)) if isinstance(self._tasks, CurriculumTasks) else None
+
+    def solution(self, task: Task) -> str:
+        assert isinstance(self._tasks, CurriculumTasks)
+        return solution(self._tasks, task)
+
+    async def swarm(self) -> SwarmHealth:
+        return await self._healths.get(None)
+
+    async def _health(self, _key: None) -> SwarmHealth:
+        return await self.read(self._reader.health, self._wall())
+
+    async def standing(self, peer: str) -> Standing | None:
+        return await self.read(self._reader.standing, peer)
+
+    async def history(self, peer: str, before: int, limit: int) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+        """A page of a peer's answers, and where the next page begins."""
+        return await self.read(self._reader.history, peer, before, limit)
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the judge's own clock."""
+        return self._wall()
+
+    async def health(self) -> Mapping[str, int]:
+        """Load figures. Raises Refused if the database cannot be written."""
+        async with self._probe_lock:
+            now = self._monotonic()
+            if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_SECONDS:
+                try:
+                    await self.write(self._store.probe, self._wall())
+                    self._probed = (now, True)
+                except Refused:
+                    self._probed = (now, False)
+            if not self._probed[1] or now - self._failed < config.FAILED_SECONDS:
+                raise Refused(UNHEALTHY)
+        return {"open": len(self._sessions), "scoring": self._scoring}
+
+    async def close(self) -> None:
+        """Wait for writing and scoring to finish. The caller closes the store and the verifier."""
+        await self._question_thread.close()
+        for threads in (self._scorer, self._readers):
+            await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
+        await self._writer.close()
+
+    async def claim(self, signed: Signed) -> bool:
+        """Use the request's sequence number up. Raises Refused, also for a banned key.
+
+        False: another judge of this database may hear from this peer for the first time too."""
+        if signed.peer in self._banned:
+            raise Refused(BANNED)
+        if self.settings.shared:
+            floor = await self.write(self._store.claim, signed.peer, signed.sequence)
+        else:
+            floor = -1 if self._sequences.knows(signed.peer) else await self.write(self._store.sequence, signed.peer)
+        if refusal := self._sequences.claim(signed, floor):
+            raise Refused(refusal)
+        return floor >= 0 or not self.settings.shared
+
+    async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[GradeReason]:
+        self._scoring += len(answers)
+        try:
+            return await self.score(question.task.ref, answers)
+        except VerifierFailed:
+            log.exception("cannot score an answer to %s", question.task.ref)
+            await self.write(self._store.void, question)
+            raise Refused(FAULT) from None
+        finally:
+            self._scoring -= len(answers)
+
+    async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[GradeReason]:
+        """Raises VerifierFailed."""
+        return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[0]
+
+    async def write(self, step: Callable[..., T], *arguments: object) -> T:
+        """Run a step of the store. Raises Refused where the database fails."""
+        return await self._told(self._writer.run(step, *arguments))
+
+    async def read(self, step: Callable[..., T], *arguments: object) -> T:
+        """Run a step of the reader. Raises Refused where the database fails."""
+        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments))
+
+    async def _told(self, outcome: Awaitable[T]) -> T:
+        try:
+            return await outcome
+        except FAILURES:  # a full or broken disk, a server that is gone; the operator hears of it in the log, the node gets a refusal
+            log.exception("cannot use the database")
+            self._failed = self._monotonic()
+            raise Refused(FAULT) from None

@@ -1,0 +1,196 @@
+"""Swarm against solo over normalised rounds: SAPO (arXiv 2509.08721), section 6 and Figure 3. Pure.
+
+The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other, and a thousand of them are
+still one node. So each peer gives one value at each normalised round, its cumulative reward so far (rounds.py), and the means of
+peers are compared by Welch's t, which wants neither equal variances nor equal numbers: solo peers are few. A permutation test would need
+every peer's value at every look; Welch needs three sums, and among 6 peers or more its level was within a percent of it in simulations
+(docs/judge-statistics.md).
+
+The values at successive rounds contain each other, so their tests depend on each other. Holm's correction holds under any dependence, and
+bounds the chance of one false round among all. Benjamini and Hochberg's bounds the share of false ones among those found, where dependence
+is positive, as it is between sums that contain each other.
+
+All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is anytime.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+from judge.figures.intervals import Interval
+from judge.figures.rounds import bin_end
+
+LEVEL = 0.05
+FIRST = 20  # round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is small
+FEWEST = 6  # peers that each side must have at a round that is tested,
+SHARE = 0.1  # and this share of those it had at first: a handful that stayed longest says little of all
+ROUNDING = 1e-12  # a spread below this share of the sum of squares is none
+
+Reals = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class BinSums:
+    """Of the peers of one arm at the end of one bin: their number, the sum of their values and of their squares."""
+
+    peers: int
+    total: float
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSize:
+    model: str
+    sharing: str
+    peers: int  # with one bin at least
+
+
+@dataclass(frozen=True, slots=True)
+class ArmData:
+    """What is kept of one model, swarm or solo."""
+
+    bins: Mapping[int, BinSums]
+    finishers: Mapping[int, Sequence[float]]  # by horizon, the peers' values in the order in which they got there
+
+
+@dataclass(frozen=True, slots=True)
+class ArmsView:
+    """What a comparison of swarm and solo needs."""
+
+    sizes: Sequence[ArmSize]  # of the largest models
+    model: str | None  # whose arms these are; None: there is none
+    swarm: ArmData
+    solo: ArmData
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPoint:
+    """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t); none of one peer alone."""
+
+    round: int
+    peers: int
+    mean: float
+    band: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTest:
+    """Of the difference, swarm less solo, in cumulative reward at one normalised round."""
+
+    round: int
+    difference: float
+    interval: Interval  # 95 %, not corrected
+    p: float  # two-sided
+    holm: float
+    benjamini_hochberg: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArmComparison:
+    swarm: Sequence[ArmPoint]
+    solo: Sequence[ArmPoint]
+    tests: Sequence[RoundTest]
+    holm_from: int | None  # from this round on, the difference is significant and has one sign; None: from none
+    benjamini_hochberg_from: int | None
+
+
+def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
+    """Both arms, by bin."""
+    tests = tested(swarm, solo)
+    return ArmComparison(
+        _points(swarm), _points(solo), tests,
+        stays_from([(t.round, t.difference, t.holm) for t in tests]),
+        stays_from([(t.round, t.difference, t.benjamini_hochberg) for t in tests]),
+    )  # fmt: skip
+
+
+def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[RoundTest]:
+    """At each bin where both arms have peers enough."""
+    both = sorted(_enough(swarm) & _enough(solo))
+    gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
+    rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
+    return [
+        RoundTest(bin_end(bin), bin_end(bin) * float(gain), _times(bin_end(bin), float(gain), float(half)), float(raw), by_holm, by_bh)
+        for bin, gain, half, raw, by_holm, by_bh in rows
+    ]
+
+
+def _enough(arm: Mapping[int, BinSums]) -> set[int]:
+    """The bins at which it has peers enough for a test."""
+    fewest = max(FEWEST, SHARE * max((sums.peers for sums in arm.values()), default=0))
+    return {bin for bin, sums in arm.items() if sums.peers >= fewest and bin_end(bin) >= FIRST}
+
+
+def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
+    """Pair by pair: difference of the means, half its 95 % interval, and the two-sided p of Welch's t (Biometrika 34, 1947).
+
+    Where neither arm varies nothing is known of chance: the interval is unbounded and p is 1.
+    """
+    (n, mean, error), (n_other, mean_other, error_other) = _columns(ones), _columns(others)
+    gain, variance = mean - mean_other, error + error_other
+    with np.errstate(divide="ignore", invalid="ignore"):
+        freedom = variance**2 / (error**2 / (n - 1) + error_other**2 / (n_other - 1))
+        half = stdtrit(freedom, 1 - LEVEL / 2) * np.sqrt(variance)
+        p = 2 * stdtr(freedom, -np.abs(gain) / np.sqrt(variance))
+    varies = variance > 0
+    return gain, np.where(varies, half, np.inf), np.where(varies, p, 1.0)
+
+
+def _columns(arms: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
+    """Peers, mean, and the mean's variance."""
+    n, total, squares = np.array([(arm.peers, arm.total, arm.squares) for arm in arms], dtype=float).reshape(-1, 3).T
+    mean = total / n
+    spread = squares - total * mean
+    return n, mean, np.where(spread > ROUNDING * squares, spread, 0.0) / (n - 1) / n
+
+
+def holm(p: Sequence[float] | Reals) -> list[float]:
+    """p-values adjusted by Holm (Scandinavian Journal of Statistics 6, 1979)."""
+    order = np.argsort(p, kind="stable")
+    scaled = np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1)
+    return _put_back(order, np.minimum(1.0, np.maximum.accumulate(scaled)))
+
+
+def benjamini_hochberg(p: Sequence[float] | Reals) -> list[float]:
+    """p-values adjusted by Benjamini and Hochberg (JRSS B 57, 1995), as scipy.stats.false_discovery_control has them.
+
+    Not called from there: importing scipy.stats takes 0.8 s of CPU, which every start of a judge would pay.
+    """
+    order = np.argsort(p, kind="stable")
+    scaled = np.asarray(p, dtype=float)[order] * len(p) / np.arange(1, len(p) + 1)
+    return _put_back(order, np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1]))
+
+
+def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
+    found = np.empty(len(order))
+    found[order] = adjusted
+    return [float(value) for value in found]
+
+
+def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
+    """The first round from which on every (round, difference, adjusted p) is significant, with the sign of the last."""
+    first = None
+    for round_number, difference, p in reversed(tests):
+        if p >= LEVEL or difference * tests[-1][1] <= 0:
+            break
+        first = round_number
+    return first
+
+
+def _points(arm: Mapping[int, BinSums]) -> list[ArmPoint]:
+    bins = sorted(arm)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n, mean, error = _columns([arm[bin] for bin in bins])
+        half = stdtrit(n - 1, 1 - LEVEL / 2) * np.sqrt(error)
+    points = []
+    for bin, middle, around in zip(bins, mean, half, strict=True):
+        peers, end = arm[bin].peers, bin_end(bin)
+        points.append(ArmPoint(end, peers, end * float(middle), _times(end, float(middle), float(around)) if peers > 1 else None))
+    return points
+
+
+def _times(rounds: int, middle: float, half: float) -> Interval:
+    return Interval(rounds * (middle - half), rounds * (middle + half))

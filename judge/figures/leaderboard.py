@@ -1,0 +1,166 @@
+"""Scores of peers, and their order on the leaderboard. Pure.
+
+The score is pass@1 over a peer's last WINDOW questions, since a model changes while it trains. A question that was not answered in time
+counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the lower end of the interval that holds at all moments together
+(`anytime.always`), so that two lucky answers do not beat ninety right ones of a hundred, and so that keys are not worth collecting:
+of 1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69, and by Wilson's interval it would be by 0.80. Those with
+fewer than LISTED_ANSWERS answers are not on the board.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from judge.figures.anytime import always
+from judge.figures.intervals import Interval, pass_at, wilson
+from judge.figures.ranks import RankRange
+from p2p.types import PeerId
+
+WINDOW = 100  # questions
+LISTED_ANSWERS = 10
+BOARD_PAGE = 50  # peers
+CURVE_POINTS = 48
+SORTS = ("rank", "score", "questions", "reward", "seen", "new")
+MOST_ROUNDS_AN_HOUR = 36_000.0  # of a node, by what it says: more is not believed
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTally:
+    right: int
+    answers: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.answers if self.answers else 0.0
+
+    @property
+    def interval(self) -> Interval:
+        return wilson(self.right, self.answers)
+
+    @property
+    def rank_by(self) -> float:
+        return always(self.right, self.answers).low
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything the store has about one peer."""
+
+    peer: PeerId
+    model: str
+    first_seen: float  # seconds since the epoch, by the judge's clock
+    last_seen: float
+    answered: int  # since the beginning
+    unanswered: int  # questions not answered in time
+    reward: float  # sum since the beginning
+    score: ScoreTally  # of the last WINDOW questions
+    recent: Sequence[tuple[str, float]] = ()  # (specialty, reward) of the last WINDOW questions, oldest first
+    curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
+    said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/types.py)
+    samples: Sequence[tuple[int, int]] = ()  # (answers, right ones) of those of the last WINDOW questions that wanted several
+    verified: Mapping[str, Any] | None = None  # its newest verified evaluation (judge/figures/verification.py)
+
+    @property
+    def tier(self) -> str:
+        return "reported" if self.verified is None else "verified"
+
+    @property
+    def always(self) -> ScoreTally:
+        """Of all its questions that count, since the beginning."""
+        return ScoreTally(round(self.reward), self.answered + self.unanswered)
+
+    @property
+    def pass_at(self) -> Mapping[int, tuple[float, int]]:
+        """For k = 1, 2, 4 …: pass@k over the questions with so many answers at least, and their number."""
+        found = {}
+        for k in (1, 2, 4, 8, 16):
+            if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
+                found[k] = (sum(shares) / len(shares), len(shares))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class BoardView:
+    """Which part of the leaderboard somebody wants to see."""
+
+    after: int = 0  # of those that match
+    limit: int = BOARD_PAGE
+    search: str = ""  # in the names and the id
+    model: str = ""
+    tier: str = ""  # one of judge/figures/tiers.py
+    seen_since: float = 0.0  # seconds since the epoch
+    sort: str = "rank"  # one of SORTS
+    curves: int = 0  # points of each peer's curve
+    whole: bool = False  # with the newest answers by specialty
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    rank: int
+    record: Record
+    ties: RankRange | None = None  # the ranks that chance leaves open (judge/figures/ranks.py); None: not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderboardPage:
+    """One page of the leaderboard."""
+
+    standings: Sequence[Standing]
+    after: int  # ranks before this page
+    listed: int  # peers on all pages
+    unlisted: int  # peers with too few answers
+    answers: int  # of all of them
+    matching: int  # listed ones that the view asks for
+    models: Sequence[str] = ()  # the most frequent ones
+
+    @property
+    def more_after(self) -> int | None:
+        end = self.after + len(self.standings)
+        return end if end < self.matching and self.standings else None
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmProgress:
+    """What the same listed nodes got right at first and lately: those that were asked more than WINDOW questions."""
+
+    nodes: int
+    before: float  # share of right answers in all their questions but for the last WINDOW of each
+    now: float  # share of right answers in the last WINDOW of each
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmHealth:
+    """How the swarm is, as far as its judge sees it."""
+
+    listed: int
+    unlisted: int
+    answers: int  # of all of them
+    seen_hour: int  # peers seen within the last hour,
+    seen_day: int  # and day
+    rounds_an_hour: float  # of those seen within the last hour, by what they say
+    hours: Sequence[tuple[int, int]]  # (beginning of the hour in seconds since the epoch, questions) of the last day
+    groups: Mapping[str, Sequence[tuple[str | None, int]]]  # of those seen within the last day: by model, version …; null: not said
+    progress: SwarmProgress | None  # None: no node has been asked more than WINDOW questions
+
+    @property
+    def asked_day(self) -> int:
+        """Questions within the last 24 hours, by whole hours."""
+        return sum(many for _, many in self.hours)
+
+
+def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:
+    return ScoreTally(sum(reward >= 1.0 for _, reward in answers), len(answers))
+
+
+def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTally]:
+    many = Counter(name for name, _ in answers)
+    right = Counter(name for name, reward in answers if reward >= 1.0)
+    return {name: ScoreTally(right[name], many[name]) for name in sorted(many)}
+
+
+def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
+    """Numbers of the answers that a curve of at most `points` points shows, of 1..answered: evenly spaced, the last included."""
+    if answered <= points:
+        return tuple(range(1, answered + 1))
+    return tuple(sorted({round(1 + i * (answered - 1) / (points - 1)) for i in range(points)}))

@@ -1,0 +1,79 @@
+"""Normalised rounds: a peer's rewards by how many rounds it has trained (SAPO, arXiv 2509.08721, section 6 and Figure 3). Pure.
+
+Nodes come and go, so neither the time of day nor the count of evaluations puts two of them side by side. Here the normalised round of an
+evaluation is the node's own round, signed with its request: how often it has updated its model, whenever it began.
+
+Rounds are put in bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is the mean of its evaluations times
+its rounds, so whoever is evaluated more often does not earn more. A bin without an evaluation has the mean of the bin before; before the
+first, of the first. Cumulative reward is the sum over bins.
+
+What counts, for one peer and one model:
+1. It is in the swarm or solo as it said first. Once it says otherwise, it counts no further.
+2. A bin counts when it is over: with the first evaluation of a later one. What comes for an earlier bin counts as nothing, so a figure that
+   was shown is never changed.
+3. After more than MISSED bins without an evaluation it counts no further. So does a peer whose first evaluation comes that late.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+BIN_ROUNDS = 5
+PER_DOUBLING = 16
+MISSED = 16  # bins
+ROUNDS = BIN_ROUNDS * 2**20  # later rounds are not compared
+# Bins that end at round 40, 160, 640, 2,560 and 10,240: the anytime test looks at these (judge/figures/anytime.py).
+HORIZONS = (7, 31, 63, 95, 127)
+
+
+def bin_of(round_number: int) -> int:
+    steps = round_number // BIN_ROUNDS
+    shift = max(0, steps.bit_length() - PER_DOUBLING.bit_length())
+    return PER_DOUBLING * shift + (steps >> shift)
+
+
+@cache
+def bin_end(bin: int) -> int:
+    """The first round behind it."""
+    shift = max(0, bin // PER_DOUBLING - 1)
+    return ((bin - PER_DOUBLING * shift + 1) << shift) * BIN_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProgress:
+    """Of one peer with one model."""
+
+    sharing: str  # "swarm" or "solo", as it said first
+    bin: int  # the newest, not over yet
+    answers: int = 0  # in it
+    reward: float = 0.0  # in it
+    earned: float | None = None  # in all bins that are over; None: there is none yet
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedBin:
+    """A bin of a peer that is over."""
+
+    bin: int
+    value: float  # cumulative reward at its end, divided by its rounds: in [0, 1]
+
+
+def advance(before: PeerProgress | None, sharing: str, round_number: int, reward: float) -> tuple[PeerProgress, Sequence[ClosedBin]]:
+    """After one more evaluation; and the bins that it closes."""
+    bin = bin_of(round_number) if round_number < ROUNDS else bin_of(ROUNDS) + MISSED
+    if before is None:
+        return PeerProgress(sharing, bin, 1, reward, counts=bin <= MISSED), ()
+    if not before.counts or bin < before.bin:
+        return before, ()
+    if sharing != before.sharing or bin > before.bin + MISSED + 1:
+        return replace(before, counts=False), ()
+    if bin == before.bin:
+        return replace(before, answers=before.answers + 1, reward=before.reward + reward), ()
+    mean = before.reward / before.answers
+    earned, behind = (0.0, 0) if before.earned is None else (before.earned, before.bin)
+    closed = []
+    for over in range(behind, bin):
+        earned += mean * (bin_end(over) - (bin_end(over - 1) if over else 0))
+        closed.append(ClosedBin(over, earned / bin_end(over)))
+    return PeerProgress(sharing, bin, 1, reward, earned), closed

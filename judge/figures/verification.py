@@ -1,0 +1,86 @@
+"""One upload of weights and what became of it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from judge.figures.intervals import pass_at
+from judge.figures.leaderboard import ScoreTally, by_specialty, tally
+from p2p.types import PeerId
+
+State = Literal["queued", "running", "done", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Weights that a peer has uploaded, or has named on the hub. Of the latter digest and size are empty until they are fetched."""
+
+    id: str  # 32 hex digits, unguessable
+    peer: PeerId
+    model: str
+    lora_rank: int | None  # None: all weights
+    digest: str  # SHA-256
+    size: int  # bytes
+    answers: int  # to each question; the first is greedy, and counts
+    source: str = ""  # the file's address on the hub; empty: uploaded
+
+
+class VerifiedAnswer(NamedTuple):
+    """A question of a verified evaluation; stored and sent as a list."""
+
+    specialty: str
+    n: int
+    reward: float  # of the greedy answer
+    correct: int  # of all answers
+    reason: str
+    text: str  # of the greedy answer
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """An upload and its outcome so far."""
+
+    upload: Upload
+    state: State
+    at: float  # it arrived; seconds since the epoch, by the judge's clock
+    ended: float | None = None
+    error: str | None = None  # of a refused one
+    remedy: str | None = None
+    receipt: str | None = None  # of one that is done
+    signature: str | None = None
+    right: int = 0
+    questions: int = 0
+
+    @property
+    def score(self) -> ScoreTally:
+        return ScoreTally(self.right, self.questions)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        upload = self.upload
+        said: dict[str, Any] = {
+            "tier": "verified", "verification": upload.id, "peer": upload.peer, "state": self.state, "at": self.at, "model": upload.model,
+            "lora_rank": upload.lora_rank, "weights": upload.digest, "bytes": upload.size, "answers": upload.answers,
+        }  # fmt: skip
+        if self.state == "refused":
+            said |= {"error": self.error, "remedy": self.remedy}
+        if self.state == "done":
+            score, interval = self.score, self.score.interval
+            said |= {"ended": self.ended, "score": score.share, "low": interval.low, "high": interval.high}
+            said |= {"right": self.right, "n": self.questions}
+        return said
+
+
+def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
+    """The figures of a receipt and of a page: by specialty, pass@k, and each question as it can be asked again."""
+    specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
+    ks = [k for k in (1, 2, 4, 8, 16) if k <= upload.answers] if upload.answers > 1 else []
+    total = tally([(answer.specialty, answer.reward) for answer in answers])
+    return {
+        "right": total.right,
+        "n": total.answers,
+        "specialties": {name: [of.right, of.answers] for name, of in specialties.items()},
+        "pass_at": {str(k): sum(pass_at(k, upload.answers, a.correct) for a in answers) / len(answers) for k in ks if answers},
+        "questions": [[answer.specialty, answer.n, answer.reward, answer.correct] for answer in answers],
+    }

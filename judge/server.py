@@ -1,0 +1,193 @@
+"""Runs the judge under uvicorn: deadlines for slow clients, one line when it listens, a clean shutdown."""
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import h11
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from judge import config
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.errors import DatabaseUnusable, JudgeCannotListen
+from judge.evaluation.service import open_service
+from judge.limits import SlowReaders
+from judge.types import network_of
+
+GRACE_SECONDS = 3  # for answers under way when the judge is stopped
+ACCEPTED_SECONDS = 0.05  # more than asyncio takes between accepting a connection and telling its protocol: two turns of its loop
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP protocol with deadlines, which uvicorn lacks. A connection is cut after REQUEST_SECONDS without a whole request (slow loris),
+    after RESPONSE_SECONDS without a response, after TAKE_SECONDS with a response that the client does not read, and if too many clients
+    read slowly at once."""
+
+    request_seconds = config.REQUEST_SECONDS
+    response_seconds = config.RESPONSE_SECONDS
+    take_seconds = config.TAKE_SECONDS
+    readers: SlowReaders["PatientProtocol"]
+    _patience: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # told of whatever the system's own buffer does not take at once
+        self._wait(self.request_seconds)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taking = self.loop.call_later(self.take_seconds, self.transport.abort)
+        cut = self.readers.begin(self, network_of(self.client[0] if self.client else ""))
+        if cut is not None:
+            cut.transport.abort()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _taken(self) -> None:
+        self.readers.end(self)
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:
+            self.cycle.scope["extensions"] = {config.PATIENCE: {"wait": self._wait}}
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        self._stop_waiting()
+        super().on_response_complete()  # may start the next request at once, where two were sent together
+        if self.cycle.response_complete:
+            return  # idle: uvicorn's own timeout_keep_alive runs until the next byte
+        self._watch()
+
+    def _watch(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE):
+            self._wait(self.response_seconds)
+        elif self._patience is None:  # a running clock is never set back: bytes that trickle in buy no time
+            self._wait(self.request_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._taken()
+        super().connection_lost(exc)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._patience = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+class JudgeServer(uvicorn.Server):
+    """Announces itself when it listens, and returns after SIGTERM or Ctrl-C instead of dying by the signal."""
+
+    interrupted = False
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn looks once for connections to close. One that is accepted in that moment is not among them, and would hold up the end."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(ACCEPTED_SECONDS)
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        self.interrupted = self.interrupted or number == signal.SIGINT
+        self.force_exit = self.should_exit and number == signal.SIGINT  # a second Ctrl-C does not wait
+        self.should_exit = True
+
+
+def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
+    """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered. True: it was Ctrl-C. Raises OperatorError."""
+    _allow_connections()
+    with listening_socket(settings.host, settings.port) as listener:
+        try:
+            return asyncio.run(_serve(settings, listener, announce))
+        except (SQLAlchemyError, sqlite3.Error) as error:  # while it starts; later a peer is told
+            why = getattr(error, "orig", None) or error
+            raise DatabaseUnusable(f"the judge cannot start, as its database fails: {why}; free some space, or see its server") from None
+
+
+async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:
+    class Protocol(PatientProtocol):
+        readers = SlowReaders(config.SLOW_READERS_OF_A_NETWORK, config.SLOW_READERS)
+
+    async with open_service(settings) as service:
+        options = uvicorn.Config(
+            create_app(service), http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=bool(settings.proxies), forwarded_allow_ips=list(settings.proxies),
+            limit_concurrency=config.CONNECTIONS, timeout_keep_alive=5,
+            timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=16 * 1024,
+        )  # fmt: skip
+        gc.freeze()  # what is loaded by now stays: looking through all of it takes 0.1 s and more, every 10 s under load
+        server = JudgeServer(options, lambda: announce(url_of(listener)))
+        await server.serve(sockets=[listener])
+        return server.interrupted
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bound, not yet listening. Raises JudgeCannotListen."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:  # socket.gaierror is one
+        raise JudgeCannotListen(f"{host} is not an address of this machine: {error.strerror}; give another one with --host") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise JudgeCannotListen(
+            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free one) or --host"
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address to reach this socket by from the same machine."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - it is read, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _allow_connections() -> None:
+    """As many open files as CONNECTIONS need, where the system allows it: 1,024 is a common default, and half-open connections add up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.CONNECTIONS + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

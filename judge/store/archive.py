@@ -1,0 +1,171 @@
+"""Copies, exports and checks a judge's database. Each reads one moment of it, while the judge may go on."""
+
+import csv
+import itertools
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from judge.errors import DatabaseInUse, DatabaseUnusable
+from judge.figures.leaderboard import WINDOW
+from judge.store.database import Database
+from judge.store.tables import about, evaluations, metadata, peers
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
+
+ROWS = 500  # at a time,
+ROW_GROUP = 10_000  # and in a Parquet file
+_ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
+SCORED = (peers.c.recent_n, peers.c.recent_right)
+
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What does not follow from what is stored."""
+
+    what: str  # an evaluation or a peer
+    stored: Any
+    found: Any
+
+
+def backup(database: Path | str, to: Path | str) -> int:
+    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is. Returns the rows.
+
+    A file of this name is whole: until then its name ends in .part.
+    """
+    if "://" in str(to):
+        return _copied(database, to)
+    if Path(to).exists():
+        raise DatabaseUnusable(f"{to} exists already and was left as it is; name another file")
+    part = Path(f"{to}.part")
+    try:
+        rows = _copied(database, part)
+        part.rename(to)
+    except DatabaseInUse:
+        raise  # it is another backup's
+    except BaseException:
+        _remove(part, "", "-wal", "-shm", ".lock")
+        raise
+    _remove(part, ".lock")
+    return rows
+
+
+def _remove(part: Path, *ends: str) -> None:
+    for end in ends:
+        part.with_name(part.name + end).unlink(missing_ok=True)
+
+
+def _copied(database: Path | str, to: Path | str) -> int:
+    with reading(database) as source, closing(Database(to)) as target, target.begin() as copy:
+        rows = 0
+        for table in metadata.sorted_tables:
+            if copy.execute(select(table).limit(1)).first() is not None:
+                raise DatabaseUnusable(f"{target.name} is not empty and was left as it is; name another one")
+            for part in _parts(source.execute(select(table)).mappings()):
+                copy.execute(insert(table), [dict(row) for row in part])
+                rows += len(part)
+        return rows
+
+
+def export(database: Path | str, to: TextIO) -> int:
+    """Every question with its answer as CSV, as the peers' pages have them; also those that count as nothing. Returns the rows."""
+    writer, rows = csv.writer(to), 0
+    with reading(database) as db:
+        writer.writerow(evaluations.columns.keys())
+        for rows, row in enumerate(db.execute(_ORDERED), 1):  # noqa: B007
+            writer.writerow(row)
+    return rows
+
+
+def export_parquet(database: Path | str, to: BinaryIO, group: int = ROW_GROUP) -> int:
+    """The same as Parquet, a row group at a time. Raises DatabaseUnusable where pyarrow is not installed."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise DatabaseUnusable("Parquet needs a package that is not installed. Run `pip install 'swarmd[judge-parquet]'`.") from None
+    kinds = {int: pyarrow.int64(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(column.name, kinds.get(column.type.python_type, pyarrow.string())) for column in evaluations.columns])
+    rows = 0
+    with reading(database) as db, parquet.ParquetWriter(to, schema, compression="zstd") as writer:
+        for part in _parts(db.execute(_ORDERED).mappings(), group):
+            writer.write_table(pyarrow.Table.from_pylist([dict(row) for row in part], schema))
+            rows += len(part)
+    return rows
+
+
+def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[Difference]]:
+    """Score every stored answer again, and add up each peer's figures again. `curriculum`: name and digest.
+
+    Returns the number of answers, and what differs.
+    """
+    with reading(database) as db:
+        held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
+        if held != curriculum:
+            raise DatabaseUnusable(f"the database holds answers to {held}, not to {curriculum}; give its --curriculum")
+        answers = 0
+        found: list[Difference] = []
+        graded = select(evaluations).where(evaluations.c.state == "graded").order_by(evaluations.c.id)
+        for part in _parts(db.execute(graded).mappings()):
+            answers += len(part)
+            found += _scored_otherwise(part, mark)
+        return answers, [*found, *_counted_otherwise(db)]
+
+
+def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator[Difference]:
+    further = [json.loads(row["further"] or "[]") for row in rows]
+    items = []
+    for row, others in zip(rows, further, strict=True):
+        answers = [Completion(row["answer"], bool(row["ended"])), *(Completion(other["text"], other["ended"]) for other in others)]
+        items.append((TaskRef(row["specialty"], row["n"]), answers))
+    for row, others, reasons in zip(rows, further, mark(items), strict=True):
+        stored = (row["reward"], row["correct"], row["reason"], *(other["reason"] for other in others))
+        again = (reasons[0].reward, sum(reason.reward >= 1 for reason in reasons), *(reason.value for reason in reasons))
+        if stored != again:
+            yield Difference(f"evaluation {row['id']}", stored, again)
+
+
+def _counted_otherwise(db: Connection) -> Iterator[Difference]:
+    """A peer's questions have the numbers 1, 2, 3 …, and their totals add up to what the peer has."""
+    c = evaluations.c
+    counting = select(c.peer, c.number, c.reward, c.total, c.state).where(c.number.is_not(None)).order_by(c.peer, c.number)
+    sums: dict[str, tuple[int, int, float]] = {}
+    newest: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+    for row in db.execute(counting):
+        answered, unanswered, reward = sums.get(row.peer, (0, 0, 0.0))
+        answered, unanswered = answered + (row.state == "graded"), unanswered + (row.state != "graded")
+        sums[row.peer] = answered, unanswered, reward + row.reward
+        newest[row.peer].append(row.reward)
+        if (row.number, row.total) != (answered + unanswered, reward + row.reward):
+            again = (answered + unanswered, reward + row.reward)
+            yield Difference(f"question {row.number} of {row.peer}", (row.number, row.total), again)
+    for peer, *stored in db.execute(select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)):
+        if tuple(stored) != (found := (*sums.get(peer, (0, 0, 0.0)), len(newest[peer]), sum(reward >= 1 for reward in newest[peer]))):
+            yield Difference(f"peer {peer}", tuple(stored), found)
+
+
+@contextmanager
+def reading(database: Path | str) -> Iterator[Connection]:
+    """One moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
+    with closing(Database(database, alone=False)) as opened:
+        engine = opened.engine.execution_options(stream_results=True)
+        if engine.dialect.name == "postgresql":
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise DatabaseUnusable(f"{opened.name}: {getattr(error, 'orig', None) or error}; free some space, or look at its log") from None
+
+
+def _parts(rows: Any, most: int = ROWS) -> Iterator[list[Mapping[str, Any]]]:
+    while part := list(itertools.islice(rows, most)):
+        yield part

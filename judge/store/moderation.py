@@ -1,0 +1,78 @@
+"""Moderation: hides what a peer calls itself, or bans a key. Each act is kept, with its time and reason; the newest counts."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sqlalchemy import ColumnElement, Connection, func, insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from judge.errors import DatabaseUnusable, JudgeError
+from judge.store.database import Database
+from judge.store.tables import moderation as table
+from p2p.identity import public_key_of
+
+ModerationAct = Literal["hide", "ban", "undo"]
+HIDDEN = "hidden"  # shown in place of a model's name
+HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, left out
+
+_later = table.alias()
+_newest = ~select(_later.c.number).where(_later.c.peer == table.c.peer, _later.c.number > table.c.number).exists()
+_hidden = select(table.c.peer).where(table.c.act.in_(("hide", "ban")), _newest)
+_banned = select(table.c.peer).where(table.c.act == "ban", _newest)
+
+
+class NothingToModerate(JudgeError):
+    """There is nothing to be done to this peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModerationEntry:
+    at: float  # seconds since the epoch
+    act: str
+    peer: str
+    why: str
+
+
+def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: float) -> None:
+    """Raises NothingToModerate, DatabaseUnusable. The judge may run meanwhile, and heeds it within seconds."""
+    try:
+        public_key_of(peer)
+    except ValueError:
+        raise NothingToModerate(f"{peer!r} is no peer id; the page of a peer has its id, 52 letters that begin with 12D3KooW") from None
+    try:
+        with closing(Database(database, alone=False, writes=True)) as opened, opened.begin() as db:
+            stands = db.scalar(select(table.c.act).where(table.c.peer == peer, _newest)) or "undo"
+            if stands == act:
+                said = "is neither hidden nor banned" if act == "undo" else f"has this already: {act}"
+                raise NothingToModerate(f"the peer {said}; `swarmd-judge moderate log` has what was done")
+            number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
+            db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise DatabaseUnusable(f"nothing was done: {getattr(error, 'orig', None) or error}; free some space, or try it again") from None
+
+
+def history(database: Path | str) -> Sequence[ModerationEntry]:
+    """What was done, the oldest first. Raises DatabaseUnusable."""
+    with closing(Database(database, alone=False)) as opened, opened.begin() as db:
+        rows = db.execute(select(table).order_by(table.c.number)).all()
+    return [ModerationEntry(row.at, row.act, row.peer, row.why) for row in rows]
+
+
+def banned(db: Connection) -> frozenset[str]:
+    return frozenset(db.scalars(_banned))
+
+
+def hidden(db: Connection) -> frozenset[str]:
+    return frozenset(db.scalars(_hidden))
+
+
+def not_banned(peer: ColumnElement[str]) -> ColumnElement[bool]:
+    return peer.not_in(_banned)
+
+
+def not_hidden(peer: ColumnElement[str]) -> ColumnElement[bool]:
+    return peer.not_in(_hidden)

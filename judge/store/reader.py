@@ -1,0 +1,281 @@
+"""Reads the judge's database for pages and JSON. One thread at a time uses it, over a connection of its own: no reader holds up a grade."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, exists, func, or_, select
+
+from judge.figures.comparison import ArmsView
+from judge.figures.leaderboard import (
+    CURVE_POINTS,
+    LISTED_ANSWERS,
+    MOST_ROUNDS_AN_HOUR,
+    BoardView,
+    LeaderboardPage,
+    Record,
+    ScoreTally,
+    Standing,
+    SwarmHealth,
+    SwarmProgress,
+    curve_numbers,
+)
+from judge.figures.ranks import RankRanges
+from judge.figures.verification import Verification
+from judge.store import arms, moderation, window_rows
+from judge.store.database import Database
+from judge.store.store import RECENT, SAID, Counts
+from judge.store.tables import evaluations, peers, verifications
+from judge.store.tables import listed as enough
+from judge.store.verifications import VerificationRecords, newest
+from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
+
+OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
+HISTORY_PAGE = 500  # answers of a peer, at most,
+HISTORY_BYTES = 80_000  # and at most so many bytes of JSON, but one answer always
+MODELS = 12  # to choose from
+GROUPS = ("model", "version", "sharing", "hardware", "strategy")
+GROUP_ROWS = 8  # the most frequent
+HOUR, DAY = 3_600, 86_400
+
+listed = enough & moderation.not_banned(peers.c.peer)
+_SCORES = select(peers.c.recent_right, peers.c.recent_n, func.count()).where(listed).group_by(peers.c.recent_right, peers.c.recent_n)
+_PEER = peers.c.peer == bindparam("of")
+_BEST_FIRST = (peers.c.low.desc(), peers.c.peer)
+_FEW = peers.c.answered.between(1, LISTED_ANSWERS - 1)
+_TOTALS = select(func.count().filter(listed), func.count().filter(_FEW), func.coalesce(func.sum(peers.c.answered), 0))
+_RANKED = select(peers.c.peer, func.row_number().over(order_by=_BEST_FIRST).label("rank")).where(listed).subquery()
+_SHOWN_NAMES = moderation.not_hidden(peers.c.peer)
+_FREQUENT = (
+    select(peers.c.model).where(listed, _SHOWN_NAMES).group_by(peers.c.model).order_by(func.count().desc(), peers.c.model).limit(MODELS)
+)
+_BEFORE = (peers.c.low > bindparam("low")) | ((peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of")))
+_RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
+_OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n  # questions before the last WINDOW
+_PROGRESS = select(
+    func.count(),
+    func.sum(peers.c.reward - peers.c.recent_right) / func.sum(_OLDER),
+    func.sum(peers.c.recent_right) * 1.0 / func.sum(peers.c.recent_n),
+).where(listed, _OLDER > 0)
+_ASKED = (
+    select(func.count())
+    .select_from(evaluations)
+    .where(evaluations.c.asked_at >= bindparam("at"), evaluations.c.asked_at < bindparam("end"))
+)
+
+_e = evaluations.c
+_SHOWN = [_e.number, _e.round, _e.model, _e.specialty, _e.n, _e.asked_at, _e.seconds, _e.answer, _e.ended, _e.reward, _e.reason, _e.total]
+_SHOWN += [_e.answers, _e.correct, _e.further, *(_e[name] for name in SAID)]
+_COUNTS = select(_e.id.label("evaluation"), *_SHOWN)
+_HISTORY = _COUNTS.where(_e.peer == bindparam("of"), _e.number < bindparam("before")).order_by(_e.number.desc()).limit(bindparam("limit"))
+_EVALUATION = _COUNTS.add_columns(_e.peer).where(_e.id == bindparam("id"), _e.number.is_not(None))
+_SORTED: Mapping[str, Sequence[ColumnElement[Any]]] = {
+    "rank": (),
+    "score": ((peers.c.recent_right * 1.0 / peers.c.recent_n).desc(),),
+    "questions": ((peers.c.answered + peers.c.unanswered).desc(),),
+    "reward": (peers.c.reward.desc(),),
+    "seen": (peers.c.last_seen.desc(),),
+    "new": (peers.c.first_seen.desc(),),
+}
+
+
+class Reader:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.verified = VerificationRecords(database.begin)
+        self._hours: dict[int, int] = {}  # questions of hours that are over, by their beginnings
+
+    def close(self) -> None:
+        self._database.close()
+
+    def board(self, view: BoardView) -> LeaderboardPage:
+        """The listed peers that the view asks for. Of equal ones the first by its id."""
+        wanted = _wanted(view)
+        with self._database.begin() as db:
+            many, others, answers = db.execute(_TOTALS).one()
+            matching = db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one() if wanted else many
+            rows = _ranked_rows(db, view, wanted)
+            verified = newest(db, [row.peer for _, row in rows])
+            read = partial(_whole if view.whole else _brief, points=view.curves, hidden=moderation.hidden(db))
+            ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
+            standings = [Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n)) for rank, row in rows]
+            models = db.execute(_FREQUENT).scalars().all()
+        return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
+
+    def record(self, peer: str) -> Record | None:
+        with self._database.begin() as db:
+            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
+            return None if row is None else _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db))
+
+    def standing(self, peer: str) -> Standing | None:
+        """A peer with its rank; 0: it is not listed."""
+        with self._database.begin() as db:
+            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
+            if row is None:
+                return None
+            shown = row.answered >= LISTED_ANSWERS and peer not in moderation.banned(db)
+            rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
+            return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
+
+    def banned(self) -> frozenset[str]:
+        """Keys whose requests are refused."""
+        with self._database.begin() as db:
+            return moderation.banned(db)
+
+    def arms(self, model: str | None) -> ArmsView:
+        """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
+        with self._database.begin() as db:
+            return arms.view(db, model)
+
+    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+        """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.
+
+        An answer is null where the question lapsed. The task and the answer are there: anybody can score it again.
+        """
+        found: list[Mapping[str, Any]] = []
+        size = 0
+        with self._database.begin() as db:
+            hidden = moderation.hidden(db)
+            for row in db.execute(_HISTORY, {"of": peer, "before": before, "limit": limit + 1}).mappings():
+                entry = _entry(row, peer in hidden)
+                size += len(json.dumps(entry, ensure_ascii=False).encode())
+                if found and (len(found) == limit or size > HISTORY_BYTES):
+                    return found, int(found[-1]["number"])
+                found.append(entry)
+        return found, None
+
+    def windows(self, before: int) -> Sequence[QuestionWindow]:
+        """Those with a number below `before`, the newest first; a page of them."""
+        with self._database.begin() as db:
+            return window_rows.read(db, before)
+
+    def evaluation(self, id: str) -> GradedEvaluation | None:
+        """One that was answered, with what its receipt says; None: there is none, or it is older than receipts that are made again."""
+        c = evaluations.c
+        with self._database.begin() as db:
+            row = db.execute(select(evaluations).where(c.id == id, c.state == "graded", c.answered_at.is_not(None))).one_or_none()
+            if row is None:
+                return None
+            window = None if row.window_number is None else window_rows.read(db, row.window_number + 1, limit=1)[0]
+        further = json.loads(row.further or "[]")
+        answers = [Completion(row.answer, bool(row.ended)), *(Completion(other["text"], other["ended"]) for other in further)]
+        reasons = [GradeReason(row.reason), *(GradeReason(other["reason"]) for other in further)]
+        attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
+        ref = TaskRef(row.specialty, row.n)
+        question = GradedQuestion(row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at)
+        return GradedEvaluation(question, answers, reasons)
+
+    def counted(self, id: str) -> Mapping[str, Any] | None:
+        """One that counts, as `history` has it, and whose it is."""
+        with self._database.begin() as db:
+            row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
+            return None if row is None else _entry(row, row["peer"] in moderation.hidden(db))
+
+    def health(self, now: float) -> SwarmHealth:
+        """Of the swarm, as its judge sees it. `now`: seconds since the epoch."""
+        today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
+        pace = func.sum(case((peers.c.pace > MOST_ROUNDS_AN_HOUR, MOST_ROUNDS_AN_HOUR), else_=peers.c.pace))
+        figures = select(func.count().filter(hour), func.count().filter(today), func.coalesce(pace.filter(hour), 0.0))
+        groups = {}
+        with self._database.begin() as db:
+            many, others, answers = db.execute(_TOTALS).one()
+            seen_hour, seen_day, rounds = db.execute(figures.select_from(peers)).one()
+            for name in GROUPS:
+                count = func.count()
+                found = (
+                    select(peers.c[name], count).where(today, _SHOWN_NAMES).group_by(peers.c[name]).order_by(count.desc(), peers.c[name])
+                )
+                groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
+            hours = self._asked(db, now)
+            nodes, before, lately = db.execute(_PROGRESS).one()
+        progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
+        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups, progress)
+
+    def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
+        """Questions in each hour of the last day. Those of an hour that is over are counted once."""
+        this = int(now // HOUR) * HOUR
+        self._hours = {begin: many for begin, many in self._hours.items() if this - DAY < begin < this}
+        hours = range(this - DAY + HOUR, this + HOUR, HOUR)
+        counts = [(begin, self._hours.get(begin, -1)) for begin in hours]
+        counts = [(b, db.execute(_ASKED, {"at": b, "end": b + HOUR}).scalar_one() if many < 0 else many) for b, many in counts]
+        self._hours = {begin: many for begin, many in counts if begin < this}
+        return counts
+
+
+def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
+    wanted: list[ColumnElement[bool]] = []
+    if view.search:
+        found, said = (
+            or_(*(column.icontains(view.search, autoescape=True) for column in columns))
+            for columns in ((peers.c.nickname, peers.c.peer), (peers.c.name, peers.c.model))
+        )
+        wanted.append(found | (said & _SHOWN_NAMES))
+    if view.model:
+        wanted += [peers.c.model == view.model, _SHOWN_NAMES]
+    if view.tier:
+        done = exists().where(verifications.c.peer == peers.c.peer, verifications.c.state == "done")
+        wanted.append(done if view.tier == "verified" else ~done)
+    if view.seen_since:
+        wanted.append(peers.c.last_seen >= view.seen_since)
+    return wanted
+
+
+def _ranked_rows(db: Connection, view: BoardView, wanted: Sequence[ColumnElement[bool]]) -> list[tuple[int, Counts]]:
+    if not wanted and view.sort == "rank":  # nobody else's rank is needed
+        best = select(peers).where(listed).order_by(*_BEST_FIRST).limit(view.limit).offset(view.after)
+        return list(enumerate(db.execute(best).all(), view.after + 1))
+    chosen = select(peers, _RANKED.c.rank).join(_RANKED, _RANKED.c.peer == peers.c.peer).where(*wanted)
+    page = chosen.order_by(*_SORTED[view.sort], _RANKED.c.rank).limit(view.limit).offset(view.after)
+    return [(row.rank, row) for row in db.execute(page).all()]
+
+
+def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]) -> Record:
+    """Without what the newest questions were."""
+    left_out = moderation.HIDDEN_FIELDS if row.peer in hidden else ()
+    said = {name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out}
+    seen, counts = (row.first_seen, row.last_seen), (row.answered, row.unanswered, row.reward)
+    score = ScoreTally(row.recent_right, row.recent_n)
+    return Record(
+        row.peer,
+        moderation.HIDDEN if left_out else row.model,
+        *seen,
+        *counts,
+        score,
+        curve=_curve(db, row, points) if points else (),
+        said=said,
+        verified=verified[row.peer].document() if row.peer in verified else None,
+    )
+
+
+def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]) -> Record:
+    recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
+    samples = [(answers, correct or 0) for _, _, answers, correct in recent if answers > 1]
+    rewards = [(specialty, reward) for specialty, reward, _, _ in recent]
+    return replace(_brief(db, row, verified, points, hidden), recent=rewards, samples=samples)
+
+
+def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
+    numbers = dict(enumerate(curve_numbers(row.answered + row.unanswered, points)))
+    wanted = {f"number_{place}": numbers.get(place, 0) for place in range(points)}
+    return [(number, total) for number, total in db.execute(_curve_of(points), {"of": row.peer, **wanted})]
+
+
+@cache
+def _curve_of(points: int) -> Select[Any]:
+    """A statement with a fixed number of numbers: it is made once, where one with a list is made each time."""
+    chosen = _e.number.in_([bindparam(f"number_{place}") for place in range(points)])
+    return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)
+
+
+def _entry(row: RowMapping, hidden: bool) -> dict[str, Any]:
+    left_out = moderation.HIDDEN_FIELDS if hidden else ()
+    entry = {name: value for name, value in row.items() if (value is not None or name not in OPTIONAL) and name not in left_out}
+    if hidden:
+        entry["model"] = moderation.HIDDEN
+    entry["ended"] = None if row["ended"] is None else bool(row["ended"])
+    if "further" in entry:
+        entry["further"] = json.loads(entry["further"])
+    return entry

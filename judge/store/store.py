@@ -1,0 +1,287 @@
+"""What the judge keeps: questions asked, answers graded, and what follows from them. One thread at a time uses it.
+
+Each step is one transaction (judge/store/database.py): it is kept as a whole or undone as a whole. Times are seconds since the epoch by the
+judge's own clock, given by the caller. What a disk or a server does wrong reaches the caller as one of `database.FAILURES`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, insert, select, true, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from judge.errors import DatabaseUnusable
+from judge.figures.leaderboard import WINDOW, ScoreTally
+from judge.store import arms, window_rows
+from judge.store.database import Database
+from judge.store.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
+from judge.store.verifications import VerificationRecords
+from judge.types import ATTRIBUTES as NAMES
+from judge.types import OpenQuestion, QuestionWindow
+from p2p.identity import nickname
+from p2p.types import PeerId
+from swarmd.tasks.scoring import Completion, GradeReason
+
+LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
+SAID = tuple(name for name in NAMES if name not in ("round", "model"))
+PROBE_BYTES = 16 * 1024
+
+# The statements of an evaluation, made once: making one takes as long as running it.
+_PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
+_HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
+_KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
+_ROUNDS: ColumnElement[Any] = bindparam("named", type_=NUMBER) - peers.c.round
+_PASSED: ColumnElement[Any] = bindparam("at", type_=REAL_NUMBER) - peers.c.round_at
+_PACE = case(((_ROUNDS > 0) & (_PASSED > 0), _ROUNDS * 3600.0 / _PASSED), else_=peers.c.pace)
+_NAMED = {"round": bindparam("named"), "round_at": bindparam("at"), "pace": _PACE}
+_SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER, **_NAMED)
+_CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
+_SEEN_FIRST = insert(peers).values(low=0.0, recent_right=0, recent_n=0, answered=0, unanswered=0, reward=0.0)
+_ASKED = insert(evaluations).values(state="open")
+_CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
+_ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
+_NOT_ANSWERED = update(peers).where(_PEER)
+RECENT = (
+    select(evaluations.c.specialty, evaluations.c.reward, evaluations.c.answers, evaluations.c.correct)
+    .where(evaluations.c.peer == bindparam("of"), evaluations.c.number.is_not(None))
+    .order_by(evaluations.c.number.desc())
+    .limit(WINDOW)
+)
+_newest = RECENT.limit(WINDOW - 1).subquery()  # before one more
+_right = func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)
+_tally = select(func.count().label("n"), _right.label("right")).select_from(_newest).subquery()
+_COUNTS = (
+    select(peers.c.answered, peers.c.unanswered, peers.c.reward, _tally.c.n, _tally.c.right)
+    .select_from(peers.join(_tally, true()))
+    .where(_PEER)
+)
+
+
+Counts = Row[*tuple[Any, ...]]
+
+
+class AskedElsewhere(Exception):
+    """Another judge of this database asked the peer its first question at the same time, perhaps for a copy of the same request."""
+
+
+class NotOpen(SQLAlchemyError):
+    """The evaluation is not open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """One answer, scored and recorded."""
+
+    evaluation: str  # its id
+    reward: float
+    reason: str
+    specialty: str
+    answered: int  # answers of this peer, this one included
+    total: float  # its rewards so far
+    score: float  # pass@1 of its newest questions,
+    n: int  # so many
+    number: int  # of this question, among those of this peer that count
+    low: float  # Wilson's interval of the score
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStanding:
+    answered: int = 0
+    window: int | None = None  # the newest that it was asked in,
+    asked: int = 0  # and how often
+
+
+class Store:
+    """Opened in one thread at a time; the caller sees to that (the app gives it a thread of its own)."""
+
+    def __init__(self, database: Path | str, curriculum: str, *, shared: bool = False) -> None:
+        """`curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises DatabaseInUse,
+        DatabaseUnusable."""
+        self.database = Database(database, shared=shared)
+        self._shared = shared
+        self._together: Connection | None = None  # the transaction that `together` has begun
+        self.verified = VerificationRecords(self._begin)
+        try:
+            self._prepare(curriculum, shared)
+        except DatabaseUnusable:
+            self.close()
+            raise
+
+    def _prepare(self, curriculum: str, shared: bool) -> None:
+        with self._begin() as db:
+            held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
+            if held is None:
+                db.execute(insert(about).values(name="curriculum", value=curriculum))
+            elif held != curriculum:
+                raise DatabaseUnusable(
+                    f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}; "
+                    "start it with the same --curriculum, or give another one with --database"
+                )
+            if not shared:
+                # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
+                db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
+
+    def agree(self, settings: str, *, shared: bool) -> None:
+        """All judges of one database have these settings; one that is alone sets them. Raises DatabaseUnusable."""
+        of_judges = about.c.name == "judges"
+        with self._begin() as db:
+            held = db.scalar(select(about.c.value).where(of_judges))
+            if held is None:
+                db.execute(insert(about).values(name="judges", value=settings))
+            elif held != settings and shared:
+                raise DatabaseUnusable(
+                    f"{self.database.name} is of judges with {held}, and this one has {settings}; start it as the others. "
+                    "To change them all: stop them all, and start one without --shared once"
+                )
+            else:
+                db.execute(update(about).where(of_judges).values(value=settings))
+
+    def close(self) -> None:
+        self.database.close()
+
+    def together(self, steps: Sequence[tuple[Callable[..., Any], Sequence[object]]]) -> list[Any]:
+        """What each of these methods returns or raises, all in one transaction. If one fails, each is done again in one of its own."""
+        try:
+            with self.database.begin() as self._together:
+                return [step(*arguments) for step, arguments in steps]
+        except Exception as error:
+            self._together = None
+            return [error] if len(steps) == 1 else [outcome for step in steps for outcome in self.together([step])]
+        finally:
+            self._together = None
+
+    @contextmanager
+    def _begin(self) -> Iterator[Connection]:
+        if self._together is not None:
+            yield self._together
+        else:
+            with self.database.begin() as db:
+                yield db
+
+    def sequence(self, peer: PeerId) -> int:
+        """The highest sequence number recorded for this peer; -1: none."""
+        found = self._known(peer)
+        return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
+
+    def claim(self, peer: PeerId, sequence: int) -> int:
+        """The highest sequence number recorded for this peer before; -1: it is not known. Of one that is known a higher one is kept: so a
+        number serves once in all judges that share the database."""
+        with self._begin() as db:
+            found = db.execute(_KNOWN, {"of": peer}).one_or_none()
+            if found is not None:
+                db.execute(_CLAIMED, {"of": peer, "claimed": sequence})
+        return -1 if found is None else int(found.sequence)
+
+    def abandoned(self, since: float, before: float) -> None:
+        """Questions of a judge that is gone, which nobody can answer: they count as nothing."""
+        asked = evaluations.c.asked_at.between(since, before)
+        with self._begin() as db:
+            db.execute(update(evaluations).where(evaluations.c.state == "open", asked).values(state="void"))
+
+    def standing(self, peer: PeerId) -> PeerStanding:
+        """What a peer's next question depends on."""
+        found = self._known(peer)
+        return PeerStanding() if found is None else PeerStanding(found.answered, found.window_number, found.window_asked)
+
+    def _known(self, peer: PeerId) -> Counts | None:
+        with self._begin() as db:
+            return db.execute(_KNOWN, {"of": peer}).one_or_none()
+
+    def asked(self, question: OpenQuestion, sequence: int, at: float, first: bool = False) -> None:
+        """`first`: nothing is known of the peer, or else raise AskedElsewhere."""
+        said = {name: getattr(question.attributes, name) for name in NAMES}
+        of_round = said.pop("round")
+        with self._begin() as db:
+            window = question.window.number if question.window else None
+            now = {**said, "window_number": window, "window_asked": question.place + 1}
+            if db.execute(_SEEN_AGAIN, {**now, "of": question.peer, "at": at, "claimed": sequence, "named": of_round}).rowcount == 0:
+                new = {"peer": question.peer, "nickname": nickname(question.peer), "round": of_round, "round_at": at}
+                new |= {"first_seen": at, "last_seen": at, "sequence": sequence}
+                db.execute(_SEEN_FIRST, {**now, **new})
+            elif first:
+                raise AskedElsewhere
+            ref = question.task.ref
+            row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
+            row |= {"window_number": window, "place": question.place}
+            db.execute(_ASKED, {**said, **row, "specialty": ref.specialty, "n": ref.n, "asked_at": at})
+
+    def graded(
+        self,
+        question: OpenQuestion,
+        answers: Sequence[Completion],
+        reasons: Sequence[GradeReason],
+        seconds: float,
+        sequence: int,
+        at: float,
+    ) -> Grade:
+        """Record scored answers; the first is what counts. `seconds`: from question to answer, by the judge's monotonic clock.
+
+        Raises NotOpen.
+        """
+        answer, reason = answers[0], reasons[0]
+        with self._begin() as db:
+            outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds, "answered_at": at}
+            outcome |= {"answer": answer.text, "ended": int(answer.ended), "correct": sum(r.reward >= 1 for r in reasons)}
+            outcome["further"] = _further(answers[1:], reasons[1:])
+            counted = self._count(db, question, outcome)
+            if counted is None:
+                raise NotOpen(f"evaluation {question.id} is not open")
+            before, recent = counted
+            answered, total = before.answered + 1, before.reward + reason.reward
+            seen = {"of": question.peer, "at": at, "claimed": sequence}
+            db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
+        ref, number = question.task.ref, answered + before.unanswered
+        counts, interval = (answered, total, recent.share, recent.answers, number), recent.interval
+        return Grade(question.id, reason.reward, reason.value, ref.specialty, *counts, interval.low, interval.high)
+
+    def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
+        """Record questions that were not answered in time: they count as wrong."""
+        with self._begin() as db:
+            for question in questions:
+                counted = self._count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
+                if counted is not None:  # else it is counted already, or counts as nothing
+                    before, recent = counted
+                    db.execute(_NOT_ANSWERED, {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)})
+
+    def _count(self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any]) -> tuple[Counts, ScoreTally] | None:
+        """Close the question as the peer's next one that counts. The peer's counts before, and the tally of its newest questions with this
+        one. None: it was not open."""
+        before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
+        counted = {"number": before.answered + before.unanswered + 1, "total": before.reward + reward, **outcome}
+        if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
+            return None
+        arms.counted(db, question.peer, question.attributes, reward)
+        return before, ScoreTally(int(before.right) + (reward >= 1), int(before.n) + 1)
+
+    def turn_windows(
+        self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
+    ) -> tuple[QuestionWindow, QuestionWindow, int]:
+        """See window_rows.turn."""
+        with self._begin() as db:
+            return window_rows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
+
+    def probe(self, at: float) -> None:
+        """Write about as much as a question and its answer need; an error where that is not possible."""
+        value = f"{at} ".ljust(PROBE_BYTES, ".")
+        with self._begin() as db:
+            if db.execute(update(about).where(about.c.name == "probe").values(value=value)).rowcount == 0:
+                db.execute(insert(about).values(name="probe", value=value))
+
+    def void(self, question: OpenQuestion) -> None:
+        """The judge could not score the answer: the question does not count."""
+        with self._begin() as db:
+            db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
+
+
+def _recent(tally: ScoreTally) -> dict[str, float]:
+    return {"low": tally.rank_by, "recent_right": tally.right, "recent_n": tally.answers}
+
+
+def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:
+    rows = [{**asdict(answer), "reason": reason.value} for answer, reason in zip(answers, reasons, strict=True)]
+    return json.dumps(rows) if rows else None
