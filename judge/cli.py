@@ -17,8 +17,16 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from judge.config import JudgeSettings, default_database
-from judge.config_file import checked_origins, checked_proxies, read_config, refuse_unknown_variables, settings_of, write_example
+from judge.config import (
+    JudgeSettings,
+    checked_origins,
+    checked_proxies,
+    default_database,
+    read_config,
+    refuse_unknown_variables,
+    settings_of,
+    write_example,
+)
 from judge.errors import NotAlone
 from judge.evaluation.receipts import checked
 from judge.logs import set_up_logging

@@ -47,7 +47,8 @@ LAYERS = {
         "member",
     ],
     "judge": [
-        "errors types config",
+        "errors types",
+        "config",
         "logs figures",
         "store",
         "verified",

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from markupsafe import Markup
 from pydantic import Field
 
 from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
@@ -17,8 +18,9 @@ from judge.figures.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardV
 from judge.figures.overlap import TRAINING, new_texts
 from judge.figures.rounds import BIN_ROUNDS
 from judge.figures.tiers import TIERS
-from judge.pages import drawing, joining, rendering, views
+from judge.pages import drawing, rendering, views
 from swarmd.config.invitation import read_invitation
+from swarmd.tasks.curriculum import Curriculum
 
 CHARTED = 6  # curves, one for each colour of the style sheet
 CURVE = 16  # points of a small curve
@@ -183,7 +185,7 @@ def _add_others(app: FastAPI) -> None:
     @page(app, "/join")
     async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
-        return "join.html", joining.context(service.settings.invitation, service.curriculum, f"{base_of(request)}/join")
+        return "join.html", _invited(service.settings.invitation, service.curriculum, f"{base_of(request)}/join")
 
     @page(app, "/about")
     async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
@@ -248,3 +250,23 @@ def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
     shares = f"{said['local']} of its own, {said['external']} of others" if said.get("local") is not None and "external" in said else None
     words = [(title, said.get(name)) for name, title in SAID.items()]
     return [("Name", said.get("name")), ("Model", model), *words, ("In a batch", shares)]
+
+
+def _invited(invitation: str, curriculum: Curriculum, address: str) -> Mapping[str, Any]:
+    """Return what the page "Join" shows: the invitation ("": none), and the page's own address as a QR code."""
+    if not invitation:
+        return {"invitation": "", "named": [], "code": None, "address": address}
+    read = read_invitation(invitation)
+    named = [("Swarm", read.name), ("Questions", read.curriculum), ("Model", read.model), ("Judge", read.judge)]
+    named += [("Dialled first", ", ".join(read.bootstrap)), ("Swarm digest", read.digest), ("Questions digest", curriculum.digest)]
+    return {"invitation": invitation, "named": named, "code": _code(address), "address": address}
+
+
+def _code(text: str) -> Markup | None:
+    """A QR code as SVG that scales with its box; None where segno is not installed (the extra `qr`)."""
+    try:
+        import segno
+    except ImportError:
+        return None
+    drawn = segno.make(text, error="m", micro=False).svg_inline(scale=4, dark="#000", light="#fff", omitsize=True)
+    return Markup(drawn)  # noqa: S704 - of modules alone

@@ -24,7 +24,7 @@ from judge.figures.leaderboard import (
 )
 from judge.figures.ranks import RankRanges
 from judge.figures.verification import Verification
-from judge.store import arms, moderation, window_rows
+from judge.store import arms, moderation, windows
 from judge.store.database import Database
 from judge.store.store import RECENT, SAID, Counts
 from judge.store.tables import evaluations, peers, verifications
@@ -150,7 +150,7 @@ class Reader:
     def windows(self, before: int) -> Sequence[QuestionWindow]:
         """Those with a number below `before`, the newest first; a page of them."""
         with self._database.begin() as db:
-            return window_rows.read(db, before)
+            return windows.read(db, before)
 
     def evaluation(self, id: str) -> GradedEvaluation | None:
         """One that was answered, with what its receipt says; None: there is none, or it is older than receipts that are made again."""
@@ -159,7 +159,7 @@ class Reader:
             row = db.execute(select(evaluations).where(c.id == id, c.state == "graded", c.answered_at.is_not(None))).one_or_none()
             if row is None:
                 return None
-            window = None if row.window_number is None else window_rows.read(db, row.window_number + 1, limit=1)[0]
+            window = None if row.window_number is None else windows.read(db, row.window_number + 1, limit=1)[0]
         further = json.loads(row.further or "[]")
         answers = [Completion(row.answer, bool(row.ended)), *(Completion(other["text"], other["ended"]) for other in further)]
         reasons = [GradeReason(row.reason), *(GradeReason(other["reason"]) for other in further)]

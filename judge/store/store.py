@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW, ScoreTally
-from judge.store import arms, window_rows
+from judge.store import arms, windows
 from judge.store.database import Database
 from judge.store.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
 from judge.store.verifications import VerificationRecords
@@ -261,9 +261,9 @@ class Store:
     def turn_windows(
         self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
     ) -> tuple[QuestionWindow, QuestionWindow, int]:
-        """See window_rows.turn."""
+        """See windows.turn."""
         with self._begin() as db:
-            return window_rows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
+            return windows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
 
     def probe(self, at: float) -> None:
         """Write about as much as a question and its answer need; an error where that is not possible."""

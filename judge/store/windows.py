@@ -1,4 +1,6 @@
-"""Windows of time, each with a fixed set of held-out questions to which the judge committed before. Pure.
+"""Windows of time, each with a fixed set of held-out questions to which the judge committed before.
+
+Each is written once, and every judge of one database reads the same.
 
 Rules
 1. A window's seed is made, and its commitment published, one window before it opens. Only the first, and the first after the judge was
@@ -10,10 +12,16 @@ Rules
 swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from sqlalchemy import Connection, Row, exists, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from judge.store.tables import evaluations, windows
 from judge.types import QuestionWindow
 from swarmd.tasks import held_out
+from swarmd.tasks.held_out import Terms
 
 REVEAL_SECONDS = 5  # by then every ask that began before has its question
 QUESTIONS = 1_000  # of a set; a peer that asks for more meets them again
@@ -43,3 +51,44 @@ def due(
     return added
 
 
+WINDOWS_PAGE = 50
+
+
+def turn(
+    db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes], alone: bool = False
+) -> tuple[QuestionWindow, QuestionWindow, int]:
+    """Add what is due, open what is to be open, reveal what may be. The open window, the next, and how many closed ones are to be revealed.
+
+    Unless it is alone, another judge of the database may do the same at the same time: of two windows of one number the first stays.
+    """
+    insert: Any = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
+    newest = read(db, limit=1)
+    for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds, alone):
+        db.execute(insert(windows).values(_row(window)).on_conflict_do_nothing(index_elements=["number"]))
+    c, newer = windows.c, windows.alias()
+    opened = select(c.number).where((c.opens <= now) | c.opened.is_not(None)).order_by(c.number.desc()).limit(1)
+    number = db.execute(opened).scalar_one()
+    db.execute(update(windows).where(c.number == number, c.opened.is_(None)).values(opened=now))
+    hidden = (c.number < number) & c.revealed.is_(None)
+    asked = exists().where(evaluations.c.state == "open", evaluations.c.window_number == c.number)
+    settled = exists().where(newer.c.number == number, newer.c.opened <= now - REVEAL_SECONDS)
+    db.execute(update(windows).where(hidden, ~asked, settled).values(revealed=now))
+    still = len(db.execute(select(c.number).where(hidden)).all())
+    return read(db, number + 1, limit=1)[0], read(db, limit=1)[0], still
+
+
+def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[QuestionWindow]:
+    """Those with a number below `before`, the newest first."""
+    chosen = select(windows).where(windows.c.number < before).order_by(windows.c.number.desc()).limit(limit)
+    return [_window(row) for row in db.execute(chosen)]
+
+
+def _window(row: Row[Any]) -> QuestionWindow:
+    terms = Terms(row.curriculum, row.number, row.opens, row.closes, row.questions)
+    return QuestionWindow(terms, bytes.fromhex(row.seed), row.published, row.opened, row.revealed)
+
+
+def _row(window: QuestionWindow) -> dict[str, Any]:
+    terms = window.terms
+    row = {"number": terms.number, "curriculum": terms.curriculum, "opens": terms.opens, "closes": terms.closes}
+    return {**row, "questions": terms.questions, "seed": window.seed.hex(), "published": window.published}

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from judge.checks import CheckFinding, check
 from judge.cli import app, serve
-from judge.config import JudgeSettings
-from judge.config_file import (
+from judge.config import (
     EXAMPLE,
     OF_NODES,
     ConfigurationWrong,
+    JudgeSettings,
     checked_origins,
     checked_proxies,
     read_config,

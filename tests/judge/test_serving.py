@@ -24,8 +24,7 @@ import uvicorn
 
 from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable
-from judge.limits import SlowReaders
-from judge.server import JudgeServer, PatientProtocol, listening_socket, serve, url_of
+from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_socket, serve, url_of
 from judge.store.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity

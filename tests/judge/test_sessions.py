@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from judge.errors import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from judge.evaluation.questions import Drawn
 from judge.evaluation.sessions import AskResult, Room, Sessions
-from judge.limits import SlowReaders
+from judge.server import SlowReaders
 from judge.types import OpenQuestion, QuestionWindow, Requester, network_of
 from p2p.types import PeerId
 from swarmd.tasks.held_out import Terms

@@ -21,8 +21,7 @@ from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.receipts import checked
 from judge.evaluation.service import open_service
-from judge.limits import SlowReaders
-from judge.server import JudgeServer, PatientProtocol, listening_socket, url_of
+from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_socket, url_of
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
 from swarmd.cli.app import main

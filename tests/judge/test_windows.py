@@ -21,8 +21,7 @@ from judge.evaluation.receipts import checked
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
-from judge.store.window_rows import turn
-from judge.store.windows import REVEAL_SECONDS, due
+from judge.store.windows import REVEAL_SECONDS, due, turn
 from judge.types import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks import held_out

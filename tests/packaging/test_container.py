@@ -15,7 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from judge.cli import serve
-from judge.config_file import settings_of
+from judge.config import settings_of
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
 from swarmd.state.folder import IDENTITY_FILE
