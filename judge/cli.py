@@ -356,7 +356,7 @@ def _its_packages() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
-        if missing.name not in EXTRA:
+        if (missing.name or "").partition(".")[0] not in EXTRA:
             raise
         raise NotInstalled from None
 
