@@ -5,6 +5,7 @@ For tests and benchmarks with real processes, and to try by hand whether two mac
 In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c times, s seconds apart; without count once
       {"hold": n}                              have a blob of n random bytes at hand
       {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}      get one, s seconds at most
+      {"shut_out": peer id, "seconds": s}      have no connection with this peer
       end of input                             leave
 Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds},
       {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had it,
@@ -68,6 +69,9 @@ class Probe:
             blob = os.urandom(order["hold"])
             self.member.hold(blob)
             say(held=content_id(blob).hex(), size=len(blob))
+            return
+        if "shut_out" in order:
+            self.member.engine.shut_out(order["shut_out"], order["seconds"])
             return
         if "fetch" in order:
             await self._fetch(Want(bytes.fromhex(order["fetch"]), order["size"], order["holders"]), order["seconds"])

@@ -34,8 +34,14 @@ def share_group_of(address: str) -> str | None:
 
     Somebody let a machine into a local network; the names on it are as many as it likes.
     """
-    group, endpoint = group_of(address), parse_endpoint(address)
-    return f"{LOCAL} {machine_of_host(endpoint.host)}" if group == LOCAL and endpoint is not None else group
+    endpoint = parse_endpoint(address)
+    return group_of(address) if endpoint is None or not endpoint.kind.startswith("ip") else share_group_of_host(endpoint.host)
+
+
+def share_group_of_host(host: str) -> str | None:
+    """Return the same for an IP address as text."""
+    group = group_of_host(host)
+    return f"{LOCAL} {machine_of_host(host)}" if group == LOCAL else group
 
 
 @lru_cache(maxsize=1 << 14)

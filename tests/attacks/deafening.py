@@ -37,17 +37,17 @@ def crowd(seed: int, keys: int = KEYS) -> list[Identity]:
     return [key_of(seed, 1000 + n) for n in range(keys)]
 
 
-def skews(rng: random.Random) -> Iterator[float]:
+def skews(rng: random.Random, most: float = SKEW) -> Iterator[float]:
     """Of one frame after the other, in seconds. Half are inside what was once the window's end, to fill the memory to its horizon."""
     while True:
-        yield rng.choice((rng.uniform(-SKEW, SKEW), rng.uniform(SKEW - 5, SKEW - 1), rng.uniform(0.0, 9.0)))
+        yield rng.choice((rng.uniform(-most, most), rng.uniform(most - 5, most - 1), rng.uniform(0.0, 9.0))) if most else 0.0
 
 
-def messages(who: Sequence[Identity], topic: Topic, rng: random.Random) -> Iterator[Any]:
+def messages(who: Sequence[Identity], topic: Topic, rng: random.Random, most: float) -> Iterator[Any]:
     """Signed for libp2p by the same keys."""
     signers = [(identity, create_new_key_pair(identity.seed).private_key, ID.from_string(identity.peer_id).to_bytes()) for identity in who]
     number = int(time.time() * 1000)
-    for skew in skews(rng):
+    for skew in skews(rng, most):
         identity, private, name = signers[number % len(signers)]
         number += 1
         data = seal(identity, topic.swarm_id, number, time.time() + skew, "probe", rng.randbytes(BODY))
@@ -78,7 +78,7 @@ async def run(given: Any) -> None:
             await nursery.start(lambda n, v, r, task_status: connection(given.seed, n, v, topic, r, task_status), number, victim, receive)
             lines.append(send)
         say(ready=True)
-        made, begun, written, said = messages(crowd(given.seed, given.keys), topic, rng), time.monotonic(), 0, 0
+        made, begun, written, said = messages(crowd(given.seed, given.keys), topic, rng, given.skew), time.monotonic(), 0, 0
         for beat in range(int(given.seconds / SPAN)):
             for nth in range(given.connections):
                 share = [next(made) for _ in range(round(given.rate * SPAN / given.connections))]
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--rate", type=float, default=RATE, help="frames a second, to each victim")
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="to each victim")
+    parser.add_argument("--skew", type=float, default=SKEW, help="seconds that clocks are wrong by, at most; 0: all are right")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     trio.run(run, parser.parse_args())

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import SHUNNED
+from p2p.engines.libp2p.forwarding import Ingress, Pace, Queues, Turns, ingress
 from p2p.engines.libp2p.metering import ITEM, READ, Meter, cost
-from p2p.engines.libp2p.network import circuit, direct
+from p2p.engines.libp2p.network import circuit, direct, remote
 from p2p.engines.libp2p.rpcs import MAX_RPC, RpcStream, UnfinishedRpcs
+from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import PeerId, Score, Verdict
@@ -26,6 +29,8 @@ SEEN_TTL = 120  # seconds, as p2pd; what is repeated later ends in the inbox
 HEARTBEAT = 1  # seconds
 BACK_OFF = 600  # seconds for which a peer may keep us out of its mesh, at most
 SUBSCRIPTIONS = 16  # topics of a peer that we take note of
+UNKNOWN = ("", "", b"")
+NOTED = 8192  # messages of which we know where they came in
 WANTED = 128  # messages that we ask a peer for at once: what comes is one RPC, and most of ours are of 2 KiB
 
 log = logging.getLogger(__name__)
@@ -61,6 +66,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._reading: Any = None  # the peer whose RPC is being gone through
         self._unfinished = UnfinishedRpcs(self._cut_off)
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
+        self.peer_queues = Queues(self.my_id.to_bytes())
+        self._paces: dict[Any, Pace] = {}  # by neighbour
 
     async def enter(self, topic: Topic) -> Any:
         """Subscribe. Returns the library's subscription, whose messages `on_frame` has seen."""
@@ -83,6 +90,21 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     async def continuously_read_stream(self, stream: Any) -> None:
         await super().continuously_read_stream(RpcStream(stream, self._on_read, self._unfinished, self._cut_off))
+
+    async def handle_sending_messages(self, peer_id: Any, stream: Any, queue: Any) -> None:
+        pace = self._paces[peer_id] = Pace(trio.current_time())
+        try:
+            await super().handle_sending_messages(peer_id, stream, queue)
+        finally:
+            if self._paces.get(peer_id) is pace:
+                del self._paces[peer_id]
+
+    async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
+        others = [message for message in rpc_msg.publish if message.from_id != self.my_id.to_bytes()]
+        pace = self._paces.get(stream.muxed_conn.peer_id)
+        if others and pace is not None and (seconds := pace.wait(len(others), rpc_msg.ByteSize(), trio.current_time())):
+            await trio.sleep(seconds)
+        return bool(await super().write_msg(stream, rpc_msg))
 
     def _on_read(self, peer: Any) -> None:
         self._reading = peer
@@ -152,6 +174,7 @@ class Router(GossipSub):  # type: ignore[misc]
 
     def __init__(self, score: Score) -> None:
         self._score = score
+        self._came_by: OrderedDict[bytes, tuple[Hashable, ...]] = OrderedDict()  # message id -> network group, connection, author
         super().__init__(
             protocols=MESHSUB,
             degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come
@@ -205,16 +228,26 @@ class Router(GossipSub):  # type: ignore[misc]
         would check their signature.
         """
         rpc.ClearField("senderRecord")
-        ours = any(message.from_id == self.pubsub.my_id.to_bytes() for message in rpc.publish)
-        queue = self.pubsub.peer_queues.get(peer_id)
-        if queue is not None:
-            queue.max_message_size = MAX_RPC
-        if ours and queue is not None:
-            # The queue holds 32: when there is more to pass on, drop others' messages before ours.
-            waiting = queue._queue
-            if len(waiting) >= waiting.max_size and waiting._non_priority:
-                waiting._non_priority.popleft()
-        super().send_rpc(peer_id, rpc, priority or ours)
+        super().send_rpc(peer_id, rpc, priority)
+
+    async def publish(self, msg_forwarder: Any, pubsub_msg: Any) -> None:
+        group = share_group_of_host(remote(near[0])[0]) if (near := self.pubsub.host.get_network().get_connections(msg_forwarder)) else None
+        by: Ingress = (group, msg_forwarder)
+        self._came_by[self.pubsub.get_message_id(pubsub_msg)] = (*by, pubsub_msg.from_id)
+        if len(self._came_by) > NOTED:
+            self._came_by.popitem(last=False)
+        before = ingress.set(by)
+        try:
+            await super().publish(msg_forwarder, pubsub_msg)
+        finally:
+            ingress.reset(before)
+
+    async def emit_ihave(self, topic: str, msg_ids: Any, to_peer: Any) -> None:
+        """Tell of as many as are asked for, of each ingress in turn: who is in no mesh of ours is served as fairly as who is."""
+        turns = Turns()
+        for msg_id in msg_ids:
+            turns.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
+        await super().emit_ihave(topic, [turns.take()[0] for _ in range(min(WANTED, turns.frames))], to_peer)
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
         await super().emit_iwant(msg_ids[:WANTED], to_peer)

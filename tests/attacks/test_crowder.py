@@ -1,0 +1,87 @@
+"""Crowder: well-formed frames of free keys, within all limits, by five connections to the middle node of a line; those beyond it pay.
+
+A and C are connected to B alone, and what one sends reaches the other only if B passes it on. Real processes over loopback
+(`benchmarks.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone: p2pd passes on what it likes.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from swarmd.testing import PATIENCE
+from tests.attacks.harness import Attack, show
+from tests.attacks.nodes import cpu
+from tests.attacks.test_flooder import lost
+
+FOREVER = 3600.0  # seconds
+
+
+@dataclass
+class Crowded:
+    honest: int  # frames that A and C sent to each other
+    missed: float  # share of them
+    middle: int  # frames of B, to A and C
+    middle_missed: float
+    written: int  # the attacker's frames
+    passed_on: int  # of them, as far as A and C saw them
+    cpu: float  # share of a core that B took
+
+
+def attack(folder: Path, connections: int = 5, rate: float = 400.0, seconds: float = 30.0, every: float = 0.5) -> Crowded:
+    with ExitStack() as stack:
+        b = stack.enter_context(ProbeProcess(folder / "b"))
+        a, c = (stack.enter_context(ProbeProcess(folder / name, bootstrap=b.addresses[:1])) for name in "ac")
+        for one, other in ((a, c), (c, a)):
+            one.order(shut_out=other.peer_id, seconds=FOREVER)
+        for end in (a, c):
+            end.wait(lambda end=end: end.peers() == [b.peer_id], PATIENCE)
+        more = ["--skew", "0", "--rate", str(rate), "--connections", str(connections), "--seconds", str(seconds + 2 * PATIENCE)]
+        hostile = stack.enter_context(ProbeProcess(folder / "h", module="tests.attacks.deafening", bootstrap=b.addresses[:1], more=more))
+        hostile.wait_for("written", 2, PATIENCE)
+        before, since = cpu(b), hostile.last("written")
+        count = int(seconds / every)
+        for probe in (a, b, c):
+            probe.order(publish=600, count=count, every=every)
+        for probe in (a, b, c):
+            probe.wait_for("sent", count, seconds + PATIENCE)
+        spent, until = cpu(b) - before, hostile.last("written")
+        _, missing = lost([a, c])
+        _, middle_missing = lost_from(b, [a, c])
+        ours = {probe.peer_id for probe in (a, b, c)}
+        seen = {(said["author"], said["got"]) for probe in (a, c) for said in probe.said("got") if said["author"] not in ours}
+        assert since is not None and until is not None
+        result = Crowded(
+            2 * count,
+            missing / (2 * count),
+            2 * count,
+            middle_missing / (2 * count),
+            until["written"] - since["written"],
+            len(seen),
+            spent / seconds,
+        )
+    show(f"crowder, {connections} connections, {rate:g}/s", result)
+    return result
+
+
+def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int, int]:
+    """Frames of one node, times those who should have them, and how many are missing."""
+    sent = [said["sent"] for said in sender.said("sent")]
+    got = [{said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers]
+    return len(sent) * len(got), sum(number not in heard for number in sent for heard in got)
+
+
+@pytest.mark.net
+def test_who_comes_by_another_connection_is_passed_on(tmp_path: Path) -> None:
+    result = attack(tmp_path, seconds=15.0)
+    assert result.written > 3000 and result.passed_on > 300  # most of what may be passed on is the attacker's
+    assert result.missed <= 0.05 and result.middle_missed == 0
+
+
+ATTACK = Attack(
+    attack,
+    {"missed": 0.05, "middle_missed": 0.0},
+    about={"rate": "frames a second, of all connections together", "every": "seconds between two honest frames of a node"},
+)

@@ -1,0 +1,60 @@
+"""What waits for a neighbour: in turn by where it came in, dropped from who has most; ours apart."""
+
+from libp2p.pubsub.pb import rpc_pb2
+
+from p2p.engines.libp2p.forwarding import BYTES, FRAMES, OWN, PACE, PACE_BURST, ForwardQueue, Pace, ingress
+from p2p.rate_limit import RateLimit
+
+ME = b"me"
+
+
+def put(queue: ForwardQueue, group: str, connection: str, author: str, size: int = 100) -> None:
+    ingress.set((group, connection))
+    assert queue.push(rpc_pb2.RPC(publish=[rpc_pb2.Message(from_id=author.encode(), data=bytes(size))]))
+
+
+def order(queue: ForwardQueue) -> list[str]:
+    found = []
+    while (rpc := queue.pop()) is not None:
+        found.append(rpc.publish[0].from_id.decode() if rpc.publish else "control")
+    return found
+
+
+def test_groups_connections_and_authors_are_served_in_turn() -> None:
+    queue = ForwardQueue(ME)
+    for _ in range(3):
+        put(queue, "1.2", "x", "x1")
+    put(queue, "1.2", "x", "x2")
+    put(queue, "1.2", "y", "y1")
+    put(queue, "3.4", "z", "z1")
+    assert order(queue) == ["x1", "z1", "y1", "x2", "x1", "x1"] and len(queue) == 0
+
+
+def test_a_crowd_drops_its_own_in_frames_and_in_bytes() -> None:
+    for size in (10, 30_000):
+        queue = ForwardQueue(ME)
+        put(queue, "honest", "h", "h1", 2000)
+        for n in range(3000):
+            put(queue, "crowd", f"c{n % 50}", f"author {n}", size)
+        put(queue, "crowd", "neighbour of the crowd", "h2")
+        found = order(queue)
+        assert found[0] == "h1" and "h2" in found and len(found) <= FRAMES
+        assert sum(size for name in found if name.startswith("author")) <= BYTES
+
+
+def test_ours_and_control_go_first_and_are_crowded_out_by_nobody() -> None:
+    queue = ForwardQueue(ME)
+    for n in range(OWN):
+        put(queue, "", "", "me")
+        put(queue, "1.2", "x", f"x{n}", 20_000)
+    assert queue.push(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID="t")])), priority=True)
+    found = order(queue)
+    assert found[: OWN + 1] == ["me"] * OWN + ["control"] and len(found) > OWN + 10
+
+
+def test_the_pace_is_one_that_the_next_node_takes() -> None:
+    pace, limit, now = Pace(0.0), RateLimit(), 0.0
+    for n in range(2000):
+        now += pace.wait(1, 1000, now)
+        assert limit.pay("us", now), n
+    assert now >= (2000 - PACE_BURST) / PACE - 1
