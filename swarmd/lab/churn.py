@@ -8,7 +8,10 @@ class Absences:
     """Each node leaves with chance 1/present a round and comes back with chance 1/away; never all of them are away at once."""
 
     def __init__(self, nodes: int, present: int, away: int, rng: random.Random) -> None:
-        """present, away: rounds on average; present 0: nobody ever leaves."""
+        """Draw absences for `nodes` nodes.
+
+        present, away: mean lengths in rounds; with present 0 nobody ever leaves.
+        """
         self._nodes, self._present, self._away, self._rng = nodes, present, away, rng
         self._gone: frozenset[int] = frozenset()
 

@@ -24,11 +24,11 @@ class Column:
         return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
 
     def curve(self, of: str = "curve") -> list[float]:
-        """Mean over seeds, round by round."""
+        """Return the curve's mean over seeds, round by round."""
         return [fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)]
 
     def pass_at(self, k: int) -> Interval | None:
-        """At the end; None where it was not looked at."""
+        """Return pass@k at the end; None where it was not measured."""
         ends = [run.passes[max(run.passes)] for run in self.runs.values() if run.passes]
         return interval([end[k] for end in ends if k in end]) if any(k in end for end in ends) else None
 
@@ -58,12 +58,15 @@ def baseline(results: Results, column: Column, found: Sequence[Column]) -> Colum
 
 
 def gain(column: Column, other: Column) -> Interval:
-    """Mean of `gains`, with its interval."""
+    """Return the mean of `gains` with its interval."""
     return interval(list(gains(column, other).values()))
 
 
 def gains(column: Column, other: Column) -> Mapping[int, float]:
-    """By seed, cumulative reward over the baseline's, in percent. A seed in which the baseline earned nothing says nothing."""
+    """Return, by seed, the cumulative reward over the baseline's, in percent.
+
+    Seeds in which the baseline earned nothing are left out.
+    """
     both = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
     return {seed: 100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both}
 

@@ -148,7 +148,11 @@ class Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """BadExperiment names the file, the place in it, and what was expected there. All mistakes of a setting at once."""
+    """Read an experiment's file.
+
+    Raises BadExperiment with the file, the place in it and what was expected there; all mistakes of a setting
+    at once.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -162,7 +166,10 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
-    """source: named in messages."""
+    """Parse an experiment.
+
+    source: its name in messages. Raises BadExperiment.
+    """
     try:
         parsed = _File.model_validate(document)
     except ValidationError as error:
@@ -204,7 +211,10 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
 
 
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:
-    """Later layers win, key by key; all of them win over the profile, which the last layer that has one names."""
+    """Build a node's configuration from layers of settings.
+
+    Later layers win, key by key. All of them win over the profile, which the last layer that has one names.
+    """
     merged: dict[str, Any] = {"model": {"device": "cpu", "threads": 1}, "swarm": {"engine": "none"}}
     profile = next((layer["profile"] for layer in reversed(layers) if "profile" in layer), DEFAULT)
     for layer in (PROFILES.get(profile, {}) if isinstance(profile, str) else {}, *layers):

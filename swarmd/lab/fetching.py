@@ -39,7 +39,7 @@ class FetchingMember:
         return [*whole, *sorted(fetched, key=lambda envelope: (envelope.heard, envelope.author, envelope.body))]
 
     def end_round(self, lead: Lead) -> None:
-        """As a daemon is told by its trainer."""
+        """End a round, as a trainer tells its daemon."""
         self._choice.begin(lead)
         self._gatherer.next_round()
 

@@ -28,7 +28,10 @@ class HostilePeer:
         self._due = 1.0  # it is there before the first honest one
 
     def act(self, number: int, loudness: float) -> None:
-        """loudness: rollouts that an honest node shared in the round before, on average."""
+        """Send what a hostile peer sends in this round.
+
+        loudness: rollouts that an honest node shared in the round before, on average.
+        """
         self._swarm.collect()
         self._due += loudness
         while self._due >= 1:

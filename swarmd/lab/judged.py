@@ -65,7 +65,10 @@ class JudgedSwarm(PlayedSwarm):
             self._trained[place] += said is not None
 
     async def _evaluate(self, place: int) -> None:
-        """LabFailed where the judge does not answer: a figure with holes would look like one without."""
+        """Let the judge evaluate one node.
+
+        Raises LabFailed where the judge does not answer: a figure with holes would look like one without.
+        """
         judge, policy = self._judges[place], self.policies[place]
         outcome = await judge.ask(self._trained[place], self._models[place])
         if not isinstance(outcome, NotJudged):

@@ -67,12 +67,15 @@ class NotedExchange(RolloutExchange):
         super().charge(self._said.charged)
 
     def take_said(self, informative: int, lead: Lead) -> Said:
-        """In the round that is over. informative: own rollouts with an advantage."""
+        """Return what the node said in the round that is over.
+
+        informative: own rollouts with an advantage.
+        """
         self._said.informative, self._said.lead = informative, lead
         return self._said
 
     def say(self, number: int, said: Said) -> None:
-        """As `round.run_round` does."""
+        """Apply what a node of another process said, in the order of `round.run_round`."""
         self.share(said.shared, number)
         self.collect()
         self.charge(said.charged)
@@ -85,9 +88,12 @@ class PlayedSwarm:
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
         exchange: type[NotedExchange] = NotedExchange, places: Collection[int] | None = None,
     ) -> None:  # fmt: skip
-        """reward: scores completions of the setting's curriculum (`Verifier`). NoModel where a node's model cannot be loaded.
+        """Build the nodes of one setting.
 
-        places: of the nodes that are played here; None: all.
+        reward: scores completions of the setting's curriculum (`Verifier`). places: of the nodes that are
+            played here; None for all.
+
+        Raises NoModel where a node's model cannot be loaded.
         """
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
@@ -166,7 +172,7 @@ class PlayedSwarm:
         self._turns(number, turn)
 
     def _turns(self, number: int, turn: Callable[[int], Said]) -> None:
-        """All that a round is but for what its nodes do: `turn` is called with the place of each that is there, in the round's order."""
+        """Play a round: call `turn` with the place of each node that is present, in the round's order."""
         gone = self._begin(number)
         said: list[Said | None] = [None] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
@@ -176,7 +182,7 @@ class PlayedSwarm:
         self.said = said
 
     def _turn(self, number: int, place: int, turn: Callable[[int], Said]) -> Said:
-        """One node's round, and what it tells its daemon before and after."""
+        """Play one node's turn, and tell its daemon what it is told before and after."""
         daemon = self._fetching[place] if self._fetching else None
         if daemon is not None:
             daemon.round = number
@@ -186,7 +192,7 @@ class PlayedSwarm:
         return said
 
     def _begin(self, number: int) -> Collection[int]:
-        """Time goes on, nodes leave and come back, hostile peers send. The places of the nodes that are away."""
+        """Advance time, absences and hostile peers; return the places of the nodes that are away."""
         self._now += ROUND_SECONDS
         gone = self._absences.next_round()
         self._memory.partition(*({self.ids[place]} for place in sorted(gone)))
@@ -208,7 +214,10 @@ class PlayedSwarm:
             resume(Checkpoints(folder), node, policy)
 
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
-        """Held-out answers of every node, sampled: of each question how many of `answers` are right, lists by node. Trains nothing."""
+        """Sample every node's answers to held-out questions; return how many of `answers` are right.
+
+        Lists by node, then by question. Trains nothing.
+        """
         right, marked = [], []
         for number, policy in zip(self._places, self.policies, strict=True):
             given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
@@ -218,7 +227,7 @@ class PlayedSwarm:
         return {"answers": answers, "right": right} | ({"marked": marked} if self.hostile else {})
 
     def cpu(self) -> float:
-        """Seconds since the process began."""
+        """Return the CPU seconds since the process began."""
         return time.process_time()
 
     def close(self) -> None:

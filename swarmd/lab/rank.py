@@ -92,7 +92,7 @@ class RankedSwarm(PlayedSwarm):
         return {key: [each[key][0] for each in told] if isinstance(value, list) else value for key, value in own.items()}
 
     def cpu(self) -> float:
-        """Of all ranks, up to the last round."""
+        """Return the CPU seconds of all ranks, up to the last round."""
         return self._cpu
 
     def _gather_frames(self) -> None:

@@ -61,7 +61,7 @@ GROUP_HEADS = ("setting", "nodes", "what they are", "last tenth", "pass@1")
 
 
 def groups(results: Results) -> Sequence[Sequence[str]]:
-    """Of settings whose nodes differ: the heads and a row for each kind of node; empty where there is none such."""
+    """Return heads and a row for each kind of node, for settings whose nodes differ; [] without such."""
     rows = []
     for column in columns(results):
         kinds: dict[str, list[int]] = {}
@@ -79,7 +79,7 @@ HOSTILE_HEADS = ("setting", "hostile peers", "of external, hostile, %", "answers
 
 
 def hostile(results: Results) -> Sequence[Sequence[str]]:
-    """Of settings with hostile peers: the heads and a row for each; empty where there is none such."""
+    """Return heads and a row for each setting with hostile peers; [] without such."""
     rows = []
     for column in columns(results):
         setting = results.experiment.setting(column.slug)
@@ -112,7 +112,10 @@ def markdown(results: Results) -> str:
 
 
 def write_report(results: Results) -> Path:
-    """report.html and its figures as PNG, in the results folder. BadResults, NoMatplotlib."""
+    """Write report.html and its figures as PNG into the results folder.
+
+    Raises BadResults and NoMatplotlib.
+    """
     pictures = {name: _png(figure) for name, figure in _figures(results).items()}
     page = results.folder / "report.html"
     try:
@@ -151,12 +154,15 @@ def _canvas(width: float, height: float) -> Any:
 
 
 def _colours(found: Sequence[Column]) -> Sequence[str]:
-    """Sixteen that can be told apart, then the same again."""
+    """Return sixteen distinct colours, repeated as often as needed."""
     return [*COLOURS, *MORE_COLOURS] * (1 + len(found) // 16)
 
 
 def _reward_figure(found: Sequence[Column]) -> Any:
-    """SAPO's Figure 2: average reward by setting, moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds."""
+    """Draw SAPO's Figure 2: average reward by setting.
+
+    A moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds.
+    """
     figure = _canvas(9, 5)
     axes = figure.subplots()
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
@@ -174,7 +180,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
 
 
 def _node_figure(results: Results, found: Sequence[Column]) -> Any:
-    """SAPO's Figure 1: a panel for each setting, a line for each node; the first finished seed."""
+    """Draw SAPO's Figure 1: a panel for each setting, a line for each node, of the first finished seed."""
     across = min(4, len(found))
     down = math.ceil(len(found) / across)
     figure = _canvas(3.2 * across, 2.6 * down)
@@ -227,7 +233,7 @@ def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
 
 
 def _useful_figure(found: Sequence[Column]) -> Any:
-    """Predicted count of informative rollouts of an update against the measured one: a point for each run."""
+    """Draw predicted against measured informative rollouts of an update: a point for each run."""
     figure = _canvas(5, 4.6)
     axes = figure.subplots()
     for column, colour in zip(found, _colours(found), strict=False):
@@ -241,7 +247,7 @@ def _useful_figure(found: Sequence[Column]) -> Any:
 
 
 def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
-    """Gain of a setting against the share of informative groups of what it is compared with: a point for each pair of runs."""
+    """Draw gain against the baseline's share of informative groups: a point for each pair of runs."""
     figure = _canvas(7, 4.6)
     axes = figure.subplots()
     pairs = [(column, other) for column in found if (other := baseline(results, column, found)) is not None and other is not column]
@@ -255,7 +261,7 @@ def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
 
 
 def _compute_figure(found: Sequence[Column]) -> Any:
-    """Accuracy against compute so far: whoever is up and left is ahead."""
+    """Draw accuracy against compute so far: up and left is better."""
     figure = _canvas(8, 4.8)
     axes = figure.subplots()
     for column, colour in zip(found, _colours(found), strict=False):
@@ -285,7 +291,7 @@ def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
 
 
 def _pass_figure(found: Sequence[Column]) -> Any:
-    """pass@k at the end against k, mean over seeds."""
+    """Draw pass@k at the end against k, mean over seeds."""
     figure = _canvas(6, 4.2)
     axes = figure.subplots()
     for column, colour in zip(found, _colours(found), strict=False):

@@ -68,7 +68,10 @@ class Results:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """BadResults where there is none, or of another version of swarmd's results."""
+        """Open a results folder.
+
+        Raises BadResults where there is none, or it was written by another version.
+        """
         path = folder / FILE
         try:
             document = json.loads(path.read_bytes())
@@ -145,7 +148,10 @@ class Results:
         shutil.rmtree(self.saves(run), ignore_errors=True)
 
     def lines(self, run: Run) -> Sequence[Mapping[str, Any]]:
-        """Of a finished run. BadResults where the file is damaged."""
+        """Return the lines of a finished run.
+
+        Raises BadResults where the file is damaged.
+        """
         path = self.path(run)
         try:
             lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -177,7 +183,10 @@ def judged(results: Results) -> list[Any]:
 
 
 def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
-    """Of Python, of packages, and of own tasks: the digest; and the engine. ConfigError where own tasks cannot be used."""
+    """Return versions of Python and packages, the digest of own tasks, and the engine.
+
+    Raises ConfigError where own tasks cannot be used.
+    """
     found = {"python": platform.python_version(), "engine": engine}
     nodes = {node.swarm.curriculum: node for setting in experiment.settings for node in setting.nodes}
     for node in nodes.values():

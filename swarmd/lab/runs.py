@@ -114,7 +114,7 @@ async def _play(
 
 
 async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-    """SIGTERM, and SIGHUP of a closed terminal, are as Ctrl-C: the runs under way are ended before we are."""
+    """Treat SIGTERM, and SIGHUP of a closed terminal, as Ctrl-C: end the runs under way before us."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
         task_status.started(())
         async for _ in signals:
@@ -124,7 +124,7 @@ async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -
 async def _one(
     results: Results, run: Run, progress: RunsProgress, told: Callable[[RunsProgress], None], command: Sequence[str]
 ) -> str | None:
-    """None where it ended well (what it said is logged); else what it said."""
+    """Play one run in a process; return what it said if it failed, else None and log that."""
     said = bytearray()
     start = partial(
         trio.run_process,  # ends the process where this is cancelled

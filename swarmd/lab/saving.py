@@ -81,7 +81,10 @@ class RunSaves:
     """The saves of one run. Use as a context manager: `resume` once, then `after` each round."""
 
     def __init__(self, folder: Path, lines: Journal, every: float = EVERY, clock: Callable[[], float] = time.monotonic) -> None:
-        """lines: of the run, taken back to where a resumed run goes on. Raises OSError."""
+        """Open a run's saves.
+
+        lines: of the run, cut back to where a resumed run goes on. every: seconds. Raises OSError.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._lines, self._every, self._clock = folder, lines, every, clock
         self._said = Journal(folder / "said")

@@ -46,7 +46,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def pass_at(k: int, answers: int, right: int) -> float:
-    """Unbiased estimate of pass@k from `right` of `answers` independent samples (Chen et al., arXiv 2107.03374, eq. 1)."""
+    """Estimate pass@k, unbiased, from `right` of `answers` samples (Chen et al., arXiv 2107.03374, eq. 1)."""
     if k > answers:
         raise ValueError(f"pass@{k} needs at least {k} answers; there are {answers}")
     return 1.0 - math.comb(answers - right, k) / math.comb(answers, k)
@@ -77,7 +77,10 @@ class RunFigures:
 
 
 def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: Sequence[int], completions: Sequence[int]) -> RunFigures:
-    """lines: of one run (`swarmd.lab.play`). local, external, completions: I, J and L of each node."""
+    """Compute the figures of one run.
+
+    lines: of the run (`swarmd.lab.play`). local, external, completions: I, J and L of each node.
+    """
     rounds = [line for line in lines if line["round"]]
     by_node = [line["reward"] for line in rounds]  # None: the node was away
     rewards = [there for each in by_node if (there := [reward for reward in each if reward is not None])]
@@ -146,7 +149,7 @@ def _mean_there(rewards: Sequence[float | None]) -> float:
 
 
 def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:
-    """k -> pass@k for k = 1, 2, 4, … up to the answers that there are; mean over nodes and questions."""
+    """Map k to pass@k for k = 1, 2, 4, … up to the number of answers; mean over nodes and questions."""
     answers = evaluation["answers"]
     powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if k <= answers]
     return {k: fmean(pass_at(k, answers, right) for node in evaluation["right"] for right in node) for k in powers}

@@ -149,9 +149,10 @@ class LanguagePolicy:
         )
 
     def generate(self, questions: Sequence[str], completions: int, *, seed: int | None = None) -> Sequence[Generation]:
-        """`completions` sampled answers to each question, with their tokens and the log-probabilities they were drawn with.
+        """Sample answers to each question, with their tokens and the log-probabilities of the draws.
 
-        seed: of these answers alone: the policy's later draws are as if these had not been made.
+        completions: answers to each question. seed: of these answers alone; later draws of the policy are as
+            if these had not been made.
         """
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
@@ -174,17 +175,20 @@ class LanguagePolicy:
         ]
 
     def answer(self, question: str) -> Completion:
-        """One greedy answer. Draws no random number."""
+        """Return one greedy answer; draw no random number."""
         return self.greedy([question])[0]
 
     def greedy(self, questions: Sequence[str]) -> Sequence[Completion]:
-        """One greedy answer to each question. Draws no random number."""
+        """Return one greedy answer to each question; draw no random number."""
         prompts = [self._chat.prompt(question) for question in questions]
         answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0))
         return [self._chat.read(sample.ids, sample.ended) for (sample,) in answers]
 
     def update(self, batch: Sequence[Scored], weigh: Weigh = unweighed) -> UpdateReport:
-        """One policy-gradient step on the batch; see `Learner.step`. None where no completion has an advantage."""
+        """Take one policy-gradient step on the batch; see `Learner.step`.
+
+        Without a completion that has an advantage there is no step.
+        """
         given = [advantages(scored, self._loss, weigh) for scored in batch]
         rows = self._rows(batch, given)
         if not rows:
@@ -194,7 +198,10 @@ class LanguagePolicy:
         return replace(self._step(self._learner, rows), useful=sum(map(any, given)))
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
-        """Of each rollout's completions, cut as `update` cuts them: our tokens, and the log-probabilities the policy gives them now."""
+        """Return our tokens of each rollout's completions, with the current policy's log-probabilities.
+
+        They are cut as `update` cuts them.
+        """
         self._driver.rest()
         prompts_and_ids = [encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch]
         rows = [[Row(prompt, cut, 0.0, None, 0.0) for cut in ids] for prompt, ids in prompts_and_ids]
@@ -202,9 +209,10 @@ class LanguagePolicy:
         return [Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout)) for rollout in rows]
 
     def unfit(self, scored: Scored) -> str | None:
-        """Why we cannot be trained on another's rollout (`protocols.Limited`).
+        """Return why we cannot be trained on another's rollout (`protocols.Limited`), or None.
 
-        A wrong answer that is too long is cut where our own would have been, and is still wrong. A right one would lose its answer.
+        A wrong answer that is too long is cut where our own would have been, and is still wrong. A right one
+        would lose its answer.
         """
         room = min(self._sampling.limit, self._sampling.context - len(self._chat.prompt(scored.question)))
         if room <= 0:
@@ -256,7 +264,10 @@ class LanguagePolicy:
         return self._learner.updates
 
     def save(self, folder: Path) -> None:
-        """Everything a later process needs to go on exactly from here, into an existing folder. OSError where the disk is full."""
+        """Save everything that a later process needs to go on exactly from here, into an existing folder.
+
+        Raises OSError where the disk is full.
+        """
         for name, content in self.files():
             (folder / name).write_bytes(content)
 
@@ -307,7 +318,7 @@ class LanguagePolicy:
 
 
 def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
-    """NoModel where not even an empty question leaves room for an answer."""
+    """Raise NoModel where not even an empty question leaves room for an answer."""
     least = len(chat.prompt(""))
     if least >= sampling.context:
         raise NoModel(

@@ -79,7 +79,10 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
 
 
 def refusal(specialty: str, answer: str) -> GradeReason | None:
-    """Why this answer may not be scored; None if it may. KeyError for a specialty that is not ours."""
+    """Return why this answer may not be scored, or None if it may.
+
+    Raises KeyError for a specialty that is not ours.
+    """
     if len(answer) > LONGEST_ANSWER[specialty]:
         return GradeReason.TOO_LONG
     return None if _SAFE.fullmatch(answer) else GradeReason.UNSAFE

@@ -47,7 +47,10 @@ class TaskFault(Exception):
     """A plug-in raised, or gave something else than was asked for. The text says what."""
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
-        """fatal: the worker is of no use any more (it ran out of memory)."""
+        """Report that a worker failed.
+
+        fatal: whether the worker is of no further use (it ran out of memory).
+        """
         super().__init__(what[: pipe.LONGEST_FAULT])
         self.fatal = fatal
 
@@ -136,7 +139,7 @@ class Worker:
                 return latest
 
     def _used(self) -> float:
-        """Seconds of CPU time in its life. Of a dead one it does not matter: its pipe says so."""
+        """Return the CPU seconds that the worker has used; of a dead one the number does not matter."""
         try:
             times = self._process.cpu_times()
         except psutil.Error:
@@ -170,9 +173,9 @@ class Marker:
         self.worker = Worker(work)
 
     def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[GradeReason, ...], str]:
-        """One reason per answer, and what a plug-in did wrong.
+        """Return one reason per answer, and what a plug-in did wrong.
 
-        After a death the answer is tried once more, since something else may have killed the worker.
+        After a worker's death the answer is tried once more, since something else may have killed it.
         """
         self._renew()
         reasons: list[GradeReason] = []
@@ -263,7 +266,10 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
 
 
 def _become_worker(jobs: int, results: int, verifier: int, work: Work) -> NoReturn:
-    """Never returns and never raises: the forked copy of the verifier's stack must not run on."""
+    """Turn the forked process into a worker that never returns or raises.
+
+    Its copy of the verifier's stack must not run on.
+    """
     try:
         seccomp.die_with_parent(verifier)
         _be_worker(jobs, results, work)

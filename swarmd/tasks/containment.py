@@ -42,7 +42,7 @@ def contain(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> bool:
 
 @contextlib.contextmanager
 def marking() -> Iterator[None]:
-    """While inside, `compile`, `eval` and `exec` are refused too."""
+    """Refuse `compile`, `eval` and `exec`, too, until the block ends."""
     global _marking
     _marking = True
     try:
@@ -57,7 +57,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
 
 
 def limit_resources(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> None:
-    """No files, processes or core dumps, little memory and CPU time."""
+    """Forbid files, processes and core dumps, and limit memory and CPU time."""
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
@@ -77,7 +77,7 @@ def limit_resources(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> None:
 
 
 def address_space() -> int:
-    """Bytes of virtual memory of this process; 1 GiB if the system does not say."""
+    """Return this process' virtual memory in bytes; 1 GiB if the system does not say."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return 2**30

@@ -164,14 +164,17 @@ class DrawnTasks(ABC):
     """Draws tasks of a curriculum: what every `swarmd.protocols.TaskSource` has in common."""
 
     def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
-        """asked: the specialties that `draw` asks of; none: all. What a reference may name is the whole curriculum.
+        """Open a curriculum.
 
-        ConfigError where one is not of the curriculum.
+        asked: the specialties that `draw` asks of; none for all. A reference may name any task of the
+            curriculum.
+
+        Raises ConfigError for a specialty that the curriculum lacks.
         """
         self.curriculum, self._asked = curriculum, curriculum.asked(asked)
 
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """`count` training tasks, specialty uniform with replacement (SAPO section 5)."""
+        """Draw `count` training tasks, specialty uniform with replacement (SAPO section 5)."""
         return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, self._asked)) for _ in range(count)]
 
     def trains_on(self, task: Task) -> bool:
@@ -191,7 +194,10 @@ class DrawnTasks(ABC):
         """Return the task that this reference names."""
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Tasks of numbers that no node trains on, though their texts may recur. The judge's are drawn by held_out.py."""
+        """Draw tasks of numbers that no node trains on; their texts may recur in training.
+
+        The judge's are drawn by held_out.py.
+        """
         return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
 
     @abstractmethod

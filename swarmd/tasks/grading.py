@@ -17,7 +17,7 @@ Entry = Mapping[str, Any]
 
 
 def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
-    """CORRECT, WRONG, or why the answer is not scored."""
+    """Return CORRECT, WRONG, or why the answer is not scored."""
     refused = refusal(task.ref.specialty, answer)
     if refused:
         return refused
@@ -52,19 +52,22 @@ def _upstream(dataset: Any, answer: str, entry: Entry) -> float:
 
 
 def _exact(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    """binary_matrix: the same string. ReasoningGYM would `eval` any other answer."""
+    """Compare strings (binary_matrix); ReasoningGYM would `eval` any other answer."""
     return 1.0 if answer == entry["answer"] else 0.0
 
 
 def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
-    """decimal_arithmetic at the configured precision. Upstream uses whatever precision the last generated task left behind."""
+    """Score decimal_arithmetic at the configured precision.
+
+    Upstream uses whatever precision the last generated task left behind.
+    """
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
     with decimal.localcontext(decimal.Context(prec=dataset.config.precision, rounding=decimal.ROUND_HALF_EVEN, traps=traps)):
         return _upstream(dataset, answer, entry)
 
 
 def _logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
-    """propositional_logic: by our own truth tables."""
+    """Score propositional_logic by our own truth tables."""
     metadata = entry["metadata"]
     return 1.0 if proves(metadata["premises"], answer, metadata["variables"]) else 0.0
 

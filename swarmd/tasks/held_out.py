@@ -37,7 +37,10 @@ class Terms:
 
 
 def commitment(terms: Terms, seed: bytes) -> str:
-    """SHA-256 of the terms and the seed. It binds the judge to both, and says nothing of the seed, which is random and has 256 bits."""
+    """Commit to the terms and the seed by their SHA-256.
+
+    It binds the judge to both, and reveals nothing of the seed, which has 256 random bits.
+    """
     if len(seed) != SEED_BYTES:
         raise ValueError(f"a window's seed has {SEED_BYTES} bytes, not {len(seed)}")
     parts = (terms.curriculum, terms.number, terms.opens, terms.closes, terms.questions, seed.hex())
@@ -45,7 +48,10 @@ def commitment(terms: Terms, seed: bytes) -> str:
 
 
 def place_in_set(seed: bytes, peer: str, place: int, questions: int) -> int:
-    """Which question of the set is this peer's question number `place`, counted from 0. Each peer goes round the set from its own start."""
+    """Return which question of the set is this peer's question number `place`, counted from 0.
+
+    Each peer goes round the set from its own start.
+    """
     return (_number(seed, f"peer {peer}") + place) % questions
 
 
@@ -74,5 +80,8 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
 
 
 def _number(seed: bytes, purpose: str) -> int:
-    """64 bits for a purpose. The remainders taken of it favour none by more than one in 10^9."""
+    """Derive 64 bits for a purpose.
+
+    Remainders taken of them favour none by more than one in 10^9.
+    """
     return int.from_bytes(hmac.digest(seed, purpose.encode(), "sha256")[:8], "big")

@@ -67,7 +67,7 @@ def table(formula: str, variables: Sequence[str]) -> int | None:
 
 
 def _apply(values: list[int], waiting: list[str], at_least: int) -> None:
-    """Carry out what waits and binds at least so tightly, back to the last opening parenthesis."""
+    """Apply waiting operators that bind at least this tightly, back to the last opening parenthesis."""
     while waiting and _BINDS[waiting[-1]] >= at_least:
         sign, right = waiting.pop(), values.pop()
         values.append(~right if sign == "¬" else _BINARY[sign][1](values.pop(), right))

@@ -97,7 +97,10 @@ class OwnTasks(DrawnTasks):
     """Draws from an own curriculum, and regenerates any item of it. Drawing raises NoQuestion where its plug-in makes none."""
 
     def __init__(self, curriculum: OwnCurriculum, maker: QuestionMaker, asked: Sequence[str] = ()) -> None:
-        """maker: makes the questions, in a contained process."""
+        """Open an own curriculum.
+
+        maker: makes the questions, in a contained process.
+        """
         super().__init__(curriculum, asked)
         self._source, self._maker = curriculum.source, maker
 

@@ -44,14 +44,18 @@ class TaskPlugin(Protocol):
         """
 
     def score(self, facts: Any, answer: str) -> float:
-        """0 to 1 for an answer, the text in <answer>…</answer>; from 0.999 on it is right."""
+        """Score an answer, the text in <answer>…</answer>, from 0 to 1; from 0.999 on it is right."""
 
 
 class LoadedPlugin:
     """A plug-in with its description, and its calls guarded: whatever it does wrong is a TaskFault."""
 
     def __init__(self, plugin: Any, name: str, digest: str) -> None:
-        """name: where it gives itself none. PluginRefused where something is missing or of the wrong kind."""
+        """Check a plug-in's attributes.
+
+        name: used where the plug-in gives itself none. Raises PluginRefused where something is missing or of
+            the wrong kind.
+        """
         missing = [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]
         if missing:
             raise PluginRefused(f"it has no {', no '.join(missing)}")
@@ -70,7 +74,7 @@ class LoadedPlugin:
         self.description = PluginDescription(name, version, _specialties(plugin.specialties), limits, digest)
 
     def prepare(self, curriculum: str, specialty: str, n: int) -> Prepared | None:  # noqa: ARG002
-        """As `contained_worker.Work` has it."""
+        """Prepare a question as `contained_worker.Work` asks."""
         if specialty not in self.description.specialties:
             return None
         random.seed(n)  # for those that forget to make a generator of their own
@@ -143,7 +147,11 @@ def _run_file(path: Path, content: bytes) -> Any:
 
 
 def _load_installed(point: EntryPoint) -> LoadedPlugin:
-    """Its digest is of the package's name and version, and of all files beside the module that the entry point names."""
+    """Load a plug-in of an installed package.
+
+    Its digest is of the package's name and version, and of all files beside the module that the entry point
+    names.
+    """
     try:
         plugin = point.load()
     except BaseException as error:
@@ -204,7 +212,7 @@ def _told(error: BaseException) -> str:
 
 
 def _shown(value: object) -> str:
-    """Of what a plug-in gave: its kind, and the value where that is short."""
+    """Describe a value that a plug-in returned: its type, and the value where that is short."""
     if value is None:
         return "None"
     text = repr(value) if isinstance(value, str | int | float) else ""

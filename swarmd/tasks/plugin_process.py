@@ -31,7 +31,10 @@ def work(source: str, digest: str) -> Work:
 
 
 def _check(plugin: LoadedPlugin, marker: Marker) -> None:
-    """Each specialty must have a question, and the same one twice. PluginRefused."""
+    """Check that each specialty has a question, and the same one when asked again.
+
+    Raises PluginRefused.
+    """
     for specialty in plugin.description.specialties:
         first, again = (marker.make("", specialty, 1) for _ in range(2))
         if first.question is None:
@@ -45,7 +48,7 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
 
 @contextlib.contextmanager
 def _little_memory() -> Iterator[None]:
-    """Where the system limits address space, which macOS does not."""
+    """Limit address space until the block ends, where the system can, which macOS cannot."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = address_space() + LOADING_MEMORY
     with contextlib.suppress(OSError, ValueError):

@@ -35,7 +35,10 @@ class QuestionFile:
     limits = {"longest_question": LONGEST_OWN_QUESTION, "longest_answer": LONGEST_OWN_ANSWER}  # noqa: RUF012
 
     def __init__(self, content: bytes) -> None:
-        """PluginRefused names the lines that are wrong."""
+        """Parse a file of questions.
+
+        Raises PluginRefused with the lines that are wrong.
+        """
         lines = _parsed(content)
         self.specialties = tuple(sorted({line.specialty for _, line in lines}))
         self._training: dict[str, Sequence[tuple[str, str]]] = {}
@@ -93,5 +96,8 @@ def _answer(line: _Line) -> str:
 
 
 def _place(question: str) -> float:
-    """0 to 1, by the text alone: a question stays on its side when others are added to the file."""
+    """Map a question to a place from 0 to 1 by its text.
+
+    So it stays on its side of the held-out split when others are added to the file.
+    """
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64

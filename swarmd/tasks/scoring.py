@@ -122,7 +122,7 @@ class Verifier:
         return [tuple(row) for row in reasons]
 
     def score(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-        """One tuple of rewards (0.0 or 1.0) per item, in order (`swarmd.protocols.Reward`)."""
+        """Return one tuple of rewards (0.0 or 1.0) per item, in order (`swarmd.protocols.Reward`)."""
         return [tuple(reason.reward for reason in row) for row in self.judge(items)]
 
     __call__ = score
@@ -208,7 +208,10 @@ class _Child:
     """One verifier process and its pipes."""
 
     def __init__(self, command: Sequence[str], start_seconds: float, slack: float = 1.0) -> None:
-        """slack: by how much all limits of time are longer. Raises _Failed."""
+        """Start a verifier process.
+
+        slack: factor by which all time limits are longer. Raises _Failed.
+        """
         try:
             self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         except OSError as error:
@@ -236,7 +239,10 @@ class _Child:
         return ready
 
     def judge(self, request: Request, patience: float) -> Judgements:
-        """One reason for each answer of a request, in order. patience: seconds that an answer may take. Raises _Failed."""
+        """Return one reason for each answer of a request, in order.
+
+        patience: seconds that an answer may take. Raises _Failed.
+        """
         answers = [len(item.answers) for item in request.items]
         judged = self._exchange(request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED * len(answers)))
         if [len(row) for row in judged.reasons] != answers or len(judged.faults) not in (0, len(answers)):
@@ -260,7 +266,7 @@ class _Child:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Whatever goes wrong inside is a _Failed with its cause."""
+        """Turn any error inside the block into a _Failed with its cause."""
         try:
             yield
         except TimeoutError:

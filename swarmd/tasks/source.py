@@ -47,7 +47,7 @@ class CurriculumTasks(DrawnTasks):
         return Task(ref, entry["question"], entry)
 
     def dataset(self, specialty: str) -> Any:
-        """ReasoningGYM's own data set object for this specialty, with its scorer."""
+        """Return ReasoningGYM's data set object for this specialty, with its scorer."""
         if specialty not in self._datasets:
             config = self.curriculum.configs[specialty]
             self._datasets[specialty] = reasoning_gym.create_dataset(specialty, seed=0, size=1, **config)
@@ -90,14 +90,20 @@ class _TooCostly(ArithmeticError):
 
 
 def _bounded_divisors(a: int, b: int) -> list[int]:
-    """ReasoningGYM's `find_common_divisors` where that takes at most some 10 ms. Unbounded, it let a peer name an n that costs 78 s."""
+    """Replace ReasoningGYM's `find_common_divisors` by one limited to some 10 ms.
+
+    Unlimited, it let a peer name a task number that costs 78 s.
+    """
     if math.gcd(a, b) > LARGEST_DIVISION:
         raise _TooCostly
     return _divisors(a, b)  # type: ignore[no-any-return]
 
 
 def _no_print(*_: object, **__: object) -> None:
-    """bf's `print`. Its output is not caught in `sys.stdout`, for that is every thread's: what another writes meanwhile would be lost."""
+    """Replace bf's `print`.
+
+    Its output is not caught in `sys.stdout`, which is every thread's: another thread's output would be lost.
+    """
 
 
 @contextlib.contextmanager

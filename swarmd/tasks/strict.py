@@ -43,7 +43,7 @@ def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
 
 
 def _value(expression: str) -> Fraction:
-    """Of what a generator wrote: numbers, signs, the four operations, parentheses.
+    """Evaluate an expression that a generator wrote: numbers, signs, the four operations, parentheses.
 
     Python's own parser is shut out of the process that marks (containment.py).
     """
@@ -51,7 +51,10 @@ def _value(expression: str) -> Fraction:
 
 
 def _sum(left: list[str]) -> Fraction:
-    """left: what is still to be read, the next one last."""
+    """Evaluate a sum.
+
+    left: tokens still to be read, the next one last.
+    """
     value = _product(left)
     while left and left[-1] in "+-":
         sign = left.pop()

@@ -120,13 +120,16 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
 
 
 def duration(rounds: int) -> str:
-    """How long a demo takes on two free cores, in words."""
+    """Say how long a demo takes on two free cores."""
     seconds = START + rounds * PACE
     return f"{seconds // 60:.0f} to {seconds // 60 + 1:.0f} min" if seconds >= 60 else "1 min"
 
 
 def gain(stories: Sequence[Story]) -> float:
-    """By what share a node of the swarm earned more reward than the node alone, all rounds added up; mean over the swarm's nodes."""
+    """Return by what share nodes of the swarm earned more reward than the node alone.
+
+    Rewards are added up over all rounds; the gain is the mean over the swarm's nodes.
+    """
     (alone,) = (story.reward for story in stories if story.alone)
     return fmean(story.reward for story in stories if not story.alone) / max(alone, 1e-9) - 1
 
@@ -139,7 +142,7 @@ def _verdict(stories: Sequence[Story]) -> str:
 
 
 def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
-    """Until every node has done its rounds. Halfway, one of the swarm is killed and started again."""
+    """Watch until every node has done its rounds; halfway, kill one of the swarm and start it again."""
     victim = [story for story in stories if not story.alone][-1]
     done, since = -1, time.monotonic()
     start = Start(stories)
@@ -204,7 +207,7 @@ def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
 
 
 def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, before: int, now: int) -> None:
-    """On a terminal the table; elsewhere ten lines in all."""
+    """Show the table on a terminal; elsewhere print ten lines in all."""
     if talk.is_terminal:
         live.update(_table(stories, rounds), refresh=True)
         return

@@ -27,7 +27,7 @@ class Curve:
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Means of `window` values in a row; shorter than `values` by window − 1."""
+    """Return the means of `window` values in a row: window − 1 fewer than `values`."""
     return [sum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
 
 
@@ -37,7 +37,10 @@ def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
-    """Above: moving mean of each node's reward, the swarm's mean beside the node alone. Below: rounds over time, where a kill is a gap."""
+    """Draw rewards above, and rounds over time below, where a kill shows as a gap.
+
+    Rewards are each node's moving mean; the swarm's mean stands beside the node alone.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -24,7 +24,10 @@ TERM_PATIENCE = 60.0  # seconds a process has to leave when it is asked to
 
 
 def checkpoints(every: float) -> dict[str, str]:
-    """Environment of a node that makes a checkpoint every so many seconds, without a limit on what it writes. For short runs."""
+    """Return the environment of a node that saves a checkpoint every so many seconds.
+
+    For short runs: what it writes is not limited.
+    """
     return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
 
 
@@ -63,23 +66,23 @@ class LocalNode:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process (SIGKILL) and wait for its end."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM: it finishes its round, saves and leaves. Returns its exit status."""
+        """Stop the node (SIGTERM): it finishes its round, saves and leaves. Return its exit status."""
         assert self.process is not None
         return end(self.process)
 
     def check(self) -> None:
-        """LabFailed where it ended badly."""
+        """Raise LabFailed if the node ended with an error."""
         if self.process is not None and self.process.poll() not in (None, 0):
             raise LabFailed(f"{self.name} ended with status {self.process.returncode}; see {self.log}")
 
     def lines(self) -> Sequence[dict[str, Any]]:
-        """Its metrics.jsonl."""
+        """Return the lines of the node's metrics.jsonl."""
         return read_metrics(self.folder / "metrics.jsonl")
 
     def status(self) -> dict[str, Any] | None:
@@ -94,9 +97,10 @@ class LocalNode:
 def local_swarm(
     folder: Path, nodes: int, options: Sequence[str] = (), variables: dict[str, str] | None = None
 ) -> Iterator[list[LocalNode]]:
-    """`nodes` nodes of one new swarm, not yet started, ended when the context is left. `options` and `variables` go to each `swarmd join`.
+    """Prepare `nodes` nodes of one new swarm, and end those that run when the block is left.
 
-    Keys and ports are made first, so that each node can be given the addresses of all the others.
+    Keys and ports are made first, so that each node can be given the addresses of all the others. options,
+    variables: go to each `swarmd join`.
     """
     name = f"lab-{secrets.token_hex(4)}"  # two swarms on one machine never meet
     folders = [folder / f"node-{number}" for number in range(1, nodes + 1)]
@@ -138,7 +142,7 @@ def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that no system gives away by itself, so that they are still free when the nodes have started."""
+    """Find ports of loopback that no system hands out itself, so that they stay free for the nodes."""
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
@@ -150,7 +154,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
-    """SIGTERM; SIGKILL if that takes too long. Returns the exit status."""
+    """End a process by SIGTERM, or SIGKILL if that takes too long; return its exit status."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -161,7 +165,7 @@ def end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _leashed() -> Sequence[str]:
-    """Before a module: it leaves where we are killed."""
+    """Return the start of a command that runs a module which ends when we are killed."""
     return (sys.executable, "-m", "swarmd.lab.leash", str(os.getpid()))
 
 

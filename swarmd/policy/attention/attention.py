@@ -40,7 +40,10 @@ class Rules:
 
 class Layout(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
-        """query [T, H, D], key and value [T, K, D], of one layer, for the T tokens of the stream -> [T, H, D]."""
+        """Attend for the T tokens of the stream, in one layer.
+
+        query [T, H, D], key and value [T, K, D] -> [T, H, D].
+        """
 
 
 def adopt(network: nn.Module) -> bool:
@@ -79,8 +82,9 @@ def run(network: nn.Module, ids: Tensor, positions: Tensor, layout: Layout, **mo
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules) -> Tensor:
-    """query [B, H, S, D], key and value [B, K, T, D], mask [B, 1, S, T] added to the scores -> [B, H, S, D].
+    """Attend with an additive mask.
 
+    query [B, H, S, D], key and value [B, K, T, D], mask [B, 1, S, T] added to the scores -> [B, H, S, D].
     Queries that share a key head are laid side by side, so that keys and values are not repeated for them.
     """
     batch, heads, length, width = query.shape
@@ -122,7 +126,11 @@ def _attention(
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor:
-    """Without it a padded row would be silently wrong: transformers builds no mask for an attention function it does not know."""
+    """Build the mask of padded batches.
+
+    transformers builds none for an attention function that it does not know, and a padded row would be
+    silently wrong.
+    """
     mask: Tensor = sdpa_mask(*args, **(kwargs | {"allow_is_causal_skip": False}))
     return mask
 

@@ -36,14 +36,17 @@ class Span:
 
 
 def common_length(sequences: Sequence[Sequence[int]]) -> int:
-    """How many tokens these, of which there is at least one, begin with in common."""
+    """Return how many tokens these sequences, at least one, begin with in common."""
     first, last = min(map(tuple, sequences)), max(map(tuple, sequences))  # of the sorted sequences, the two that differ the soonest
     least = min(map(len, sequences))
     return next((i for i in range(least) if first[i] != last[i]), least)
 
 
 def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens these prompts begin with in common, such as a system prompt's; at least one is left to each."""
+    """Return how many tokens these prompts begin with in common, such as a system prompt's.
+
+    At least one token is left to each.
+    """
     if len(prompts) < 2:
         return 0
     return max(0, min(common_length(prompts), min(map(len, prompts)) - 1))
@@ -53,7 +56,10 @@ class PackedLayout:
     """The layout of spans that together cover [0, T). Gives the same result on every call, as gradient checkpointing calls it again."""
 
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
-        """dtype: of the network's queries."""
+        """Lay out the spans.
+
+        dtype: of the network's queries.
+        """
         self._tiles = [_Tile(group, device, dtype) for group in _group(spans)]
         place = torch.empty(sum(span.length for span in spans), dtype=torch.long)
         before = 0
@@ -94,7 +100,7 @@ class _Tile:
         return masked(q, k, v, self._mask(rules.window), rules).transpose(1, 2).flatten(0, 1)
 
     def _mask(self, window: int | None) -> Tensor:
-        """[B, 1, S, K], to be added: position i sees position j where i - window < j <= i."""
+        """Return the additive mask [B, 1, S, K]: position i sees position j where i - window < j <= i."""
         if window not in self._masks:
             i, j = self._positions[:, :, None], torch.arange(self._keys, device=self._positions.device)
             seen = j <= i
@@ -106,7 +112,7 @@ class _Tile:
 
 
 def _group(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans of like size together; see SMALL_TILE."""
+    """Group spans of similar size; see SMALL_TILE."""
     groups: list[list[Span]] = []
     queries = keys = pairs = 0
     for span in sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)):
@@ -122,5 +128,8 @@ def _group(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def _pick(x: Tensor, places: Tensor) -> Tensor:
-    """x[places]. As an embedding, because its gradient is summed row by row: quicker than that of indexing."""
+    """Return x[places].
+
+    It is computed as an embedding, whose gradient is summed row by row: quicker than that of indexing.
+    """
     return F.embedding(places, x.flatten(1)).view(-1, *x.shape[1:])

@@ -44,7 +44,10 @@ class Origin:
 
 
 def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
-    """lines: of metrics.jsonl, in order of rounds."""
+    """Summarise a run for the card.
+
+    lines: of metrics.jsonl, in order of rounds.
+    """
     rewards = [line["reward_mean"] for line in lines if _number(line.get("reward_mean")) and line.get("tokens", {}).get("generated", 1)]
     edge = max(1, min(EDGE, len(rewards) // 2))
     local, external = (sum(line.get(key) or 0 for line in lines) for key in ("local", "external"))

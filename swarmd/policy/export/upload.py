@@ -15,9 +15,10 @@ class NotUploaded(SwarmdError):
 
 
 def upload(folder: Path, repository: str) -> str:
-    """Every file of the folder, as one commit on the repository's main branch; made where there is none. The model's web address.
+    """Upload every file of the folder as one commit on the main branch; return the model's web address.
 
-    ConfigError, Unreachable or NotUploaded; the folder stays as it is.
+    A missing repository is created. Raises ConfigError, Unreachable or NotUploaded; the folder stays as it
+    is.
     """
     kept = f"The export is whole in {folder}."
     try:

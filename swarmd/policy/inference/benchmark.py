@@ -46,7 +46,7 @@ class Conditions:
 
 
 def conditions(device: torch.device, fingerprint: str, dtype: torch.dtype, swarmd: str) -> Conditions:
-    """Those of this machine."""
+    """Return the conditions of this machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Conditions(name, torch.__version__, transformers.__version__, swarmd, fingerprint, dtype_name(dtype))
 
@@ -67,7 +67,7 @@ def choose(seconds: Mapping[str, float | None]) -> str:
 
 
 def cache_file() -> Path:
-    """`~/.cache/swarmd/engines.json` or where the platform keeps such things (XDG, through platformdirs)."""
+    """Return the file of remembered choices: `~/.cache/swarmd/engines.json` on Linux (XDG, platformdirs)."""
     return user_cache_path("swarmd", appauthor=False) / "engines.json"
 
 
@@ -102,7 +102,10 @@ def _entries(file: Path) -> dict[str, Any]:
 def measure(
     engines: Mapping[str, InferenceEngine], vocabulary: int, sampling: Sampling, device: torch.device, clock: Callable[[], float]
 ) -> dict[str, float | None]:
-    """Seconds of a small round with each engine, taken in turns; None for one that fails. Its random numbers are its own."""
+    """Measure the seconds of a small round with each engine, in turns; None for one that fails.
+
+    It uses random numbers of its own.
+    """
     source, longest = seeded(torch.device("cpu"), 0), max(1, sampling.context // 2)
     prompts = [torch.randint(vocabulary, (min(n, longest),), generator=source).tolist() for n in PROMPTS]
     # No answer ends before its time, so that all engines do the same work.

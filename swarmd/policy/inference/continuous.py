@@ -28,7 +28,11 @@ class ContinuousEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.Engine`."""
 
     def __init__(self, network: nn.Module, tokens: int) -> None:
-        """tokens: whose keys and values are held at once, at most. NoEngine where it would not draw from the model's distribution."""
+        """Wrap transformers' continuous batching.
+
+        tokens: whose keys and values are held at once, at most. Raises NoEngine where it would not draw from
+            the model's distribution.
+        """
         model: Any = network
         if model.config.model_type not in COMPARED:
             raise NoEngine(
@@ -38,7 +42,10 @@ class ContinuousEngine(BuiltInEngine):
         self._network, self._tokens = model, tokens
 
     def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
-        """See `Engine`. Draws one number from `generator`, unless greedy."""
+        """Generate answers; see `InferenceEngine`.
+
+        Draws one number from `generator`, unless greedy.
+        """
         answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
         seed = draw_seed(generator) if sampling.temperature else 0
         rooms = [min(sampling.limit, sampling.context - len(p)) for p in prompts]
@@ -53,7 +60,7 @@ class ContinuousEngine(BuiltInEngine):
         return answers
 
     def _batch(self, prompts: Sequence[Sequence[int]], copies: int, room: int, sampling: Sampling, seed: int) -> list[list[Sample]]:
-        """All of them with the same room for tokens."""
+        """Generate for prompts that all have the same room for tokens."""
         drawn = copies if sampling.temperature else 1  # greedy answers are all the same
         settings = GenerationConfig(
             do_sample=bool(sampling.temperature),
@@ -83,7 +90,7 @@ class ContinuousEngine(BuiltInEngine):
         self.rest()  # what it returns would be taken for the pass's arguments
 
     def _batching(self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int) -> ContinuousBatchingConfig:
-        """Pages for all rows at once where the budget has room for them, and for one row at least."""
+        """Return settings with pages for all rows at once, or for as many as the budget holds, at least one."""
         page = PAGE.get(self._network.device.type, SMALL_PAGE)
 
         def pages(tokens: int) -> int:

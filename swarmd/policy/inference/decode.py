@@ -106,7 +106,10 @@ def decode_rows(
     between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
 ) -> list[Sample]:
-    """room: how many tokens each row may become, [B]. between, rest: see `decode`."""
+    """Decode rows until they end or are full.
+
+    room: how many tokens each row may become, [B]. between, rest: see `decode`.
+    """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
     total, steps = len(room), int(room.max())
@@ -138,11 +141,12 @@ def decode_rows(
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One token a row and its log-probability; logits [B, V].
+    """Draw one token a row; return it with its log-probability.
 
-    One uniform number a row, looked up in the cumulative sum of its probabilities: a draw for every token of the vocabulary would cost
-    more than the rest of a small model's step. Summed in float64, so that the rare tokens keep their share, and first over strides of the
-    vocabulary, then within one of them: a cumulative sum is slow, a sum is not.
+    logits [B, V]. One uniform number a row is looked up in the cumulative sum of its probabilities: a draw
+    for every token of the vocabulary would cost more than the rest of a small model's step. Sums are in
+    float64, so that rare tokens keep their share, and first over strides of the vocabulary, then within one
+    of them: a cumulative sum is slow, a sum is not.
     """
     probabilities = (logits.float() / (temperature or 1.0)).softmax(-1)
     token = _drawn(probabilities, generator) if temperature else logits.argmax(dim=-1)
@@ -150,7 +154,7 @@ def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tup
 
 
 def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
-    """[B, V] -> [B]"""
+    """Draw a token of each row: [B, V] -> [B]."""
     rows, vocabulary = probabilities.shape
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
     strides = F.pad(probabilities, (0, -vocabulary % STRIDE)).view(rows, -1, STRIDE)

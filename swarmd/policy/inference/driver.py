@@ -22,7 +22,11 @@ class Driver:
         self._may_work: Callable[[], object] = lambda: None
 
     def rest_with(self, rest: Callable[[], object]) -> None:
-        """rest: called between tokens by engines on the trainer's own network, and before each call of the others."""
+        """Give the engine a function in which it waits while the node has to rest.
+
+        It is called between tokens by engines on the trainer's own network, and before each call of the
+        others.
+        """
         self._may_work = rest
         if isinstance(self.engine, BuiltInEngine):
             self.engine.rest = rest
@@ -36,9 +40,10 @@ class Driver:
         version: int,
         between: Callable[[], int] | None,
     ) -> list[list[Sample]]:
-        """See `InferenceEngine.generate`. version: updates behind the network's weights.
+        """Generate answers; see `InferenceEngine.generate`.
 
-        between: see `decode`. An engine that cannot take new weights between tokens takes them between calls, and its tokens say so.
+        version: updates behind the network's weights. between: see `decode`. An engine that cannot take new
+            weights between tokens takes them between calls, and its tokens say so.
         """
         if isinstance(self.engine, OwnEngine):
             self.engine.between = between

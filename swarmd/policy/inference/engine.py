@@ -117,16 +117,16 @@ class BuiltInEngine:
     rest: Callable[[], object] = staticmethod(lambda: None)  # called before each forward pass; waits while the node is to rest
 
     def sync(self, weights: Weights) -> None:
-        """Nothing: they are the same tensors."""
+        """Do nothing: the weights are the same tensors."""
 
     def sleep(self) -> None:
-        """Nothing: keys and values are gone with the last answer."""
+        """Do nothing: keys and values are gone with the last answer."""
 
     def wake(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _origin(point: EntryPoint) -> str:
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """One draw, below 2**62: a seed for an engine that has a source of random numbers of its own."""
+    """Draw a seed below 2**62 for an engine that has a random source of its own."""
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 

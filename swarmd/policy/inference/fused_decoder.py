@@ -24,7 +24,11 @@ class Blocks:
     """The network's layers, read off its modules, adapters beside them."""
 
     def __init__(self, network: nn.Module, frozen: bool) -> None:
-        """network: `readable`. frozen: the weights stay as they are while this is in use, so copies may be made of them."""
+        """Read a network's layers.
+
+        network: one that is `readable`. frozen: its weights stay as they are while this is in use, so they
+            may be copied.
+        """
         model: Any = network
         decoder = model.base_model
         size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
@@ -35,7 +39,7 @@ class Blocks:
         self._head: nn.Module = model.get_output_embeddings()
 
     def step(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        """tokens and their positions, [B] -> the logits [B, V] of the ones after them."""
+        """Return the logits [B, V] that follow the tokens at their positions, both [B]."""
         x: Tensor = self._embed(tokens)
         cos, sin = self._rotations(x, positions[None])
         cos, sin = cos[0, :, None], sin[0, :, None]  # [B, 1, D]
@@ -69,7 +73,10 @@ class _Block:
         self._attended, self._down = _added(attention.o_proj, frozen), _added(layer.mlp.down_proj, frozen)
 
     def step(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        """x: [B, d]. cos, sin: [B, 1, D], the first half of sin negated."""
+        """Apply one layer.
+
+        x: [B, d]. cos, sin: [B, 1, D], the first half of sin negated.
+        """
         projected = self._project(_normed(x, self._before_attention)).view(len(x), -1, self._width)
         rotated = projected[:, : self._queries + self._keys]
         if self._query_norm is not None:
@@ -113,7 +120,7 @@ def _one(projection: Any, frozen: bool) -> Project:
 
 
 def _added(projection: Any, frozen: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """(x, update) -> x + projection(update), in one pass where there is no adapter."""
+    """Return (x, update) -> x + projection(update), computed in one pass where there is no adapter."""
     layer = _linear(projection)
     if layer is not projection:
         project = _one(projection, frozen)

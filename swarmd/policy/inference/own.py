@@ -18,12 +18,18 @@ class OwnEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
     def __init__(self, network: nn.Module, tokens: int) -> None:
-        """tokens: whose keys and values are held at once; fewer from the first time on that memory is short."""
+        """Wrap a network.
+
+        tokens: whose keys and values are held at once; fewer once memory was short.
+        """
         self._network, self._tokens = network, tokens
         self.between: Callable[[], int] | None = None  # see `decode`
 
     def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
-        """See `InferenceEngine`. NoModel where not even one prompt's completions fit into memory."""
+        """Generate answers; see `InferenceEngine`.
+
+        Raises NoModel where not even one prompt's completions fit into memory.
+        """
         while True:
             try:
                 return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between, self.rest)

@@ -19,7 +19,7 @@ class PaddedRows:
     """B rows, several to a prompt; a prompt is computed once, and the cache's rows (keys, values, states) are copied for each row."""
 
     def __init__(self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device) -> None:
-        """Nothing is computed yet."""
+        """Lay prompts behind padding; nothing is computed yet."""
         self._network, self._copies = network, copies
         width = max(map(len, prompts))
         self._ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)

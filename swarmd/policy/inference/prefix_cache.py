@@ -26,7 +26,11 @@ class SharedPrefix:
         *,
         frozen: bool = True,
     ) -> None:
-        """network: adopted. steps: tokens of each row, at most. frozen: no weight changes before the last. Nothing is computed yet."""
+        """Lay out prompts and their rows; nothing is computed yet.
+
+        network: adopted. steps: tokens of each row, at most. frozen: whether no weight changes before the
+            last.
+        """
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = network, prompts, copies, steps, device
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
@@ -90,7 +94,7 @@ class SharedPrefix:
         self._own = {layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()}
 
     def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        """Keys and values [T, K, D] of prompts' tokens."""
+        """Store keys and values [T, K, D] of prompts' tokens."""
         if layer not in self._prefix:
             shape = (len(self._lengths), key.shape[1], self._width)
             # Zeros: what is masked is multiplied by 0, which must not be 0 times whatever was in memory.
@@ -100,9 +104,10 @@ class SharedPrefix:
         values.transpose(1, 2)[question, positions] = value
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
-        """Scores of the prompt and of the row's own tokens, one softmax over both.
+        """Attend to the prompt and to the row's own tokens, with one softmax over both.
 
-        All in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one product.
+        All in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one
+            product.
         """
         if self._ragged:
             query, key, value = (x.index_select(0, self._row) for x in (query, key, value))
@@ -126,7 +131,7 @@ class SharedPrefix:
         return out.index_select(0, self._slot) if self._ragged else out
 
     def _on_prefix(self, query: Tensor, keys: Tensor, rules: Rules) -> Tensor:
-        """query [Q K, G R, D], keys [Q K, P, D] -> scores [Q K, G R, P]"""
+        """Return the scores [Q K, G R, P] of query [Q K, G R, D] on the prompts' keys [Q K, P, D]."""
         mask, keys = self._mask(rules.window, len(query) // len(self._lengths)), keys.transpose(1, 2)
         if mask is None:
             return capped(torch.bmm(query, keys), rules.softcap)
@@ -166,7 +171,7 @@ class SharedPrefix:
         self._masks.clear()
 
     def _mask(self, window: int | None, kinds: int) -> Tensor | None:
-        """To be added to scores [Q K, G R, P]; None where every row sees its whole prompt and all prompts are of one length."""
+        """Return the mask to add to scores [Q K, G R, P]; None where no prompt position is hidden."""
         if window not in self._masks:
             lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
             hidden = j >= lengths

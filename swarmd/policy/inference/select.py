@@ -41,7 +41,7 @@ def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_f
 
 
 def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path) -> InferenceEngine:
-    """Of the built-in engines, on this device."""
+    """Return the quickest of the built-in engines on this device."""
     engines: dict[str, InferenceEngine] = {"own": OwnEngine(loaded.network, tokens)}
     try:
         engines["continuous"] = ContinuousEngine(loaded.network, tokens)
@@ -57,9 +57,10 @@ def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path)
 
 
 def importance_cap(config: NodeConfig) -> float:
-    """train.importance_cap, or what it stands for where it is not set: FOREIGN_CAP where another implementation answers.
+    """Return train.importance_cap, or its default: FOREIGN_CAP if another implementation answers, else 0.
 
-    Not with replay, whose guard needs the clip: there the clip alone bounds what a difference can do. Not with a loss without ratios.
+    The default is 0 with replay, whose guard needs the clip: there the clip alone bounds what a difference can do. It
+    is 0 with a loss without ratios, too.
     """
     if config.train.importance_cap is not None:
         return config.train.importance_cap

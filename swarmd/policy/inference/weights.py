@@ -24,7 +24,7 @@ class NetworkWeights:
     model: str  # the base model: a folder or a repository, written into the adapter
 
     def write_adapter(self, folder: Path) -> None:
-        """adapter_config.json and adapter_model.safetensors."""
+        """Write adapter_config.json and adapter_model.safetensors."""
         assert self.lora_rank is not None
         layers = [name for name, _ in lora_layers(self.network)]
         config = lora_config(self.lora_rank)
@@ -37,7 +37,7 @@ class NetworkWeights:
         config.save_pretrained(folder)
 
     def write_model(self, folder: Path) -> None:
-        """config.json and model.safetensors; a tensor that is two layers' (tied) once.
+        """Write config.json and model.safetensors; a tensor shared by two layers (tied) is written once.
 
         Adapted layers are written in float32: W + s B A in 16 bits would lose part of the adapter.
         """

@@ -12,7 +12,7 @@ class AdaptedLinear(LoraLinear):  # type: ignore[misc]
     """The layer that training, answers and log-probabilities all go through; see `lora.adapted` for what it computes."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """x: [..., n] -> [..., m]."""
+        """Apply layer and adapter: x [..., n] -> [..., m]."""
         base, factors = self.base_layer, lora_factors(self)
         if factors is None:
             alone: Tensor = base(x, *args, **kwargs)

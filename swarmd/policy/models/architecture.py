@@ -106,7 +106,7 @@ class _TooMany(Exception):
 
 @contextmanager
 def _at_most(limit: int) -> Iterator[None]:
-    """_TooMany where more modules are put together within the block. Of this thread and all others."""
+    """Raise _TooMany if more than `limit` modules are built within the block, by any thread."""
     made = itertools.count(1)
 
     def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:

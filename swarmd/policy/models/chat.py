@@ -51,7 +51,7 @@ class Chat:
         return frame(template, tuple(sorted(tokens.items())), system_prompt, ours=ours)
 
     def prompt(self, question: str) -> list[int]:
-        """Token ids up to where the answer begins."""
+        """Return the token ids up to where the answer begins."""
         ids: list[int] = self._tokenizer(self._frame.around(self._preamble + question), add_special_tokens=False)["input_ids"]
         return ids
 
@@ -78,5 +78,5 @@ class Chat:
 
 
 def _composed(text: str) -> str:
-    """One spelling for letters with accents, as many tokenizers have it; some put a space in front."""
+    """Normalise accented letters to one spelling, and drop leading spaces, as many tokenizers do."""
     return unicodedata.normalize("NFC", text).lstrip()

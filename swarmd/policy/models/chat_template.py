@@ -47,7 +47,10 @@ class ChatFrame:
 
 
 def frame_of(plain: str, spaced: str) -> ChatFrame:
-    """From the template's text for QUESTION and for SPACED. TemplateFails where it does more to a question than trim it."""
+    """Derive the frame from the template's texts for QUESTION and for SPACED.
+
+    Raises TemplateFails where the template does more to a question than trim it.
+    """
     pieces = tuple(plain.split(QUESTION))
     if len(pieces) < 2:
         raise TemplateFails("it leaves the question out")
@@ -71,7 +74,10 @@ def frame(template: str, special_tokens: tuple[tuple[str, str], ...], system: st
 
 
 def render(template: str, special_tokens: Mapping[str, str], system: str) -> tuple[str, str]:
-    """Its text for QUESTION and for SPACED, as `apply_chat_template` has it. TemplateFails."""
+    """Render the template for QUESTION and for SPACED, as `apply_chat_template` does.
+
+    Raises TemplateFails.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     head = [{"role": "system", "content": system}] if system else []

@@ -26,7 +26,10 @@ BF16_WORTH: Final = 1.5  # how much faster than float32 it must be on a CPU, bef
 
 
 def choose_device(wanted: str) -> torch.device:
-    """CUDA, then Apple's MPS, then the CPU; or the one asked for. NoModel where that one is not there."""
+    """Return the wanted device; for "auto" CUDA, then Apple's MPS, then the CPU.
+
+    Raises NoModel where the wanted one is absent.
+    """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         wanted = next(name for name, is_there in there.items() if is_there)
@@ -39,17 +42,17 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def quick_at_bf16(device: torch.device) -> bool:
-    """By asking the device, or by trying."""
+    """Return whether a device is quick at bfloat16, by asking it or by trying."""
     return {"cuda": _cuda_has_bf16, "mps": _mps_has_bf16, "cpu": _cpu_gains_from_bf16}[device.type]()
 
 
 def choose_dtype(
     wanted: str, device: torch.device, *, trained_whole: bool, probe: Callable[[torch.device], bool] = quick_at_bf16
 ) -> torch.dtype:
-    """bfloat16 where the device is quick at it, else float32.
+    """Return bfloat16 where the device is quick at it, else float32.
 
-    trained_whole: a small model, all of whose weights are trained. It stays in float32: there is room, and at our learning rates most of
-    an update is smaller than a bfloat16 step.
+    trained_whole: a small model, all of whose weights are trained. It stays in float32: there is room, and at
+        our learning rates most of an update is smaller than a bfloat16 step.
     """
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
@@ -71,7 +74,10 @@ def _mps_has_bf16() -> bool:
 
 
 def _cpu_gains_from_bf16() -> bool:
-    """CPUs without AMX or AVX512-BF16 emulate it: 6.6 times slower than float32 where it was measured."""
+    """Measure whether bfloat16 is quicker than float32.
+
+    CPUs without AMX or AVX512-BF16 emulate it: 6.6 times slower than float32 where it was measured.
+    """
 
     def seconds(dtype: torch.dtype) -> float:
         a, b = torch.ones(128, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
@@ -102,7 +108,7 @@ def limit_memory(config: NodeConfig, device: torch.device) -> None:
 
 
 def free_memory(device: torch.device, processes: int = 1) -> int:
-    """Bytes that can still be allocated on the device, roughly, by each of so many processes."""
+    """Return roughly how many bytes each of `processes` can still allocate on the device."""
     if device.type == "cuda":
         allowed = torch.cuda.get_per_process_memory_fraction(device.index) * torch.cuda.get_device_properties(device).total_memory
         return min(int(torch.cuda.mem_get_info(device)[0]) // processes, int(allowed) - torch.cuda.memory_reserved(device))
@@ -134,10 +140,11 @@ def release_cached(device: torch.device) -> None:
 
 
 def threads_for(config: NodeConfig, parameters: int) -> int:
-    """Torch's threads on a CPU for a model of so many parameters: those of the configuration, or else by measurement.
+    """Return torch's threads on a CPU: those of the configuration, or else what measurements suggest.
 
-    A second thread makes a small model's round a fifth quicker for a third more CPU, and several such nodes often share a machine: one.
-    From LORA_FROM on a round takes as many cores as `limits.cpu` allows, shared among the processes of this run (docs/performance.md).
+    A second thread makes a small model's round a fifth quicker for a third more CPU, and several such nodes
+    often share a machine: one thread. From LORA_FROM parameters on a round takes as many cores as
+    `limits.cpu` allows, shared among the processes of this run (docs/performance.md).
     """
     if config.model.threads:
         return config.model.threads
@@ -184,12 +191,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def device_of(config: ModelConfig) -> str:
-    """ "cuda", "mps" or "cpu". NoModel where the one that is asked for is not there."""
+    """Return "cuda", "mps" or "cpu".
+
+    Raises NoModel where the device that is asked for is absent.
+    """
     return choose_device(config.device).type
 
 
 def count_devices() -> int:
-    """CUDA devices that are visible."""
+    """Count the CUDA devices that are visible."""
     return torch.cuda.device_count()
 
 
@@ -206,5 +216,5 @@ def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
 
 
 def free_share(device: torch.device, processes: int) -> int:
-    """Bytes of the device that one of so many processes may plan with."""
+    """Return how many bytes of the device one of `processes` may plan with."""
     return free_memory(device, processes)

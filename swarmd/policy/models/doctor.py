@@ -22,11 +22,14 @@ class Examination:
     fit: Fit
 
     def require(self) -> None:
-        """NoModel where the model cannot be trained here."""
+        """Raise NoModel where the model cannot be trained here."""
         require(self.fit)
 
     def document(self) -> dict[str, Any]:
-        """For programs. `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens."""
+        """Return the examination for programs.
+
+        `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens.
+        """
         fit, plan = self.fit, self.fit.plan
         return {
             "schema": SCHEMA,
@@ -61,7 +64,7 @@ class Examination:
         return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}, and float16 is not used"
 
     def lines(self) -> Sequence[str]:
-        """For people: what will be used, then the arithmetic."""
+        """Return the examination for people: what will be used, then the arithmetic."""
         fit, plan = self.fit, self.fit.plan
         rows = [
             ("dtype", self.dtype),
@@ -99,6 +102,9 @@ class Examination:
 
 
 def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> Examination:
-    """NoModel, Unreachable. Fetches configuration and tokenizer at most. free: bytes free on a device."""
+    """Examine how the configured model fits; download its configuration and tokenizer at most.
+
+    free: bytes free on a device. Raises NoModel and Unreachable.
+    """
     transformers_logging.disable_progress_bar()
     return Examination(fit(config.model, work_of(config), free))

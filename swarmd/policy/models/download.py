@@ -38,7 +38,10 @@ constants.DOWNLOAD_CHUNK_SIZE = CHUNK
 
 
 def fetch(repository: str, revision: str | None, patterns: Sequence[str], choices: str) -> Path:
-    """Top-level files of a repository that match. The folder's name is the commit. choices: what to use instead, in words."""
+    """Download the top-level files of a repository that match; the returned folder is named by the commit.
+
+    choices: what to use instead, in words.
+    """
     with _explained(repository, revision, choices):
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
 
@@ -67,7 +70,7 @@ def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryR
 
 
 def _require_room(repository: str, total: int, blobs: Path) -> None:
-    """NoModel where the disk cannot hold `total` bytes, less those of parts that are there."""
+    """Raise NoModel where the disk cannot hold `total` bytes, less those of parts already there."""
     blobs.mkdir(parents=True, exist_ok=True)
     needed, free = total - sum(part.stat().st_size for part in blobs.glob("*" + PART)), shutil.disk_usage(blobs).free
     if needed > free:
@@ -78,7 +81,7 @@ def _require_room(repository: str, total: int, blobs: Path) -> None:
 
 
 def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, progress: Progress) -> None:
-    """One file into `blobs`, from where an earlier run left off."""
+    """Download one file into `blobs`, from where an earlier run left off."""
     url = hf_hub_url(repository, file.filename, revision=commit)
     found = get_hf_file_metadata(url)
     if found.etag is None or not re.fullmatch(r"[0-9A-Za-z-]{8,128}", found.etag):
@@ -119,7 +122,7 @@ class _Counted(io.BufferedRandom):
         return written
 
     def truncate(self, size: int | None = None) -> int:
-        """As http_get does where the hub sends the file from its beginning all the same."""
+        """Start the file anew, as http_get asks where the hub sends it from its beginning all the same."""
         before = self.seek(0, os.SEEK_END)
         after = super().truncate(0 if size is None else size)
         self.seek(after)

@@ -109,7 +109,7 @@ def system_prompt_of(config: ModelConfig) -> str:
 
 
 def plan_on(config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload) -> tuple[torch.dtype, Plan]:
-    """Precision and plan of a model of this shape on a device with `free` bytes."""
+    """Return precision and plan of a model of this shape on a device with `free` bytes."""
     rank = _lora_rank(config, shape)
     # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in float32.
     dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
@@ -127,7 +127,10 @@ def measures_start(plan: Plan, device: torch.device) -> bool:
 
 
 def require(fit: Fit) -> None:
-    """NoModel where it cannot be trained here, with the largest thing that could be, or anywhere."""
+    """Raise NoModel where the model cannot be trained here.
+
+    The message names the largest model that could be trained here, if any.
+    """
     if not fit.plan.fits:
         raise NoModel(too_large(fit))
     if fit.fault:
@@ -135,7 +138,7 @@ def require(fit: Fit) -> None:
 
 
 def too_large(fit: Fit) -> str:
-    """Why it does not fit, and what would."""
+    """Explain why a model does not fit, and what would."""
     plan = fit.plan
     method = f"a LoRA adapter of rank {plan.lora_rank}" if plan.lora_rank else "all weights"
     would = next(_alternatives(fit), None)
@@ -156,7 +159,7 @@ def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
 
 
 def _alternatives(fit: Fit) -> Iterator[str]:
-    """In words, what would fit: the same model with as little changed as possible, then the named models, largest first."""
+    """Yield in words what would fit: the same model with few changes, then named models, largest first."""
     plan, work = fit.plan, fit.work
     rank_there = plan.lora_rank or ModelConfig().lora_rank
     ways = dict.fromkeys(((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer)))

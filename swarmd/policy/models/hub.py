@@ -106,7 +106,7 @@ def with_weights(place: Place, report: Callable[[Download], None] = lambda _: No
 
 
 def require_weights(folder: Path, source: str) -> None:
-    """NoModel where there are none that are safe to load."""
+    """Raise NoModel where a folder has no weights that are safe to load."""
     if not any(folder.glob("*.safetensors")):
         raise NoModel(
             f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when they are opened and are "

@@ -85,11 +85,11 @@ def list_models(
 
 
 def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: DeviceSpeed) -> float:
-    """Seconds of a round with answers of full length and `batch` rollouts in its update, by arithmetic.
+    """Estimate the seconds of a round with answers of full length and `batch` rollouts in its update.
 
-    Operations for each token and weight: two to compute it; to train, four more, of which an adapter saves the base's weight gradients
-    (two), and gradient checkpointing costs two. A decoding step reads all weights once, for all answers. Attention, sampling and the
-    verifier are left out.
+    Operations for each token and weight: two to compute it; to train, four more, of which an adapter saves
+    the base's weight gradients (two), and gradient checkpointing costs two. A decoding step reads all weights
+    once, for all answers. Attention, sampling and the verifier are left out.
     """
     work = work.within(shape.context)
     weights, rows = shape.parameters, work.questions * work.completions
@@ -101,7 +101,7 @@ def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: Device
 
 
 def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
-    """By trying, a tenth of a second each."""
+    """Measure a device's speed, a tenth of a second for each figure."""
     side, size = 512 if device.type == "cpu" else 4096, 2**26
     square, long = (torch.ones(shape, dtype=dtype, device=device) for shape in ((side, side), (size // ITEMSIZE[dtype_name(dtype)],)))
     return DeviceSpeed(2 * side**3 / _seconds(lambda: square @ square), size / _seconds(long.sum))
@@ -128,13 +128,13 @@ def _to_fetch(name: str, shape: Shape) -> int:
 
 
 def _checkpoints(plan: Plan) -> int:
-    """Each has the trained weights and Adam's two moments."""
+    """Return the bytes of all kept checkpoints: the trained weights and Adam's two moments each."""
     moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4)
     return CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
 
 
 def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
-    """For people: one model a line, then what the figures mean."""
+    """Format models for people: one a line, then what the figures mean."""
     rows = [("MODEL", "WEIGHTS", "MEMORY", "DISK", "SECONDS A ROUND", "HERE")]
     for model in models:
         plan, size = model.plan, model.parameters

@@ -133,7 +133,10 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
 
 
 def lora_config(rank: int) -> "LoraConfig":
-    """LoRA on every linear layer but the head (arXiv 2106.09685), alpha = 2 r; adapter weights are float32 whatever the base is."""
+    """Return LoRA settings for every linear layer but the head (arXiv 2106.09685), alpha = 2 r.
+
+    Adapter weights are float32 whatever the base is.
+    """
     from peft import LoraConfig  # where there is no adapter, nobody waits for peft
 
     return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -158,7 +161,10 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 
 
 def fingerprint_of(network: nn.Module) -> str:
-    """16 hex digits of names, shapes and the first weights of every tensor: tells base models apart, whatever dtype they were loaded in."""
+    """Identify a base model by 16 hex digits, whatever dtype it was loaded in.
+
+    They hash the names, shapes and first weights of every tensor.
+    """
     digest = hashlib.sha256()
     for name, weight in sorted(network.named_parameters()):
         first = weight.detach().flatten()[:64].to(torch.bfloat16).float()

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor) -> Tensor:
-    """x Wᵀ + s (x Aᵀ) Bᵀ + b: x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m].
+    """Return x Wᵀ + s (x Aᵀ) Bᵀ + b.
 
-    The base's product is summed on top of the adapter's in the float32 in which a matrix product accumulates, and rounded once.
+    x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m]. The base's product
+    is summed on top of the adapter's in the float32 in which a matrix product accumulates, and rounded once.
     """
     out = torch.addmm(F.linear(F.linear(x, down), up), x, weight.T)
     return out if bias is None else out + bias
@@ -52,7 +53,7 @@ def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
 
 @torch.no_grad()
 def folded(layer: "LoraLinear") -> Tensor:
-    """W + s B A of an adapted layer, in float32."""
+    """Return W + s B A of an adapted layer, in float32."""
     delta: Tensor = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
     whole: Tensor = layer.get_base_layer().weight.float() + delta
     return whole

@@ -132,9 +132,10 @@ class Plan:
 
 
 def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Workload) -> Plan:
-    """free: bytes on the device. A plan that does not fit says so (`fits`), and is the least there is.
+    """Plan a model's memory on a device with `free` bytes.
 
-    Weights in 16 bits that are all trained never take their steps in 16 bits: a small learning rate would be lost.
+    A plan that does not fit says so (`fits`), and is the least there is. Weights in 16 bits that are all
+    trained never take their steps in 16 bits: a small learning rate would be lost.
     """
     rounded = lora_rank is None and ITEMSIZE[dtype] < 4
     precisions: list[Precision | None] = [None]
@@ -202,7 +203,7 @@ def _plan(
 
 
 def chunk_of(vocabulary: int) -> int:
-    """How many tokens' logits the update holds at once."""
+    """Return how many tokens' logits the update holds at once."""
     return max(HEAD_TOKENS, HEAD_NUMBERS // vocabulary)
 
 
@@ -252,5 +253,8 @@ def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
 
 
 def _power_of_two(tokens: int) -> int:
-    """At most `tokens`: so that what happens to be free seldom changes the micro-batches, and with them the last digit of a sum."""
+    """Round down to a power of two.
+
+    So what happens to be free seldom changes the micro-batches, and with them the last digit of a sum.
+    """
     return 1 << tokens.bit_length() - 1 if tokens else 0

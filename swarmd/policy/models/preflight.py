@@ -22,7 +22,10 @@ LIBRARIES: Final = ("libcuda.so.1", "libamdhip64.so")
 
 
 def check(config: ModelConfig) -> None:
-    """NoModel where the folder is missing or holds no model, or where the device cannot be there."""
+    """Check the model's folder and the device without loading anything.
+
+    Raises NoModel where the folder is missing or holds no model, or where the device cannot exist.
+    """
     place = hub.find_local(config.name)
     if place is not None:
         read_config_json(place.folder, place.source)

@@ -31,7 +31,7 @@ class Download:
         return words + (f", {left / 60:.0f} min left" if left >= 90 else f", {left:.0f} s left")
 
     def document(self) -> dict[str, Any]:
-        """For `swarmd status --json`: bytes, bytes a second, seconds."""
+        """Return the progress for `swarmd status --json`: bytes, bytes a second, seconds."""
         left = self.seconds_left
         return {
             "file": self.file,
@@ -48,7 +48,10 @@ class Progress:
     def __init__(
         self, source: str, total: int, report: Callable[[Download], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """source: what is downloaded, in words. total: bytes of all files."""
+        """Begin a download.
+
+        source: what is downloaded, in words. total: bytes of all files.
+        """
         self._source, self._total, self._report, self._clock = source, total, report, clock
         self._file = ""
         self._there = self._got = 0  # bytes on the disk, and of them those that came since we began
@@ -61,7 +64,7 @@ class Progress:
         self._say()
 
     def lost(self, size: int) -> None:
-        """So much has to be fetched again."""
+        """Take back `size` bytes, which have to be downloaded again."""
         self._there = max(0, self._there - size)
 
     def got(self, size: int) -> None:

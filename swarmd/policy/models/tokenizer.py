@@ -25,7 +25,11 @@ PROBES: Final = (
 
 
 def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
-    """NoModel where it is missing, damaged, does not go with the network, or would lose text. network: its skeleton will do."""
+    """Load a model's tokenizer.
+
+    network: its skeleton will do. Raises NoModel where the tokenizer is missing, damaged, does not go with
+        the network, or would lose text.
+    """
     tokenizer = _as_its_file_says(_read(place), place)
     if tokenizer.chat_template is None:
         raise NoModel(
@@ -91,7 +95,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _check_round_trip(tokenizer: Any, text: str, source: str) -> None:
-    """As `Chat` encodes others' answers and reads our own."""
+    """Raise NoModel if a text does not survive encoding as `Chat` does it and decoding."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if back.lstrip() == text.lstrip():  # some put a space in front

@@ -17,7 +17,11 @@ class Ranks:
     """
 
     def __init__(self, meeting: str, rank: int, size: int, *, on_gpus: bool) -> None:
-        """meeting: a file that does not exist yet, the same for all. on_gpus: whether the nodes' models are there."""
+        """Prepare to meet the other ranks.
+
+        meeting: a file that does not exist yet, the same for all. on_gpus: whether the nodes' models are on
+            GPUs.
+        """
         self.rank, self.size, self._meeting = rank, size, meeting
         self.device = torch.device("cpu")
         if on_gpus and torch.cuda.device_count() >= size:
@@ -32,7 +36,10 @@ class Ranks:
         leave()
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """By rank. Waits for all: their sizes first, then the bytes, each as long as the longest."""
+        """Return every rank's bytes, by rank; wait for all.
+
+        Sizes are exchanged first, then the bytes, padded to the longest.
+        """
         sizes = [int(size) for size in self._all(torch.tensor([len(data)], device=self.device))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]

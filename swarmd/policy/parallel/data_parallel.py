@@ -71,7 +71,10 @@ class RankLost(Exception):
 
 
 def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
-    """Meet the other ranks in this file; waits for all of them. Over loopback alone. RankLost where one does not come."""
+    """Meet the other ranks in a file, over loopback alone; wait for all of them.
+
+    Raises RankLost where one does not come.
+    """
     interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
@@ -136,7 +139,7 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def digest(learner: Learner) -> int:
-    """Of all trained weights: the same on every rank."""
+    """Return a checksum of all trained weights, which is the same on every rank."""
     check = 0
     for weight in learner.weights.values():
         check = zlib.crc32(weight.detach().flatten().view(torch.uint8).cpu().numpy().data, check)
@@ -149,7 +152,11 @@ class Trainers:
     def __init__(
         self, size: int, policy: LanguagePolicy, start: Callable[[int], WorkerProcess], folder: Path, check_every: int = CHECK_EVERY
     ) -> None:
-        """size: ranks, ourselves included. start: a process for this rank. folder: private, for what they have to read."""
+        """Prepare to train in `size` ranks.
+
+        size: ourselves included. start: starts the process of a rank. folder: private, for what the ranks
+            read.
+        """
         self._size, self._policy, self._start, self._folder, self._check_every = size, policy, start, folder, check_every
         self._children: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []  # started, and not met yet
@@ -178,9 +185,10 @@ class Trainers:
         return [child.pid for child in self._children]
 
     def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
-        """`Learner.step`, shared. WorkerFailed.
+        """Take `Learner.step` shared among the ranks.
 
-        Where a rank dies, all others are started again with our weights and optimizer, and the step is repeated.
+        Where a rank dies, all others are started again with our weights and optimizer, and the step is
+        repeated. Raises WorkerFailed.
         """
         if not rows:
             return UpdateReport()

@@ -13,7 +13,7 @@ from swarmd.workers.worker_main import WorkerLink, run
 
 
 def generate(begin: Begin, inside: WorkerLink) -> None:
-    """Question after question, until the trainer is gone."""
+    """Answer one question after another until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
     policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
     pickup = WeightReader(Path(begin.folder), policy.trained)

@@ -53,7 +53,10 @@ class WeightWriter:
         self.version: int | None = None  # of what was published last
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Nothing, where this version is there already. Without room the generators go on with an older one, which is said."""
+        """Write this version of the weights for the generators, unless it is there already.
+
+        Without room they go on with an older one, which is logged.
+        """
         if version == self.version:
             return
         fresh = self._folder / f".{_FILE}.{os.getpid()}"
@@ -71,7 +74,10 @@ class WeightReader:
     """A generator's side: call it between two tokens."""
 
     def __init__(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """weights: written into."""
+        """Read weights that a trainer publishes.
+
+        weights: written into.
+        """
         self._path, self._weights = folder / _FILE, weights
         self._seen: tuple[int, int] | None = None
         self.version = -1  # nothing was read yet

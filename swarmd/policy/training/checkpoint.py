@@ -66,7 +66,7 @@ def contents(identity: ModelIdentity, learner: Learner, generator: torch.Generat
 
 
 def size(learner: Learner) -> int:
-    """Bytes that `contents` comes to, nearly."""
+    """Return roughly the bytes of `contents`."""
     return sum(tensor.nbytes for tensor in (*learner.weights.values(), *learner.optimizer.tensors().values()))
 
 

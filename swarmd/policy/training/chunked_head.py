@@ -20,7 +20,10 @@ class Decoder:
     """An adopted network (`attention.adopt`) in two halves, with a gradient."""
 
     def __init__(self, network: nn.Module, device: torch.device, chunk: int = 0) -> None:
-        """chunk: of how many tokens to hold the logits at once; 0: as many as a plan would."""
+        """Split a network into decoder and head.
+
+        chunk: of how many tokens to hold the logits at once; 0 for as many as a plan would.
+        """
         model: Any = network
         self._decoder: nn.Module = model.base_model
         self._head: nn.Module = model.get_output_embeddings()
@@ -31,20 +34,20 @@ class Decoder:
         self.chunk = chunk or chunk_of(config.vocab_size)
 
     def hidden(self, batch: Packed) -> Tensor:
-        """[N, d]: of the tokens that predict the completions' tokens."""
+        """Return the states [N, d] of the tokens that predict the completions' tokens."""
         stream = PackedLayout(batch.spans, self._device, self._dtype)
         states: Tensor = run(self._decoder, batch.ids, batch.positions, stream).last_hidden_state
         return states[0].index_select(0, batch.sources)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, d] -> [n, V], with all that the network does to them behind its head."""
+        """Apply the head and all that the network does behind it: [n, d] -> [n, V]."""
         logits: Tensor = self._head(hidden)
         return capped(logits if self._divisor == 1 else logits / self._divisor, self._softcap)
 
 
 @contextmanager
 def recomputing(network: nn.Module) -> Iterator[None]:
-    """Within the block, a layer keeps its input alone and computes the rest again in the backward pass (arXiv 1604.06174).
+    """Recompute activations until the block ends: layers keep only their inputs (arXiv 1604.06174).
 
     Saves most of the memory of long batches for about a third more time.
     """
@@ -61,9 +64,10 @@ def recomputing(network: nn.Module) -> Iterator[None]:
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [N, V], targets [N] -> of each row's distribution: log-probability of the target, entropy in nats, all probabilities [N, V].
+    """Return each target's log-probability, the entropy in nats and all probabilities [N, V].
 
-    In float32, and at the temperature at which the policy samples: that is the policy. Without gradient; see `logits_gradient`.
+    logits [N, V], targets [N]. In float32, and at the temperature at which the policy samples: that is the
+    policy. Without gradient; see `logits_gradient`.
     """
     with torch.no_grad():
         scaled = logits.float() if temperature == 1 else logits.float() / temperature
@@ -76,9 +80,9 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 
 def logits_gradient(probabilities: Tensor, targets: Tensor, gradient: Tensor, temperature: float) -> Tensor:
-    """From the gradient [N] of some loss by the targets' log-probabilities, its gradient by the logits [N, V]: (1[target] − p) g / T.
+    """Return the gradient of a loss by the logits [N, V]: (1[target] − p) g / T.
 
-    Overwrites `probabilities`.
+    gradient: g [N], of the loss by the targets' log-probabilities. Overwrites `probabilities`.
     """
     gradient = gradient[:, None] / temperature
     return probabilities.mul_(-gradient).scatter_add_(1, targets[:, None], gradient)

@@ -67,7 +67,11 @@ class Learner:
     """The network's trainable weights and their optimizer."""
 
     def __init__(self, network: nn.Module, learning: Learning, device: torch.device, seed: int = 0) -> None:
-        """network: as training begins with it; what a checkpoint holds comes later. seed: of weights rounded at random. NoOptimizer."""
+        """Prepare to train a network.
+
+        network: as training begins with it; what a checkpoint holds is loaded later. seed: of weights rounded
+            at random. Raises NoOptimizer.
+        """
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
         self.updates = 0
@@ -83,11 +87,13 @@ class Learner:
         self._reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
     def step(self, rows: Sequence[Row]) -> UpdateReport:
-        """One step down the rows' weighted loss (`packing.rows_of`).
+        """Take one step down the rows' weighted loss (`packing.rows_of`).
 
-        Where nothing has a gradient, nothing moves. A loss or gradient that is not finite: the step is left out and the report says
-        0 tokens and 1 skipped; Diverged after five in a row. Out of memory: recomputation where it may, then smaller micro-batches, from
-        then on; NoModel when not even one row fits.
+        Where nothing has a gradient, nothing moves. A loss or gradient that is not finite: the step is left
+        out and the report says 0 tokens and 1 skipped. Out of memory: recomputation where it may, then
+        smaller micro-batches, from then on.
+
+        Raises Diverged after five skipped steps in a row, NoModel when not even one row fits.
         """
         if not rows and self.combine is None:
             return UpdateReport()
@@ -124,7 +130,7 @@ class Learner:
         return self._with_memory(rows, self._accumulate)
 
     def _with_memory(self, rows: Sequence[Row], work: Callable[[Sequence[Sequence[Row]]], _T]) -> _T:
-        """`work` on micro-batches that fit."""
+        """Run `work` on micro-batches that fit into memory."""
         while True:
             groups = list(self._micro_batches(rows))
             self.optimizer.clear()
@@ -170,7 +176,7 @@ class Learner:
         return sums
 
     def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
-        """[N] of each group, by the reference policy; None where this update does not measure it."""
+        """Return the reference policy's log-probabilities [N] of each group, or None if not measured now."""
         if self._reference is None or self.updates % self._learning.kl_every:
             return [None] * len(groups)
         with self._reference.in_place():
@@ -190,7 +196,7 @@ class Learner:
 
     @torch.no_grad()
     def _logprobs(self, group: Sequence[Row]) -> Tensor:
-        """[N], of the group's completion tokens in order."""
+        """Return the log-probabilities [N] of the group's completion tokens, in order."""
         if self._decoder is None:
             padded = pad(group, self._device)
             return token_logprobs(self._padded_logits(padded), padded.scores.targets, self._learning.temperature)[0]
@@ -218,7 +224,10 @@ class Learner:
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
 
     def _backward_logits(self, logits: Tensor, scores: Scores, reference: Tensor | None, sums: Sums) -> None:
-        """logits: [N, V], with a graph. reference: [N], log-probabilities. Adds the gradients and the sums."""
+        """Add the gradients of the logits, and the sums for the report.
+
+        logits: [N, V], with a graph. reference: [N], log-probabilities.
+        """
         temperature = self._learning.temperature
         logprobs, entropy, probabilities = token_logprobs(logits, scores.targets, temperature)
         # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 3.2).
@@ -241,9 +250,10 @@ class Learner:
         sums.measured += 0 if reference is None else len(reference)
 
     def _padded_logits(self, batch: Padded) -> Tensor:
-        """[N, V]: the head sees only the positions that predict a completion token.
+        """Return the logits [N, V] at the positions that predict a completion token.
 
-        They are picked in front of the head, so that whatever a model does after it (soft-capping, scaling) still happens.
+        They are picked in front of the head, so that whatever a model does after it (soft-capping, scaling)
+        still happens.
         """
 
         def pick(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -258,7 +268,10 @@ class Learner:
         return logits
 
     def _clip(self) -> float:
-        """Scales the gradients down to the largest norm allowed; returns the norm they had, summed in float32 whatever they are in."""
+        """Scale the gradients down to the largest norm allowed; return the norm they had.
+
+        It is summed in float32 whatever the gradients are in.
+        """
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if not gradients:
             return 0.0

@@ -45,7 +45,10 @@ class Loss:
 
 
 def grpo(logprobs: Tensor, old: Tensor, advantages: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor | None]:
-    """GRPO's clipped surrogate, or the policy gradient with truncated importance weights where `importance_cap` is above 0."""
+    """Compute GRPO's clipped surrogate.
+
+    Where `importance_cap` is above 0, it is the policy gradient with truncated importance weights instead.
+    """
     low, high, current = settings.clip_low, settings.clip_high, logprobs.detach()
     if settings.importance_cap:
         each = surrogate(logprobs, current, advantages, low, high)
@@ -54,7 +57,10 @@ def grpo(logprobs: Tensor, old: Tensor, advantages: Tensor, settings: LossSettin
 
 
 def asymre(logprobs: Tensor, _old: Tensor, advantages: Tensor, _settings: LossSettings) -> tuple[Tensor, None]:
-    """Asymmetric REINFORCE (AsymRE, arXiv 2506.20520): no ratio, so it also serves text that another policy wrote."""
+    """Compute Asymmetric REINFORCE (AsymRE, arXiv 2506.20520).
+
+    It has no ratio, so it also serves text that another policy wrote.
+    """
     return -advantages * logprobs, None
 
 
@@ -75,31 +81,34 @@ def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, hig
 
 
 def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Which tokens got no gradient from `surrogate` because of the clip (bool)."""
+    """Return which tokens got no gradient from `surrogate` because of the clip (bool)."""
     ratio = (logprobs - old).exp()
     return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
 
 
 def truncated_weights(logprobs: Tensor, drawn_with: Tensor, cap: float) -> Tensor:
-    """min(π / π_drawn, cap), without gradient: importance weights of text that an engine or an older policy drew with other probabilities.
+    """Return importance weights min(π / π_drawn, cap), without gradient.
 
-    Truncated, so that a rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA, arXiv 1802.01561).
+    They are for text that an engine or an older policy drew with other probabilities. Truncated, so that a
+    rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA, arXiv
+    1802.01561).
     """
     return (logprobs.detach() - drawn_with).exp().clamp(max=cap)
 
 
 def k3(logprobs: Tensor, drawn_with: Tensor) -> Tensor:
-    """Per token, an estimate of KL(drawn || π) from tokens of the policy that drew them: (r − 1) − log r, r = π / π_drawn.
+    """Estimate KL(drawn || π) per token from tokens of the policy that drew them.
 
-    Unbiased and never below 0 (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || reference) the
-    tokens are π's own, and the parts change: k3(reference, π).
+    It is (r − 1) − log r with r = π / π_drawn: unbiased and never below 0 (Schulman, "Approximating KL
+    divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || reference) the tokens are π's own, and the
+    parts change: k3(reference, π).
     """
     log_ratio = logprobs - drawn_with
     return log_ratio.expm1() - log_ratio
 
 
 def token_mean(lengths: Sequence[int]) -> list[float]:
-    """Every completion token of the batch weighs the same (DAPO, arXiv 2503.14476, eq. 12).
+    """Weigh every completion token of the batch the same (DAPO, arXiv 2503.14476, eq. 12).
 
     lengths, in tokens, and the weights: one a completion.
     """
@@ -108,7 +117,10 @@ def token_mean(lengths: Sequence[int]) -> list[float]:
 
 
 def sequence_mean(lengths: Sequence[int]) -> list[float]:
-    """Every completion weighs the same, its tokens 1/|o| of it (GRPO, arXiv 2402.03300, eq. 3). Empty ones count, and weigh nothing."""
+    """Weigh every completion the same, its tokens 1/|o| of it (GRPO, arXiv 2402.03300, eq. 3).
+
+    Empty completions count, and weigh nothing.
+    """
     return [1 / (len(lengths) * n) if n else 0.0 for n in lengths]
 
 

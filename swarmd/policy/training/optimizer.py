@@ -29,7 +29,7 @@ class NoOptimizer(SwarmdError):
 
 
 def require(kind: str) -> None:
-    """NoOptimizer where the library behind it is missing. Imports nothing."""
+    """Raise NoOptimizer where the library of an optimizer is missing; import nothing."""
     if kind == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
         raise NoOptimizer(
             "train.optimizer = 'adamw8bit' needs the library bitsandbytes, which is not installed here. "
@@ -41,7 +41,10 @@ class Optimizer:
     """Steps `weights` along their gradients. kind: "adamw" or "adamw8bit"; precision, of weights in 16 bits: "master" or "stochastic"."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter], kind: str = "adamw", precision: str = "master", seed: int = 0) -> None:
-        """seed: of what is rounded at random. NoOptimizer."""
+        """Prepare to step the weights.
+
+        seed: of what is rounded at random. Raises NoOptimizer.
+        """
         self.kind, self.precision = kind, precision
         self._weights = weights
         self._plain = {name: weight for name, weight in weights.items() if weight.dtype == torch.float32}
@@ -67,7 +70,10 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One step at this learning rate. Weights without a gradient stay; gradients are gone afterwards."""
+        """Take one step at this learning rate.
+
+        Weights without a gradient stay; gradients are gone afterwards.
+        """
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
@@ -219,9 +225,11 @@ def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
 
 
 def rounded_at_random(exact: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """float32 -> bfloat16: one of the two neighbours, the nearer the likelier, so that the mean is `exact`. What bfloat16 can show stays.
+    """Round float32 to bfloat16 at random, so that the mean is `exact`.
 
-    The 16 bits that go are a fraction of the step between neighbours: 16 random bits added to them carry with just that chance.
+    The result is one of the two neighbours, the nearer the likelier; what bfloat16 can show stays. The 16
+    bits that go are a fraction of the step between neighbours: 16 random bits added to them carry with just
+    that chance.
     """
     if dtype != torch.bfloat16:
         raise ValueError(f"weights of {dtype} are not rounded at random, bfloat16 ones are")

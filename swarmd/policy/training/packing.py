@@ -103,7 +103,7 @@ def rows_of(
 
 
 def encoded(scored: Scored, chat: Chat, limit: int, context: int) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Its prompt, and all its completions as they are trained on; see `rows_of`."""
+    """Return a rollout's prompt, and all its completions as they are trained on; see `rows_of`."""
     prompt = tuple(chat.prompt(scored.question))
     room = max(0, min(limit, context - len(prompt)))
     if scored.tokens is not None:
@@ -112,9 +112,10 @@ def encoded(scored: Scored, chat: Chat, limit: int, context: int) -> tuple[tuple
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Rows of one prompt together, in groups of at most `budget` tokens, a prompt counted once; a single row may be over.
+    """Group rows of one prompt to at most `budget` tokens, a prompt counted once.
 
-    The completions of one prompt are parted only where they are over the budget by themselves.
+    A single row may exceed it. The completions of one prompt are parted only where they are over the budget
+    by themselves.
     """
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
@@ -133,12 +134,12 @@ def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
 
 
 def packed_tokens(rows: Sequence[Row]) -> int:
-    """Length of the stream that these rows make, were there nothing that their prompts begin with in common."""
+    """Return the length of the stream of these rows, if their prompts have no common beginning."""
     return sum(map(len, {row.prompt for row in rows})) + sum(len(row.completion) for row in rows)
 
 
 def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Rows of one prompt."""
+    """Split rows of one prompt into pieces within the budget."""
     piece: list[Row] = []
     held = 0
     for row in rows:
@@ -151,7 +152,7 @@ def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> Packed:
-    """Rows of one prompt must follow one another."""
+    """Pack rows into one stream; rows of one prompt must follow one another."""
     ids: list[int] = []
     positions: list[int] = []
     sources: list[int] = []
@@ -199,9 +200,10 @@ def _lay(sequences: Sequence[Sequence[int]], behind: tuple[Span, ...], add: Call
 
 
 def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> Iterator[list[Row]]:
-    """Rows longest first, in groups of at most so many tokens, padding counted, and completion tokens; a single row may be over.
+    """Group rows, longest first, to at most `budget` tokens with padding; a single row may exceed it.
 
-    head_tokens: completion tokens of one group, each of which costs a row of logits as wide as the vocabulary.
+    head_tokens: completion tokens of one group, each of which costs a row of logits as wide as the
+        vocabulary.
     """
     group: list[Row] = []
     head = 0

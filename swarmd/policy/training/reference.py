@@ -17,14 +17,17 @@ class ReferencePolicy:
     """Made before anything is trained."""
 
     def __init__(self, network: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
-        """weights: the trained ones."""
+        """Keep what is needed to restore the network's start.
+
+        weights: the trained ones.
+        """
         self._adapted = [layer for _, layer in lora_layers(network)]
         kept = () if self._adapted else weights.values()
         self._copies = [(weight, weight.detach().to("cpu", copy=True)) for weight in kept]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the network is what it was; nothing may be trained there."""
+        """Put the network back to its start until the block ends; nothing may be trained there."""
         try:
             self._adapters(on=False)
             self._exchange()
