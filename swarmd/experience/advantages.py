@@ -79,7 +79,10 @@ def right_one(scored: Scored, _found: Sequence[float], _success: float, _likely:
 
 
 def truncated(_scored: Scored, found: Sequence[float], _success: float, likely: Sequence[float]) -> Sequence[float]:
-    """The loss's, less where our policy finds the text less likely than its own: an importance weight of at most 1."""
+    """Return the loss's advantages times an importance weight of at most 1.
+
+    The weight is below 1 where our policy finds the text less likely than the author's did.
+    """
     return tuple(advantage * share for advantage, share in zip(found, likely, strict=True))
 
 
@@ -90,7 +93,7 @@ def own_baseline(scored: Scored, _found: Sequence[float], success: float, _likel
 
 
 def own_baseline_positive(scored: Scored, found: Sequence[float], success: float, likely: Sequence[float]) -> Sequence[float]:
-    """The same without what is below 0."""
+    """Return `own_baseline` with advantages below 0 set to 0."""
     return tuple(max(0.0, advantage) for advantage in own_baseline(scored, found, success, likely))
 
 

@@ -77,13 +77,16 @@ class Gate:
         return self._limits
 
     def oddity(self, traits: Traits) -> str | None:
-        """The first trait that is over its limit; None: there is none."""
+        """Return the first trait that is over its limit, or None."""
         if self.limits is None:
             return None
         return next((name for name, value, limit in zip(NAMES, traits, self.limits, strict=True) if value > limit), None)
 
     def admitted(self, scored: Scored, looks: Mapping[Completion, Traits]) -> Scored | None:
-        """What of it may be trained on; None: nothing, and it is counted why. looks: of its completions, those that have tokens."""
+        """Return the part of a rollout that may be trained on; None, counted by reason, if there is none.
+
+        looks: traits of its completions that have tokens.
+        """
         odd = [self.oddity(looks[c]) if c in looks else None for c in scored.rollout.completions]
         why = next((name for name, reward in zip(odd, scored.rewards, strict=True) if name and reward > 0), None)
         if why is not None:
@@ -159,7 +162,7 @@ class Gated:
 
 
 def part(scored: Scored, which: Sequence[int]) -> Scored:
-    """The same rollout with these completions alone, and with the advantages that they have in the whole."""
+    """Return the rollout with these completions only, and the advantages that they have in the whole."""
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
     tokens = scored.tokens
     if tokens is not None:

@@ -101,7 +101,10 @@ class Pool:
         return before
 
     def remember(self, batch: Sequence[Scored], logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]) -> Sequence[Scored]:
-        """The batch with tokens for those that had none, from then on in the pool too: log-probabilities of first use."""
+        """Return the batch with tokens for those that had none: log-probabilities of first use.
+
+        The pool keeps them from then on, too.
+        """
         unseen = [scored for scored in batch if scored.tokens is None]
         if not unseen:
             return batch
@@ -112,7 +115,7 @@ class Pool:
         return [replace(s, tokens=tokens[key_of(s)]) if s.tokens is None else s for s in batch]
 
     def forget(self, round_number: int) -> None:
-        """A round begins: drop what is too old to be trained on in it."""
+        """Begin a round: drop what is too old to be trained on in it."""
         self.round, self.began = round_number, self.updates
         self.before[round_number] = self.updates
         while len(self.before) > self.max_age + 1:
@@ -190,7 +193,7 @@ class Pool:
         return tuple(self._kept.values())
 
     def snapshot(self) -> Sequence[Scored]:
-        """What a batch may be made of, oldest first. Without replay, only what was not trained on yet."""
+        """Return what a batch may be made of, oldest first; without replay, only what is yet untrained."""
         return tuple(kept.scored for kept in self._kept.values() if self.limits is not None or not kept.uses)
 
     @property
@@ -199,7 +202,10 @@ class Pool:
         return tuple(self._used)
 
     def restore(self, kept: Iterable[Kept], updates: int, used: Iterable[bytes], before: Mapping[int, int] | None = None) -> None:
-        """What `kept`, `updates`, `used` and `before` gave. Under stricter limits than then, less comes back."""
+        """Restore what `kept`, `updates`, `used` and `before` gave.
+
+        Under stricter limits than then, less comes back.
+        """
         self.updates, self._used, self.before = updates, OrderedDict.fromkeys(used), OrderedDict(before or {})
         for each in kept:
             if self.limits is not None or each.scored.tokens is None:  # replay may have been switched off since

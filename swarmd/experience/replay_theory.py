@@ -24,11 +24,14 @@ class Reuse:
 
 
 def best_reuse(mu: float, rho: float, alpha: float) -> Reuse:
-    """The x* and y* of Theorem 3.5. x* is at least 1 (what is new is kept at least until it is used), and y* goes with it.
+    """Return x* and y* of Theorem 3.5.
 
-    With m = 1/mu, b = alpha·m + rho(1 − 2·alpha), s = sqrt(alpha²m² + m·rho(1 − 2·alpha)): x* = (1 − 2·alpha)² / (2·alpha(b + s)) and
-    y* = (1 − 2·alpha) / (alpha·m + s). Equal to the printed forms, and valid where those divide by zero: at m = rho and at rho = 0.
-    ValueError outside mu > 0, rho >= 0, 0 < alpha < 1/2: there is no interior optimum.
+    x* is at least 1 (what is new is kept at least until it is used), and y* goes with it. With m = 1/mu, b =
+    alpha·m + rho(1 − 2·alpha), s = sqrt(alpha²m² + m·rho(1 − 2·alpha)): x* = (1 − 2·alpha)² / (2·alpha(b +
+    s)) and y* = (1 − 2·alpha) / (alpha·m + s). Equal to the printed forms, and valid where those divide by
+    zero: at m = rho and at rho = 0.
+
+    Raises ValueError outside mu > 0, rho >= 0, 0 < alpha < 1/2: there is no interior optimum.
     """
     m = _training_cost(mu, rho, alpha)
     b = alpha * m + rho * (1 - 2 * alpha)
@@ -40,9 +43,10 @@ def best_reuse(mu: float, rho: float, alpha: float) -> Reuse:
 
 
 def cost(reuse: Reuse, mu: float, rho: float, alpha: float) -> float:
-    """What a given progress costs, up to a factor of neither x nor y: (1 + m·y)(1/y + 1/x + rho) · x^(2·alpha) / (2·alpha + 1).
+    """Return the cost of a given progress, up to a factor that depends on neither x nor y.
 
-    The last factor is the mean variance of what is kept. `best_reuse` is its minimum over x >= 1 and y > 0.
+    It is (1 + m·y)(1/y + 1/x + rho) · x^(2·alpha) / (2·alpha + 1). The last factor is the mean variance of
+    what is kept. `best_reuse` is its minimum over x >= 1 and y > 0.
     """
     m = _training_cost(mu, rho, alpha)
     x, y = reuse.kept, reuse.trained
@@ -61,7 +65,10 @@ def compute_ratio(mu: float, generated: float, trained: float) -> float:
 
 
 def _training_cost(mu: float, rho: float, alpha: float) -> float:
-    """The theorem's mu: training on one rollout, in rollouts generated."""
+    """Return the theorem's m: the cost of training on one rollout, in rollouts generated.
+
+    Raises ValueError where the theorem does not hold.
+    """
     if not (0 < mu < math.inf and 0 <= rho < math.inf and 0 < alpha < 0.5):
         raise ValueError(f"Theorem 3.5 needs mu > 0, rho >= 0 and 0 < alpha < 1/2, not mu {mu}, rho {rho}, alpha {alpha}")
     return 1 / mu

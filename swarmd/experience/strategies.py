@@ -80,7 +80,10 @@ def everything(_scored: Scored) -> bool:
 
 
 def with_a_right_answer(scored: Scored) -> bool:
-    """Groups that are right throughout, too: to others, who fail there, they are worth most."""
+    """Select groups with a right answer, those that are right throughout, too.
+
+    To others, who fail there, these are worth most.
+    """
     return any(scored.rewards)
 
 
@@ -122,7 +125,7 @@ class Take(NamedTuple):
 
 
 def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """The paper's: each is as likely."""
+    """Weigh all candidates the same, as the paper does."""
     return [1.0] * len(candidates)
 
 
@@ -146,13 +149,13 @@ def by_rarity(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
 
 
 def by_age(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """A round older is half as likely."""
+    """Halve a candidate's weight for each round of age."""
     newest = max((c.round for c in candidates), default=0)
     return [0.5 ** (newest - c.round) for c in candidates]
 
 
 def by_author(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """Authors evenly, however much each sends."""
+    """Weigh authors evenly, however much each sends."""
     count = Counter(c.author for c in candidates)
     return [1 / count[c.author] for c in candidates]
 

@@ -105,10 +105,12 @@ class Checkpoints:
         self.size = 0  # bytes of the one written last
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-        """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room, CheckpointRefused where
-        the state folder may not have more: nothing is lost then.
+        """Write a checkpoint durably, and remove all but the two newest.
 
         files: name and content of each that the policy saves; held one at a time.
+
+        Raises DiskFull where there is no room, CheckpointRefused where the state folder may not have more:
+        nothing is lost then.
         """
         final = self.folder / _name(state.round)
         partial = self.folder / f"partial-{os.getpid()}"
@@ -143,11 +145,12 @@ class Checkpoints:
             )
 
     def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
-        """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
+        """Return the newest whole checkpoint, its folder, and notes on skipped ones; None without any.
 
-        A damaged one is set aside under another name, for inspection, once one before it is found. SwarmdError where none is whole: they
-        stay, so that the next start does not begin anew either. take_up: resumes from one; where it raises ValueError or another of
-        _DAMAGE, that one counts as damaged.
+        A damaged one is set aside under another name, for inspection, once one before it is found. take_up:
+        resumes from one; where it raises ValueError or another of _DAMAGE, that one counts as damaged.
+
+        Raises SwarmdError where none is whole: they stay, so that the next start does not begin anew either.
         """
         damaged: list[tuple[Path, Exception]] = []
         for path in reversed(self._saved()):
@@ -279,7 +282,7 @@ class Saver:
 
 
 def _set_aside(path: Path, error: Exception) -> str:
-    """A note for the operator."""
+    """Set a damaged checkpoint aside; return a note for the operator."""
     aside = path.with_name("damaged-" + path.name)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
@@ -297,7 +300,7 @@ def _write(path: Path, content: Content) -> dict[str, Any]:
 
 
 def saved_in(folder: Path) -> Sequence[Path]:
-    """The folders of checkpoints, oldest first."""
+    """Return the folders of checkpoints, oldest first."""
     return sorted(p for p in folder.glob("round-*") if p.name.removeprefix("round-").isdecimal() and p.is_dir())
 
 
@@ -312,7 +315,7 @@ def require_whole(folder: Path) -> None:
 
 
 def _verify(folder: Path, needs: Set[str]) -> None:
-    """Raises something of _DAMAGE where the folder is not what its manifest says, or that names less than is needed."""
+    """Raise one of _DAMAGE where a folder differs from its manifest, or that names less than is needed."""
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
     if manifest.schema != SCHEMA:
         raise ValueError("its manifest is of another version")

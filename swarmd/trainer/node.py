@@ -104,7 +104,7 @@ def _gate(gate: GateConfig, parameters: int) -> Gate:
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
-    """What the node's next rounds depend on, but for its policy. `resume` restores it."""
+    """Return what the node's next rounds depend on, but for its policy; `resume` restores it."""
     kept = parts.pool.kept()
     return RunState(
         rounds,

@@ -67,7 +67,10 @@ class ReplayPlan:
 def measure(
     policy: Policy, tasks: TaskSource, questions: int, completions: int, rounds: int, seed: int, clock: Callable[[], float]
 ) -> Measured:
-    """Rounds of generating and training, with rewards given by turns so that every completion has a gradient."""
+    """Measure rounds of generating and training.
+
+    Rewards alternate, so that every completion has a gradient.
+    """
     rng = random.Random(seed)
     pairs = [_one_round(policy, tasks, questions, completions, rng, clock) for _ in range(WARM_UP + rounds)][WARM_UP:]
     ratios = [generate / train for generate, train in pairs]
@@ -105,7 +108,10 @@ def _one_round(
 
 
 def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: float = ALPHA) -> ReplayPlan:
-    """The settings that Theorem 3.5 suggests, in whole numbers. new: rollouts a node generates a round; batch: of one update."""
+    """Return the settings that Theorem 3.5 suggests, in whole numbers.
+
+    new: rollouts that a node generates a round. batch: rollouts of one update.
+    """
     best = best_reuse(measured.mu, rho, alpha)
     updates = max(1, round(best.trained * new / batch))
     return ReplayPlan(

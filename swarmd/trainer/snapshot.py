@@ -43,7 +43,10 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
 
 
 def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
-    """What `read` makes of the newest checkpoint's folder for which it does not fail. NothingSaved where there is none; SwarmdError."""
+    """Return `read` of the newest checkpoint's folder for which it does not fail.
+
+    Raises NothingSaved where there is none, SwarmdError where it fails for all.
+    """
     notes: list[str] = []
     for _ in range(_TRIES):
         notes = []

@@ -218,7 +218,10 @@ class Trainer:
             self.link.tell(link.Note(slower(size, interval, limits)))
 
     def _insist(self, write: Callable[[], object]) -> None:
-        """A full disk pauses the run until there is room, or until it is told to stop: then it ends with the last whole checkpoint."""
+        """Write, and pause while the disk is full until there is room.
+
+        If it is told to stop meanwhile, the run ends with the last whole checkpoint.
+        """
         for attempt in itertools.count():
             try:
                 write()
@@ -241,7 +244,7 @@ class Trainer:
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 
     def _pause(self) -> None:
-        """A pause that falls between two rounds; one within a round is waited for in `TrainerLink.rest`."""
+        """Pause between two rounds; a pause within a round is waited for in `TrainerLink.rest`."""
         self._save_all()
         self.link.rest()
 
@@ -309,7 +312,7 @@ def _open_workers(
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
-    """That checkpoints come less often than configured, why, and what to change."""
+    """Say that checkpoints come less often than configured, why, and what to change."""
     return (
         f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.0f} min, not every {limits.every:g} s, so that a day "
         f"writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what came since. Raise checkpoint.gigabytes_a_day to save more often."
@@ -317,7 +320,10 @@ def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
 
 
 def with_waiting(report: RoundReport, waited: float) -> RoundReport:
-    """The report of a round whose rollouts others generate: its seconds are those it waited. Without new ones it has no mean reward."""
+    """Return the report of a round whose rollouts others generate: its seconds are those it waited.
+
+    Without new rollouts it has no mean reward.
+    """
     reward = report.reward_mean if report.generated else math.nan
     return replace(report, seconds={**report.seconds, "generate": waited}, reward_mean=reward)
 

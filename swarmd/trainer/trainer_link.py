@@ -68,7 +68,7 @@ class TrainerLink:
             self._written.notify()
 
     def question(self) -> link.JudgeQuestion | None:
-        """A judge's question that waits for an answer."""
+        """Return a judge's question that waits for an answer, or None."""
         with self._changed:
             return self._questions.popleft() if self._questions else None
 

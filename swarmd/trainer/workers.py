@@ -67,13 +67,16 @@ def check_workers(config: NodeConfig) -> None:
 
 
 def for_trainer(config: NodeConfig) -> NodeConfig:
-    """The configuration of a process that only trains. It answers the judge's questions alone, so the built-in engine will do."""
+    """Return the configuration of a process that only trains.
+
+    It answers only the judge's questions, so the built-in engine will do.
+    """
     train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
     return config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train})
 
 
 def for_generator(config: NodeConfig) -> NodeConfig:
-    """The configuration of a process that never trains: without the copies of weights that training keeps."""
+    """Return the configuration of a process that never trains, without the copies of weights of training."""
     train = config.train.model_copy(update={"kl_every": 0, "precision": "stochastic"})
     return config.model_copy(update={"train": train})
 
@@ -188,7 +191,10 @@ def processes_on(place: int, processes: int, devices: int) -> int:
 
 
 def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
-    """The device, dtype and revision that this process chose, so that all workers load the same model."""
+    """Return the configuration with the device, dtype and revision that this process chose.
+
+    So all workers load the same model.
+    """
     found = {"device": description["device"].partition(":")[0], "dtype": description["dtype"], "revision": description["revision"]}
     return config.model_copy(update={"model": config.model.model_copy(update=found)})
 
