@@ -45,7 +45,7 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class LogprobPolicy(Protocol):
     """Optional in a policy: log-probabilities, with which external rollouts can be replayed off-policy, like our own."""
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
@@ -57,11 +57,11 @@ class Remembering(Protocol):
 
     @property
     def parameters(self) -> int:
-        """Of the model: by its size, what looks at these log-probabilities acts on them or only reports (`experience.gate`)."""
+        """The model's size, by which the gate acts on these log-probabilities or only reports (`experience.gate`)."""
 
 
 @runtime_checkable
-class Limited(Protocol):
+class SelectivePolicy(Protocol):
     """Optional in a policy: which rollouts of others it cannot be trained on."""
 
     def unfit(self, scored: Scored) -> str | None:

@@ -1,4 +1,4 @@
-"""What goes to a terminal, or to what a command's output is redirected to."""
+"""Output to a terminal, or to a file or pipe in its place."""
 
 import errno
 import os
@@ -39,7 +39,8 @@ def run_program(name: str, program: Callable[[], int]) -> int:
             return program()
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # else the interpreter does it, with a message of its own
+                # Otherwise the interpreter flushes at its end, with a message of its own.
+                sys.stdout.flush()
     except BrokenPipeError:
         code = CUT_OFF
     except OSError as error:
@@ -47,5 +48,6 @@ def run_program(name: str, program: Callable[[], int]) -> int:
             raise
         print(f"{name}: {error.strerror}: what it writes is cut off. Free some space, or write elsewhere.", file=sys.stderr)
         code = NO_ROOM
-    sys.stdout = None  # what it holds back is not tried again
+    # Do not try again to write what the buffer holds.
+    sys.stdout = None
     return code

@@ -51,7 +51,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Whose rollouts come, and its network group as our own node knows it (`p2p.netgroup`)."""
+    """The author of received rollouts, with its network group as our node knows it (`p2p.netgroup`)."""
 
     id: PeerId
     group: str = ""  # empty: we were never connected to it
@@ -117,7 +117,7 @@ Weigh = Callable[[Scored, Sequence[float]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the policy answered to one question: L completions and the tokens they are made of."""
+    """The policy's answers to one question: L completions and their tokens."""
 
     completions: tuple[Completion, ...]
     tokens: Tokens

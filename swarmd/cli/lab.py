@@ -58,7 +58,8 @@ def run(
     try:
         _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
-        with contextlib.suppress(SwarmdError):  # what ended the runs is told, not what keeps the report from being written
+        # Report what ended the runs, rather than a failure to write the report.
+        with contextlib.suppress(SwarmdError):
             _report_what_is_there(results)
         if isinstance(error, SwarmdError):
             raise

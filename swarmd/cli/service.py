@@ -74,7 +74,8 @@ def installed_for(folder: Path) -> Path | None:
     except (ConfigError, OSError):
         return None
     own = b"--state-dir" not in content
-    named = any(re.search(re.escape(name) + rb"""["'\s<]""", content) for name in names)  # not that of /node2 where it is /node
+    # A service of /node2 must not match /node.
+    named = any(re.search(re.escape(name) + rb"""["'\s<]""", content) for name in names)
     return service.file if (own and folder == default_state_dir()) or named else None
 
 

@@ -19,7 +19,7 @@ class LogView:
 
     def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
         self._view, self._clock = view, clock
-        self._known: dict[str, str] = {}  # what was said last of the node, its addresses and its state
+        self._known: dict[str, str] = {}  # the node's addresses and state as last printed
         self._document: Mapping[str, Any] = {}
         self._rounds = MinuteOfRounds(clock)
         self._written, self._left_out, self._since = 0, 0, clock()

@@ -147,7 +147,8 @@ class JsonView:
         except (OSError, ValueError):
             self._out = None
             self._people.talk("nobody reads standard output any more; the node keeps running, and metrics.jsonl has every round")
-            with contextlib.suppress(OSError, ValueError):  # else the interpreter fails at its end, flushing to nobody
+            # Otherwise the interpreter fails at its end, when it flushes to a closed pipe.
+            with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def talk(self, text: str) -> None:
@@ -161,5 +162,5 @@ def _full(stream: IO[str]) -> bool:
     """Return whether a write would block: a pipe with under PIPE_BUF (4 KiB) free, or a stopped terminal."""
     try:
         return not select.select([], [stream], [], 0)[1]
-    except (OSError, ValueError):  # it is closed, or no file: writing will tell
+    except (OSError, ValueError):  # closed, or not a file: the write itself will tell
         return False

@@ -97,7 +97,7 @@ class TrainConfig(_Section, LossSettings):
 
 
 class SharingConfig(_Section, SharingSettings):
-    """What each node decides for itself about sharing; every choice is a row of a table in `swarmd.experience.strategies`."""
+    """Settings of sharing; every choice is a row of a table in `swarmd.experience.strategies`."""
 
 
 class ReplayConfig(_Section):
@@ -114,7 +114,7 @@ class ReplayConfig(_Section):
 
 
 class TasksConfig(_Section):
-    # what we ask ourselves; others' rollouts of all specialties are trained on. (): all of the curriculum
+    # specialties that this node asks; it trains on others' rollouts of all. (): the whole curriculum
     specialties: Annotated[tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")] = ()
 
 
@@ -142,7 +142,10 @@ _Rate = Annotated[str, AfterValidator(checked_rate), Field(description='a rate s
 
 
 class LimitsConfig(_Section):
-    """What the node may take of the machine (docs/guest.md). "": no limit. model.threads and checkpoint.gigabytes_a_day are limits, too."""
+    """Limits on what the node takes of the machine (docs/guest.md); "" means no limit.
+
+    model.threads and checkpoint.gigabytes_a_day are limits, too.
+    """
 
     cpu: _Percent = "100 %"  # of all cores of the machine together, over minutes; all processes of the node count
     priority: Literal["low", "normal"] = "low"  # of the trainer and its workers, for the CPU and the disk
@@ -197,7 +200,7 @@ class JudgeConfig(_Section):
         ""  # "": not judged; "auto": by one that is advertised in the swarm
     )
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
-    name: Annotated[str, Field(max_length=40)] = ""  # what the leaderboard calls this node besides its nickname
+    name: Annotated[str, Field(max_length=40)] = ""  # shown on the leaderboard after the nickname
 
 
 class MetricsConfig(_Section):

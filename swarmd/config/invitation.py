@@ -34,7 +34,7 @@ _FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What was read, checked for form. "" and (): not said."""
+    """The fields of an invitation, checked for form; "" and () mean not given."""
 
     name: str
     curriculum: str = ""  # one of swarmd's, or the name of own tasks, which the invited node has to have

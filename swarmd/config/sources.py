@@ -244,7 +244,8 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
 def _acceptable(given: _Given, mistakes: list[str]) -> bool:
     field = keys().get(given.key)
     if field is None:
-        meant = FLAGS.get(given.key.rpartition(".")[2])  # a flag's name where its key's should stand
+        # A flag's name was given where its key is expected.
+        meant = FLAGS.get(given.key.rpartition(".")[2])
         hint = f"; did you mean {meant}?" if meant else nearest(given.key, [*keys(), *NodeConfig.model_fields])
         mistakes.append(f"{given.origin}: {key_name(given.key)}: unknown key{hint}")
         return False

@@ -185,7 +185,7 @@ class AnsweringPeer:
 
     def _run(self) -> None:
         try:
-            run(self._be_there)
+            run(self._run_network)
         except BaseException as error:  # raised again in the thread of who answers
             self._error = error
             if self._ready.is_set():
@@ -194,7 +194,7 @@ class AnsweringPeer:
             self._begun.set()
             self._ready.set()
 
-    async def _be_there(self) -> None:
+    async def _run_network(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._begun.set()
         handlers: Mapping[str, control.Handler] = {"status": self._on_status, "peers": self._on_peers, "stop": self._on_stop}

@@ -39,14 +39,14 @@ from swarmd.state.logs import set_up_logging
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.terminal import printable
 
-PORT = 4001  # where it listens unless told otherwise: others write it down, so it must stay the same
+PORT = 4001  # listening port unless configured; others write it down, so it must stay the same
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """What a bootstrap node announces once others can connect to it."""
+    """The announcement of a bootstrap node to which others can connect."""
 
     member: Member
     engine: Choice

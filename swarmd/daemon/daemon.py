@@ -91,7 +91,7 @@ class Daemon:
     def __init__(self, config: NodeConfig, folder: Path, view: View, works: Callable[[], None] = lambda: None) -> None:
         self.config, self.view, self._works = config, view, works
         self.exit_code = 0
-        self.limits = config.limits  # as they are now
+        self.limits = config.limits  # the current limits, which the user can change
         check_installed(config.metrics.report_to)
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
         self.engine = chosen_engine(config)
@@ -174,7 +174,7 @@ class Daemon:
 
     def shutdown(self) -> None:
         """Show how the node ended. Raises SwarmdError where the trainer failed."""
-        if self.status.state != "stopped" and self.child.failed is None:  # it was killed
+        if self.status.state != "stopped" and self.child.failed is None:  # the process was killed
             lost = f"{many(self.status.round, 'round')}, {self.status.saved} of them saved" if self.child.ready else "no round had begun"
             self.status.say("stopped", f"at once: {lost}", "`swarmd join` goes on from there")
         self.view.status(self._document())
@@ -189,7 +189,8 @@ class Daemon:
         await nursery.start(self.member.run)
         self._listens.set()
         if self.engine is not None and self.config.swarm.mdns == "on":
-            nursery.start_soon(nearby(self.member).run)  # it announces where we listen
+            # Announces our addresses, so the member must listen already.
+            nursery.start_soon(nearby(self.member).run)
 
     def _on_frame(self) -> None:
         """Pass admitted frames on: offers to the gatherer, rollouts to the trainer.
@@ -284,7 +285,8 @@ class Daemon:
                 self._advised.add(reason)
                 remedy = Reason(reason).remedy
                 self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
-        if done.affordable and not self.member.away and self._nursery is not None:  # what is judged is saved first
+        # The judged weights are saved first, so ask only where another save is affordable.
+        if done.affordable and not self.member.away and self._nursery is not None:
             self._nursery.start_soon(self.judging.ask, done.line["round"])
 
     def _on_trainer_exit(self, death: Death) -> None:

@@ -15,7 +15,7 @@ from swarmd.terminal import printable
 BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW` are refused
 AHEAD = 20.0  # seconds that one may be ahead; refused are frames from more than `replays.AHEAD` in the future, and an answer takes its time
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm
-_SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)  # one such frame tells what its author is
+_SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)  # one such frame shows that its author runs something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `isolation_watch` found out."""
+    """The facts that `isolation_watch` gathers for a diagnosis."""
 
     name: str  # the swarm's
     curriculum: str
@@ -41,7 +41,7 @@ class Facts:
     helpers: int = 0  # of them, those that say that they train nothing
     unknown: int = 0  # of them, those that said nothing when asked: they may train
     companions: int = 0  # other members of our curriculum that somebody sees, at least
-    others: Mapping[str, int] = field(default_factory=dict)  # another curriculum -> nodes of it that somebody sees
+    others: Mapping[str, int] = field(default_factory=dict)  # nodes that peers see, by other curriculum
     answered: Collection[PeerId] = ()  # of the peers asked, those that answered at all
     introduced: Sequence[Introduced] = ()  # what peers say of themselves
     bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
@@ -131,7 +131,8 @@ def _clock(facts: Facts) -> Trouble | None:
             "set the clock, best by NTP; the node needs no restart",
         )
     if facts.heard:
-        return None  # one peer's word; another one's frames were in time
+        # One peer's word does not count against frames of others that arrived in time.
+        return None
     return Trouble(
         f"this machine's clock is {off} of that of the only peer that could be asked: frames are refused for it",
         "let NTP set this clock; if it was right, the other's has to be set",

@@ -67,7 +67,7 @@ class IsolationWatch:
         knock_at, heard_before, offset = alone_since + KNOCK_FIRST, False, self._offset()
         while True:
             now = trio.current_time()
-            if self.member.away:  # it has left by itself, and says why
+            if self.member.away:  # the node has left by itself, and its status says why
                 self._say(None)
                 alone_since, knock_at = now, now + KNOCK_FIRST
                 await trio.sleep(CHECK_EVERY)

@@ -22,7 +22,7 @@ class Publisher:
         self._member, self._talk = member, talk
         self.heard = Heard()
         self._outgoing = Outgoing(Pacing(self.heard, rng, target), max_age)
-        self._cannot_share = False  # it was said that nothing can be shared
+        self._cannot_share = False  # whether the full disk has been reported
 
     async def run(self) -> None:
         """Send what waits, until cancelled."""

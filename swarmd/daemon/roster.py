@@ -19,16 +19,16 @@ _SHARE = 0.3  # of the newest gap in the mean
 
 @dataclass(slots=True)
 class AuthorRecord:
-    """What is known of one author."""
+    """A record of one author."""
 
     last: float  # when it was heard last
     quiet: float = FIRST  # seconds after which it is no longer heard
     frames: int = 0  # let in
     rejected: int = 0  # let in, and then found bad by the trainer
-    round: int | None = None  # as it says itself
+    round: int | None = None  # the author's own round number
     model: str | None = None
-    usable: bool = False  # it has sent what this node can use
-    gone: bool = False  # its connection ended and did not come back, and it was not heard since
+    usable: bool = False  # has sent something that this node can use
+    gone: bool = False  # disconnected for long, and not heard since
 
 
 class Roster:

@@ -73,7 +73,7 @@ class StatusBoard:
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
         self.external.append(done.line.get("external", 0))
-        if done.line.get("kl") is not None:  # not every update measures it
+        if done.line.get("kl") is not None:  # not every update measures the KL
             self.kl = {"round": self.round, "value": done.line["kl"]}
         for author, said in done.authors.items():
             self.roster.says(PeerId(author), said[0], said[1])

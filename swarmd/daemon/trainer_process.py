@@ -92,7 +92,7 @@ class TrainerChild:
             except OSError as error:  # no more processes or open files, or its log cannot be written
                 cause = f"it cannot be started: {error}"
             else:
-                status = await self._attend(process, ours)
+                status = await self._talk_until_end(process, ours)
                 cause = self._ending or _cause(status, self.log_file)
             if self.finished or self._stopping or self.failed is not None:
                 return
@@ -134,10 +134,10 @@ class TrainerChild:
             raise
         return process, ours
 
-    async def _attend(self, process: trio.Process, ours: socket.socket) -> int:
+    async def _talk_until_end(self, process: trio.Process, ours: socket.socket) -> int:
         """Talk to the process until it ends; returns its exit status."""
         self.pid, self._stuck, self._ending = process.pid, None, ""
-        if self._stopping:  # said while it was being started
+        if self._stopping:  # the stop came while the process was being started
             self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:

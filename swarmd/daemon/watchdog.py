@@ -34,7 +34,7 @@ class StuckLimits:
 class Stuck:
     cause: str
     remedy: str
-    hopeless: bool = False  # it is to be killed and started again
+    hopeless: bool = False  # the trainer has to be killed and started again
 
 
 class Watchdog:

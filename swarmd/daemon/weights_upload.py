@@ -17,7 +17,7 @@ from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
 
 PIECE = 64 * 1024  # bytes sent at once
-SECONDS = 30.0  # for a piece, and from the last of them until the whole answer is there
+SECONDS = 30.0  # for each piece, and from the last piece to the whole answer
 
 
 K = TypeVar("K")
@@ -72,7 +72,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class VerifiedOutcome(msgspec.Struct, frozen=True):
-    """What a judge says of an upload."""
+    """A judge's answer about an upload."""
 
     verification: str
     peer: str

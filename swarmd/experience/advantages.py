@@ -64,7 +64,7 @@ Success and likelihood, 0 to 1: `strategies.Sharing`. Likelihoods are 1 for all 
 
 
 def paper(_scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
-    """As if our own policy had written it (SAPO section 3.2)."""
+    """Return the loss's advantages, as if our own policy had written the text (SAPO section 3.2)."""
     return found
 
 

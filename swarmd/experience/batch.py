@@ -23,7 +23,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Capped(Protocol[C]):
-    """At most `n` of some candidates under the caps, uniformly, or the first of a random order: `caps.choose`, or a `caps.Ration`."""
+    """At most `n` of some candidates under the caps, uniformly, or the first of a random order: `caps.choose`, or a `caps.Quota`."""
 
     def __call__(self, candidates: Sequence[C], n: int, rng: random.Random, *, in_order: bool) -> list[C]: ...
 
@@ -120,12 +120,12 @@ class OfferChoice(Generic[C]):
 
     def __init__(self, take: str, n: int, author_of: Callable[[PeerId], Author]) -> None:
         self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=SMALLEST)
-        self._ration = caps.Ration[C](n, lambda candidate: author_of(candidate.author), lambda candidate: candidate.ref.specialty)
+        self._quota = caps.Quota[C](n, lambda candidate: author_of(candidate.author), lambda candidate: candidate.ref.specialty)
 
     def begin(self, lead: Lead) -> None:
         """Another round begins. lead: as the trainer found it in the one before."""
         self._lead = lead
-        self._ration.begin()
+        self._quota.begin()
 
     def __call__(self, offered: Sequence[C], count: int, rng: random.Random) -> Sequence[C]:
-        return by_weight(offered, self._weights(offered, self._lead), count, self._ration, rng)
+        return by_weight(offered, self._weights(offered, self._lead), count, self._quota, rng)

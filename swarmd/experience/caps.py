@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 from swarmd.types import Author
 
-__all__ = ["UNKNOWN", "Author", "Ration", "choose", "first"]
+__all__ = ["UNKNOWN", "Author", "Quota", "choose", "first"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
 
@@ -56,7 +56,7 @@ def first(candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.R
     return _fill(candidates, n, author_of, rng, kind_of, in_order=True)
 
 
-class Ration(Generic[T]):
+class Quota(Generic[T]):
     """A choice of `n` made in several calls, as candidates come in: each cap applies to all calls together."""
 
     def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Which authors' rollouts were useful, and whom useless ones are charged to. Pure."""
+"""Credit for useful rollouts and blame for useless ones, by author. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ PATIENCE = 64  # rollouts in a row: what one body holds. An honest node shares t
 AUTHORS = 4096  # remembered
 
 
-class Useless:
+class UselessRollouts:
     """Counts each author's rollouts that we scored since the last useful one."""
 
     def __init__(self) -> None:

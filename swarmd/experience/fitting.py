@@ -15,7 +15,7 @@ UNKNOWN_LETTERS = "characters that our tokenizer has not"
 class Fitting:
     """A `batch.Filter`: refuses what our model cannot be trained on. Nobody is blamed, as other models can.
 
-    unfit: `protocols.Limited`.
+    unfit: `protocols.SelectivePolicy`.
     """
 
     unfit: Callable[[Scored], str | None]

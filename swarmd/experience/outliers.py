@@ -49,7 +49,7 @@ class GateState:
 
 @dataclass
 class Gate:
-    """What our own completions look like, and whether another's is far outside of that."""
+    """The traits of our own completions, and the test whether another's is far outside of them."""
 
     margin: float = 1.5  # times what all but one in a hundred of our own stay below
     answer_end: Callable[[str], int | None] = lambda _: None  # where the answer in a text ends: nothing behind it earned the reward
@@ -69,7 +69,7 @@ class Gate:
 
     @property
     def limits(self) -> Traits | None:
-        """What no completion may be above; None while too few of our own were seen."""
+        """The largest allowed value of each trait; None while too few of our own completions were seen."""
         if self._limits is None and len(self._own) >= WARM_UP:
             columns = [sorted(column) for column in zip(*self._own, strict=True)]
             highest = (column[int(QUANTILE * (len(column) - 1))] for column in columns)
@@ -137,8 +137,8 @@ class Gate:
 class Gated:
     """A `batch.Filter`: refuses what the gate does, and cuts off what stands behind an answer.
 
-    logprobs: `protocols.Remembering`. remember: gives rollouts the tokens that their replay needs (`Pool.remember`); they are looked at in
-    place of others computed for the gate alone.
+    logprobs: `protocols.LogprobPolicy`. remember: gives rollouts the tokens that their replay needs (`Pool.remember`).
+    The gate looks at these instead of computing others.
     """
 
     gate: Gate

@@ -22,9 +22,9 @@ Key = tuple[PeerId, TaskRef]
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What a pool with replay keeps. Shares are of the capacity."""
+    """The limits of a pool with replay; shares are of the capacity."""
 
-    own: PeerId  # whose rollouts are ours
+    own: PeerId  # our peer id
     max_age: int  # our own rollouts are kept so many rounds at most
     positive_bias: float = 0.0  # delta: share of the older ones with a correct completion
     external_share: float = 1.0  # of all others together, so that others do not crowd out our own
@@ -32,7 +32,7 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PoolEntry:
     """A rollout of the pool and what was done with it."""
 
     scored: Scored
@@ -53,9 +53,9 @@ class Pool:
         self, max_age: int, capacity: int = CAPACITY, limits: PoolLimits | None = None, author_of: Callable[[PeerId], Author] = Author
     ) -> None:
         self.max_age, self.capacity, self.limits, self._author_of = max_age, capacity, limits, author_of
-        self.updates = 0  # so far: what last_use is counted in
+        self.updates = 0  # updates so far, which `last_use` counts in
         self.round, self.began = 0, 0  # this round, and the updates before it
-        self._kept: OrderedDict[Key, Kept] = OrderedDict()  # oldest first
+        self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
         self._used: OrderedDict[bytes, None] = OrderedDict()  # digests of the keys of others' that were trained on, oldest first
         self.before: OrderedDict[int, int] = OrderedDict()  # of the last rounds, updates before each
 
@@ -68,7 +68,7 @@ class Pool:
         for scored in rollouts:
             key = key_of(scored)
             if key not in self and (self.limits is None or scored.informative):
-                self._kept[key] = Kept(scored, since=self.before.get(scored.round, self.began))
+                self._kept[key] = PoolEntry(scored, since=self.before.get(scored.round, self.began))
                 new += 1
         self._trim()
         return new
@@ -79,7 +79,7 @@ class Pool:
             return
         for scored in rollouts:
             self._kept.pop(key_of(scored), None)
-            self._kept[key_of(scored)] = Kept(scored, since=self.began)
+            self._kept[key_of(scored)] = PoolEntry(scored, since=self.began)
         self._trim()
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -87,7 +87,7 @@ class Pool:
         for key in keys:
             self._kept.pop(key, None)
 
-    def use(self, batch: Iterable[Scored]) -> Sequence[Kept]:
+    def use(self, batch: Iterable[Scored]) -> Sequence[PoolEntry]:
         """One more update trains on them; returns what they were before. What is not of this pool does not count."""
         self.updates += 1
         before = [self._kept[key] for scored in batch if (key := key_of(scored)) in self._kept]
@@ -184,11 +184,11 @@ class Pool:
 
     @property
     def external_share(self) -> float:
-        """Of the rollouts here, how many are others'; 0 where there are none."""
+        """The share of the pool's rollouts that are others'; 0 for an empty pool."""
         others = len(self) if self.limits is None else sum(author != self.limits.own for author, _ in self._kept)
         return others / len(self) if len(self) else 0.0
 
-    def kept(self) -> Sequence[Kept]:
+    def kept(self) -> Sequence[PoolEntry]:
         """Oldest first."""
         return tuple(self._kept.values())
 
@@ -201,7 +201,7 @@ class Pool:
         """Digests of what others' rollouts were trained on, oldest first."""
         return tuple(self._used)
 
-    def restore(self, kept: Iterable[Kept], updates: int, used: Iterable[bytes], before: Mapping[int, int] | None = None) -> None:
+    def restore(self, kept: Iterable[PoolEntry], updates: int, used: Iterable[bytes], before: Mapping[int, int] | None = None) -> None:
         """Restore what `kept`, `updates`, `used` and `before` gave.
 
         Under stricter limits than then, less comes back.

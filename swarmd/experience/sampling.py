@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from p2p.types import PeerId
 from swarmd.experience.caps import first
-from swarmd.experience.pool import Kept, Pool
+from swarmd.experience.pool import Pool, PoolEntry
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.types import Author, Completion, Scored
 
@@ -32,19 +32,19 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
     return tuple(completion for _, completion in sorted(zip(keys, completions, strict=True), key=itemgetter(0)))
 
 
-Strategy = Callable[[Kept, int], bool]
+Strategy = Callable[[PoolEntry, int], bool]
 """Whether a rollout is drawn only after all others. The number is that of the updates before this round."""
 
 
-def any_of_them(_kept: Kept, _before: int) -> bool:
+def any_of_them(_kept: PoolEntry, _before: int) -> bool:
     return False
 
 
-def drawn_this_round(kept: Kept, before: int) -> bool:
+def drawn_this_round(kept: PoolEntry, before: int) -> bool:
     return kept.last_use > before
 
 
-def used_before(kept: Kept, _before: int) -> bool:
+def used_before(kept: PoolEntry, _before: int) -> bool:
     return kept.uses > 0
 
 
@@ -78,14 +78,14 @@ class Replay:
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
 
-    def _author(self, kept: Kept) -> Author | None:
+    def _author(self, kept: PoolEntry) -> Author | None:
         author, limits = kept.scored.rollout.author, self.pool.limits
         return None if limits is not None and author == limits.own else self.author_of(author)
 
 
 def draw(
-    kept: Sequence[Kept], batch: int, waits: Strategy, before: int, rng: random.Random,
-    author_of: Callable[[Kept], Author | None] = lambda _: None,
+    kept: Sequence[PoolEntry], batch: int, waits: Strategy, before: int, rng: random.Random,
+    author_of: Callable[[PoolEntry], Author | None] = lambda _: None,
 ) -> Sequence[Scored]:  # fmt: skip
     """At most `batch` of them, each of those that come first as likely; see Strategy. Others' under the caps of `caps`."""
     in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))

@@ -91,7 +91,7 @@ SHARES: Mapping[str, Share] = {"informative": informative, "right": with_a_right
 
 
 def shared(local: Sequence[Scored], share: Share, most: int, rng: random.Random) -> Sequence[Scored]:
-    """Which of a round's own rollouts to share. most: at random so many of them; 0: all."""
+    """Choose which of a round's own rollouts to share. most: share at most so many, at random; 0: all."""
     chosen = [scored for scored in local if share(scored)]
     return chosen if not most or len(chosen) <= most else [chosen[i] for i in sorted(rng.sample(range(len(chosen)), most))]
 
@@ -130,7 +130,7 @@ def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
 
 
 def by_need(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """By how much better others do in the rollout's specialty than we do ourselves; a little where they do not."""
+    """Weigh a rollout by how much better others do in its specialty than we do; a little where they do not."""
     return [max(SMALLEST, lead.of(c.ref.specialty)) for c in candidates]
 
 
@@ -191,7 +191,7 @@ class Sharing:
     success: Success = field(default_factory=Success)  # our own
     others: Success = field(default_factory=Success)  # of what came of theirs, by our own verifier
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=SMALLEST))
-    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # `protocols.Remembering`; None: the policy gives none
+    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # `protocols.LogprobPolicy`; None: the policy gives none
 
     def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)

@@ -8,7 +8,7 @@ from typing import Any
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.statistics import Interval, RunFigures, figures, interval
 
-# Of RunFigures, for programs
+# Fields of RunFigures that `document` gives to programs.
 FIGURES = ("cumulative", "late", "per_thousand", "mixed", "useful", "predicted", "external", "gated", "roughness", "cpu_seconds")
 
 

@@ -25,7 +25,8 @@ class HostilePeer:
     def __init__(self, me: PeerId, tasks: CurriculumTasks, swarm: Swarm, completions: int, poisons: bool, rng: random.Random) -> None:
         self.me, self._tasks, self._swarm, self._completions, self._rng = me, tasks, swarm, completions, rng
         self._make: Callable[[Task], list[str]] = self._poison if poisons else self._lie
-        self._due = 1.0  # it is there before the first honest one
+        # The hostile peer is present before the first honest one.
+        self._due = 1.0
 
     def act(self, number: int, loudness: float) -> None:
         """Send what a hostile peer sends in this round.

@@ -31,7 +31,7 @@ from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
-from swarmd.lab.saving import Said
+from swarmd.lab.saving import NodeOutput
 from swarmd.protocols import Reward
 
 EVERY = 5  # rounds: a bin of the judge's (docs/judge-statistics.md), and seldom enough for its limit of a question a second
@@ -59,7 +59,7 @@ class JudgedSwarm(PlayedSwarm):
                 trio.run(self._evaluate, place)
         return line
 
-    def _turns(self, number: int, turn: Callable[[int], Said]) -> None:
+    def _turns(self, number: int, turn: Callable[[int], NodeOutput]) -> None:
         super()._turns(number, turn)
         for place, said in enumerate(self.said):
             self._trained[place] += said is not None

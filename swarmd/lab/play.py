@@ -32,7 +32,7 @@ from swarmd.lab.fetching import FetchingMember
 from swarmd.lab.hostile import MARK, HostilePeer
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results, Run
-from swarmd.lab.saving import EVERY, RunSaves, Said, Saying
+from swarmd.lab.saving import EVERY, NodeOutput, RoundOutput, RunSaves
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.own import OwnCurriculum
@@ -56,17 +56,17 @@ class NotedExchange(RolloutExchange):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._said = Said()
+        self._said = NodeOutput()
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        self._said = Said(rollouts)
+        self._said = NodeOutput(rollouts)
         super().share(rollouts, round_number)
 
     def charge(self, authors: Iterable[PeerId]) -> None:
         self._said.charged = list(authors)
         super().charge(self._said.charged)
 
-    def take_said(self, informative: int, lead: Lead) -> Said:
+    def take_output(self, informative: int, lead: Lead) -> NodeOutput:
         """Return what the node said in the round that is over.
 
         informative: own rollouts with an advantage.
@@ -74,7 +74,7 @@ class NotedExchange(RolloutExchange):
         self._said.informative, self._said.lead = informative, lead
         return self._said
 
-    def say(self, number: int, said: Said) -> None:
+    def say(self, number: int, said: NodeOutput) -> None:
         """Apply what a node of another process said, in the order of `round.run_round`."""
         self.share(said.shared, number)
         self.collect()
@@ -110,7 +110,7 @@ class PlayedSwarm:
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
-        self.said: Saying = []  # in the last round
+        self.said: RoundOutput = []  # in the last round
         self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
         self._exchanges: list[NotedExchange] = []
@@ -152,17 +152,17 @@ class PlayedSwarm:
         """Play one round of every node: its line of the results, lists by node."""
         reports: list[RoundReport] = [NOTHING] * len(self.nodes)
 
-        def turn(place: int) -> Said:
+        def turn(place: int) -> NodeOutput:
             reports[place] = run_round(number, self.nodes[place])
-            return self._exchanges[place].take_said(reports[place].informative, self.nodes[place].sharing.lead)
+            return self._exchanges[place].take_output(reports[place].informative, self.nodes[place].sharing.lead)
 
         self._turns(number, turn)
         return line_of(number, reports, {peer.me for peer in self.hostile})
 
-    def replay(self, number: int, said: Saying) -> None:
+    def replay(self, number: int, said: RoundOutput) -> None:
         """Play one round again as far as the network is concerned: the nodes say what they said in it."""
 
-        def turn(place: int) -> Said:
+        def turn(place: int) -> NodeOutput:
             again = said[place]
             if again is None:
                 raise ValueError(f"node {place} was away in round {number}")
@@ -171,17 +171,17 @@ class PlayedSwarm:
 
         self._turns(number, turn)
 
-    def _turns(self, number: int, turn: Callable[[int], Said]) -> None:
+    def _turns(self, number: int, turn: Callable[[int], NodeOutput]) -> None:
         """Play a round: call `turn` with the place of each node that is present, in the round's order."""
         gone = self._begin(number)
-        said: list[Said | None] = [None] * len(self.nodes)
+        said: list[NodeOutput | None] = [None] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
                 said[place] = self._turn(number, place, turn)
         self._loudness = sum(each.informative for each in said if each) / len(said)
         self.said = said
 
-    def _turn(self, number: int, place: int, turn: Callable[[int], Said]) -> Said:
+    def _turn(self, number: int, place: int, turn: Callable[[int], NodeOutput]) -> NodeOutput:
         """Play one node's turn, and tell its daemon what it is told before and after."""
         daemon = self._fetching[place] if self._fetching else None
         if daemon is not None:

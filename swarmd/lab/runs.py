@@ -44,7 +44,8 @@ class RunsProgress:
         if self._begun is None:  # the first round of all ends the start of its process: from here on the pace is that of rounds
             self._begun = self.clock()
         else:
-            self._played += number - self.playing.get(run, number - 1)  # it may have gone on from a save
+            # The run may have gone on from a save.
+            self._played += number - self.playing.get(run, number - 1)
         self.playing[run] = number
 
     @property

@@ -34,8 +34,8 @@ SCHEMA = 1
 log = logging.getLogger(__name__)
 
 
-class Said(msgspec.Struct, array_like=True):
-    """What a node gave to the network in one round."""
+class NodeOutput(msgspec.Struct, array_like=True):
+    """A node's output to the network in one round."""
 
     shared: Sequence[Rollout] = ()
     charged: Sequence[PeerId] = ()
@@ -43,8 +43,8 @@ class Said(msgspec.Struct, array_like=True):
     lead: Lead = Lead()  # of others over it, after the round
 
 
-Saying = Sequence[Said | None]  # of one round, by node; None: it was away
-_decoder = msgspec.json.Decoder(list[Said | None])
+RoundOutput = Sequence[NodeOutput | None]  # of one round, by node; None: it was away
+_decoder = msgspec.json.Decoder(list[NodeOutput | None])
 
 
 class SavedRun(msgspec.Struct, frozen=True):
@@ -59,16 +59,16 @@ class SavedRun(msgspec.Struct, frozen=True):
 
 
 class Saveable(Protocol):
-    """What is saved: `play.PlayedSwarm`."""
+    """The interface of what is saved: `play.PlayedSwarm`."""
 
     @property
     def nodes(self) -> Sequence[object]: ...
 
     @property
-    def said(self) -> Saying:
-        """In the last round."""
+    def said(self) -> RoundOutput:
+        """The output of all nodes in the last round."""
 
-    def replay(self, number: int, said: Saying) -> None:
+    def replay(self, number: int, said: RoundOutput) -> None:
         """Play one round again as far as the network is concerned."""
 
     def save(self, number: int, folders: Iterable[Path]) -> None:

@@ -54,7 +54,7 @@ def pass_at(k: int, answers: int, right: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Of one run. Means over nodes and rounds unless said."""
+    """The figures of one run: means over nodes and rounds unless said otherwise."""
 
     cumulative: float  # reward, added up over nodes and rounds
     curve: tuple[float, ...]  # reward of a round, mean over nodes

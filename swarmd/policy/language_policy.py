@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 # All weights, below 100 million parameters. tiny on tiny-9, 300 rounds of 8/0: held-out pass@1 from 0.30 to 0.62, 0.64, 0.62 (three seeds);
 # at 2e-4 to 0.62, at 5e-4 to 0.58, 0.58.
 RATE_SMALL = 3e-4
-RATE_LORA = 1e-5  # as usual for post-training; not measured here
+RATE_LORA = 1e-5  # usual for post-training; not measured here
 RATE_LARGE = 1e-6  # all weights of a larger model; likewise
 
 
 class LanguagePolicy:
-    """Implements `swarmd.protocols.Policy`, `Remembering` and `Limited`. Build one with `open`."""
+    """Implements `swarmd.protocols.Policy`, `LogprobPolicy` and `SelectivePolicy`. Build one with `open`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class LanguagePolicy:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What is being trained: model, revision, device, dtype, parameters, lora (rank or None)."""
+        """The model being trained: model, revision, device, dtype, parameters, lora (rank or None)."""
         loaded = self._loaded
         return MappingProxyType(
             {
@@ -209,7 +209,7 @@ class LanguagePolicy:
         return [Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout)) for rollout in rows]
 
     def unfit(self, scored: Scored) -> str | None:
-        """Return why we cannot be trained on another's rollout (`protocols.Limited`), or None.
+        """Return why we cannot be trained on another's rollout (`protocols.SelectivePolicy`), or None.
 
         A wrong answer that is too long is cut where our own would have been, and is still wrong. A right one
         would lose its answer.

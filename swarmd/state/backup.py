@@ -54,7 +54,7 @@ class BadBackup(SwarmdError):
 class Restored:
     peer_id: str
     round: int | None  # of the checkpoint; None: only the key
-    kept: Sequence[Path]  # where the old files are
+    kept: Sequence[Path]  # the folders that hold the replaced files
 
 
 def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:

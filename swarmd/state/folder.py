@@ -31,7 +31,7 @@ CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
 LEAST_ROOM = 24_000_000  # bytes free on the disk when a node starts: two checkpoints of the model tiny have 20 MB
 _LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner:
-_NO_OWNER_WAIT = 5.0  # where the lock names no process that lives, on a busy machine
+_NO_OWNER_WAIT = 5.0  # seconds to wait on a busy machine while the lock names no living process
 
 
 def default_state_dir() -> Path:

@@ -20,7 +20,7 @@ _KINDS: Mapping[str, Any] = {"reward_mean": (int, float, type(None)), "tokens": 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a judge rates the node."""
+    """The judge's rating of the node."""
 
     score: Annotated[float, Figure("score", "pass@1", "0 to 1")]
     n: Annotated[int, Figure("n", "questions graded")]
@@ -28,7 +28,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class WorkersReport:
-    """How the processes beside the trainer stand."""
+    """The state of the processes beside the trainer."""
 
     generators_alive: Annotated[int, Figure("generators.alive", "generators that can answer")]
     generators: Annotated[int, Figure("generators.of", "generators wanted")]
@@ -51,7 +51,7 @@ class WorkersReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What the node adds to the line of a round."""
+    """The fields that the node adds to the line of a round."""
 
     time: Annotated[float, Figure("time", "end of the round", "seconds since 1970")]
     peers: Annotated[int, Figure("peers", "members heard lately")]
@@ -129,7 +129,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, resumed_round: int) -> None:
         self.path = path
-        self.notes: list[str] = []  # what an operator should know
+        self.notes: list[str] = []  # for the operator
         try:
             there = _cut(path, resumed_round)
             if there is None:

@@ -31,7 +31,7 @@ class UserService:
     start: Sequence[Sequence[str]]
     stop: Sequence[str]
     active: Sequence[str]  # exit code 0 where it runs, or is loaded
-    note: str = ""  # what else to do
+    note: str = ""  # what else the user has to do
 
     def install(self) -> bool:
         """Write the file and start the service; False where the file was there already. ConfigError, Unreachable."""

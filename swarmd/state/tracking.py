@@ -101,7 +101,7 @@ class Follower:
     """Reads the lines that are added to a file. A round is read once, also where its line is cut off and written again."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file, self._at = path, 0, 0  # its inode, and how far it was read
+        self._path, self._file, self._at = path, 0, 0  # the file's inode, and the offset read so far
         lines = read_metrics(path, 1)
         self._round = lines[-1]["round"] if lines else 0
 

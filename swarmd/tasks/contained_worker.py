@@ -61,7 +61,7 @@ class PluginRefused(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """What workers do, and their limits."""
+    """The work of contained workers, and their limits."""
 
     prepare: Callable[[str, str, int], Prepared | None]  # (curriculum, specialty, n); None: no such task. Raises TaskFault
     seconds: float = SECONDS  # of CPU time; pipe.STARVED times as many in all
@@ -154,7 +154,7 @@ class Worker:
             return msgspec.msgpack.decode(pipe.receive(self._results, deadline), type=Made)
         except TimeoutError:
             raise WorkerLost(GradeReason.TIMEOUT) from None
-        except (EOFError, ValueError) as error:  # it is gone, or code of a plug-in's writes what it likes
+        except (EOFError, ValueError) as error:  # the worker is gone, or a plug-in's code wrote into the pipe
             raise WorkerLost(GradeReason.CRASHED) from error
 
     def end(self) -> None:

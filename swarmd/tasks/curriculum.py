@@ -33,7 +33,7 @@ class Curriculum:
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
     held_by_text: frozenset[str] = frozenset()  # specialties with enough texts to hold some of them out. In no digest
-    offers_a_second: float = 0.2  # that all nodes together send (`swarmd.exchange.pacing`); for rounds of seconds and more. In no digest
+    offers_a_second: float = 0.2  # offers of all nodes together, for rounds of seconds or more. Not in the digest
 
     # What runs the process that scores, behind `python -m`; and seconds that each answer may take there beyond what any does.
     command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
@@ -144,7 +144,7 @@ TINY_9 = Curriculum(
         }
     ),
     held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),  # the others have a few hundred texts at most
-    offers_a_second=20.0,  # its rounds take a fraction of a second, on one machine or network
+    offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or network
 )  # fmt: skip
 
 SAPO_9_STRICT = replace(SAPO_9, name="sapo-9-strict", strict=True)

@@ -27,7 +27,7 @@ class Regenerating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a window is, besides its seed."""
+    """The public terms of a window: all but its seed."""
 
     curriculum: str  # digest
     number: int  # 1, 2, 3 …

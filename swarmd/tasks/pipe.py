@@ -30,7 +30,7 @@ class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class PluginDescription(msgspec.Struct, frozen=True):
-    """What a loaded plug-in says of itself."""
+    """A loaded plug-in's description of itself."""
 
     name: str
     version: str
@@ -50,13 +50,13 @@ class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     curriculum: str
     items: tuple[ScoreItem, ...]
-    question: bool = False  # not answers are to be scored: the question of the one item is asked for
+    question: bool = False  # ask for the question of the one item, instead of scoring answers
 
 
 class VerifierReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     """First message of a verifier, and of a worker: it is ready."""
 
-    seccomp: bool  # it is contained by the kernel
+    seccomp: bool  # whether the kernel contains the process
     plugin: PluginDescription | None = None
 
 

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class TaskPlugin(Protocol):
-    """What a plug-in has: a module with these names, or an object.
+    """The interface of a plug-in: a module with these names, or an object.
 
     Optional: `name` (text), `version` (text), `limits` (a dict of `pipe.TaskLimits`).
     """
@@ -77,7 +77,8 @@ class LoadedPlugin:
         """Prepare a question as `contained_worker.Work` asks."""
         if specialty not in self.description.specialties:
             return None
-        random.seed(n)  # for those that forget to make a generator of their own
+        # Some plug-ins forget to make a generator of their own.
+        random.seed(n)
         made = self._guarded("generate", specialty, n)
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
             raise TaskFault(f"generate({specialty!r}, {n}) gave {_shown(made)}, not a question and its facts")
@@ -91,7 +92,7 @@ class LoadedPlugin:
 
     def _grade(self, facts: Any, answer: str) -> GradeReason:
         score = self._guarded("score", facts, answer)
-        if not isinstance(score, int | float) or not 0 <= score <= 1:  # nor is nan
+        if not isinstance(score, int | float) or not 0 <= score <= 1:  # refuses nan, too
             raise TaskFault(f"score gave {_shown(score)}, not a number from 0 to 1")
         return GradeReason.CORRECT if score >= PASS else GradeReason.WRONG
 

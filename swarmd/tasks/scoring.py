@@ -37,7 +37,7 @@ ATTEMPTS = 3
 MOST_ANSWERS = 1024  # in one request
 FAULT_KINDS = 100  # of a plug-in, that are told apart
 START_SECONDS = 60.0  # ReasoningGYM takes two to load on an idle machine
-ITEM_SECONDS = 2.0  # as long as the two answers of an item take that may time out, on a busy machine
+ITEM_SECONDS = 2.0  # time for the two answers of an item that may time out, on a busy machine
 SLACK = 4.0  # times as long as the attempt before: a machine may be slow, and no answer can use it up
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ class Instruction(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What differs between architectures: the audit number, and system call numbers (asm/unistd.h)."""
+    """An architecture's audit number and system call numbers (asm/unistd.h)."""
 
     architecture: int
     calls: Mapping[str, int]
@@ -69,7 +69,7 @@ def program(machine: Machine) -> Sequence[Instruction]:
     steps = [
         Instruction(LOAD, 0, 0, ARCHITECTURE),
         Instruction(EQUAL, 1, 0, machine.architecture),
-        Instruction(RETURN, 0, 0, KILL_PROCESS),  # another architecture's numbers mean other calls
+        Instruction(RETURN, 0, 0, KILL_PROCESS),  # call numbers differ between architectures
         Instruction(LOAD, 0, 0, NUMBER),
     ]
     for number in machine.calls.values():

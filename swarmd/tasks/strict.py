@@ -77,5 +77,5 @@ def _factor(left: list[str]) -> Fraction:
     if sign != "(":
         return Fraction(sign)
     value = _sum(left)
-    left.pop()  # its closing one
+    left.pop()  # the closing parenthesis
     return value

@@ -25,11 +25,12 @@ BUSY = "many times that where other programs use all cores"  # of seconds that a
 
 def main() -> None:
     """Train until the rounds are done or the daemon says stop. Ends at once if the daemon does: what was saved is whole."""
-    gc.disable()  # what imports make is no garbage, and the search for some takes a quarter of their time
+    # Imports create no garbage; disabling the collector saves a quarter of the import time.
+    gc.disable()
     sock = socket.socket(fileno=int(sys.argv[1]))
     daemon = TrainerLink(sock, on_eof=lambda: os._exit(1))
     start = daemon.open()
-    set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
+    set_up_logging(None, stderr=True)  # the daemon leads standard error into trainer.log
     log_with(peer=start.peer_id)
     try:
         config = NodeConfig.model_validate_json(start.config)
@@ -47,7 +48,8 @@ def main() -> None:
             from swarmd.trainer.trainer import open_trainer
 
             with open_trainer(start, daemon, verifier) as trainer:
-                gc.freeze()  # nor does what is loaded become garbage
+                # What is loaded stays until the end: keep the collector from scanning it.
+                gc.freeze()
                 gc.enable()
                 trainer.run(lower_cpu_priority if low else lambda: None)
     except SwarmdError as error:

@@ -56,7 +56,7 @@ class CheckpointRefused(SwarmdError):
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run is, apart from its policy."""
+    """The state of a run, apart from its policy."""
 
     round: int  # rounds behind us
     seed: int
@@ -76,7 +76,7 @@ class RunState:
     gate: GateState = field(default_factory=GateState)
     success: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)
-    useless: Mapping[PeerId, int] = field(default_factory=dict)  # `credit.Useless`
+    useless: Mapping[PeerId, int] = field(default_factory=dict)  # `credit.UselessRollouts`
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -192,7 +192,7 @@ class Checkpoints:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files in it, as long as they are."""
+    """Return the bytes of all files in a folder."""
     found = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -16,13 +16,13 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, SharingSampler
 from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
-from swarmd.experience.pool import Kept, Pool, PoolLimits
+from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
-from swarmd.protocols import Answers, Limited, Policy, Remembering, Reward, Sampler, Swarm
+from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, RunState
@@ -34,7 +34,7 @@ def build(
     config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward, clock: Callable[[], float] = time.perf_counter
 ) -> RoundParts:
     """Build what a round needs, from the configuration and the parts that hold resources. One seed, one run."""
-    remembering = policy if isinstance(policy, Remembering) else None
+    remembering = policy if isinstance(policy, LogprobPolicy) else None
     sharing = Sharing(config.sharing, logprobs=remembering.logprobs if remembering else None)
     sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, swarm.author)
     pool, schedule, remember = Pool(config.round.max_age, author_of=swarm.author), ReplaySchedule(), None
@@ -42,7 +42,7 @@ def build(
         remember = remembering.logprobs if remembering else None
         pool, schedule = _replay_pool(config, me, swarm, remembers=remember is not None), _replay_schedule(config.replay)
         sampler = Replay(pool, schedule, config.replay.strategy, _batch_size(config), sampler, config.round.max_age, swarm.author)
-    fitting = Fitting(policy.unfit) if isinstance(policy, Limited) else None
+    fitting = Fitting(policy.unfit) if isinstance(policy, SelectivePolicy) else None
     gate = _gate(config.gate, remembering.parameters) if remembering and config.gate.mode != "off" else None
     # The order in which what was drawn of others is filtered. What the model cannot be trained on has no probability to judge by.
     filters: list[Filter] = [fitting] if fitting else []
@@ -143,7 +143,7 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
         raise ValueError(str(error)) from error
     parts.task_rng.setstate(state.task_rng)
     parts.batch_rng.setstate(state.batch_rng)
-    kept = map(Kept, state.pool, state.uses, state.last_uses, state.since)
+    kept = map(PoolEntry, state.pool, state.uses, state.last_uses, state.since)
     parts.pool.restore(kept, state.updates, state.used, state.before)
     if parts.schedule.configured > 1:
         parts.schedule.state = state.guard

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2p.types import PeerId
 from swarmd.experience.batch import BatchBuilder
-from swarmd.experience.credit import Useless
+from swarmd.experience.credit import UselessRollouts
 from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import Pool
@@ -36,7 +36,7 @@ class RoundParts:
     resample: int = 0  # times that we ask again in place of what has no advantage
     trains: bool = True  # False: a frozen policy that answers and shares
     sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
-    useless: Useless = field(default_factory=Useless)  # counts each author's useless rollouts
+    useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     fitting: Fitting | None = None  # of the batch's filters: what our model can be trained on; None: all

@@ -142,7 +142,7 @@ def plan_replay(
 
 
 def document(made: ReplayPlan) -> dict[str, Any]:
-    """For programs."""
+    """Return the plan for programs."""
     m = made.measured
     return {
         "schema": 1,
@@ -158,7 +158,7 @@ def document(made: ReplayPlan) -> dict[str, Any]:
 
 
 def lines(made: ReplayPlan) -> Sequence[str]:
-    """For people."""
+    """Return the plan as lines for people."""
     m = made.measured
     updates = f"{made.updates} update{'s' if made.updates > 1 else ''} of {made.batch}"
     head = [

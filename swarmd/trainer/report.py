@@ -1,4 +1,4 @@
-"""What a round says of itself: `RoundReport`, from what it was made of. Pure."""
+"""The report of a round (`RoundReport`), computed from the round's data. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from operator import mul
 from typing import Any
 
 from swarmd.experience.outliers import Gate
-from swarmd.experience.pool import Kept
+from swarmd.experience.pool import PoolEntry
 from swarmd.trainer.parts import RoundParts
 from swarmd.types import RoundReport, Scored, UpdateReport
 
@@ -17,7 +17,7 @@ class Step:
     """One update and what it was made of."""
 
     batch: Sequence[Scored]
-    before: Sequence[Kept]  # the pool's state of each of its rollouts before this update
+    before: Sequence[PoolEntry]  # the pool's state of each of its rollouts before this update
     update: UpdateReport
 
 

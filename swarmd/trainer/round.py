@@ -104,14 +104,17 @@ def _score_others(t: int, parts: RoundParts, rollouts: Sequence[Rollout]) -> lis
 
 
 def _scored_part(parts: RoundParts, rollout: Rollout) -> Rollout:
-    """Where it has more completions than ours: some, drawn at random, so that scoring it does not cost more than it is worth."""
+    """Draw at most SCORED_OF_ONE times as many completions as ours have; more are not worth scoring."""
     if len(rollout.completions) <= parts.completions:
         return rollout
     return replace(rollout, completions=shuffled(rollout.completions, parts.me)[: SCORED_OF_ONE * parts.completions])
 
 
 def _trained_part(parts: RoundParts, scored: Scored) -> Scored:
-    """As many completions as ours have, so that nobody has more of a batch than of its rollouts. Advantages are of all that was scored."""
+    """Keep as many completions as ours have, so that a longer rollout gets no more of a batch.
+
+    Advantages are still taken over all that was scored.
+    """
     if len(scored.rewards) <= parts.completions:
         return scored
     return replace(part(scored, range(parts.completions)), whole=scored.rewards)

@@ -1,4 +1,4 @@
-"""What the trainer process runs: opens what a node needs, then the loop of rounds, saves and answers to the judge."""
+"""The trainer process: opens what a node needs, then runs rounds, saves and answers the judge."""
 
 import itertools
 import logging
@@ -62,14 +62,14 @@ class Trainer:
     durable: int  # of them in a checkpoint
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # waiting for others' rollouts has been said
-    slowed: bool = False  # that checkpoints come less often than configured has been said
-    workers: WorkerGroup | None = None  # where others generate or train beside us (`[workers]`)
+    slowed: bool = False  # whether it was reported that checkpoints come less often than configured
+    workers: WorkerGroup | None = None  # other processes that generate or train (`[workers]`)
     waited: float = 0.0  # seconds for their rollouts, since the last round
 
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave. after_first: called after one."""
         limit, begun_at = self.config.round.rounds, self.round
-        self._insist(partial(self.checkpoints.require_room, self._checkpoint_bytes()))
+        self._write_when_room(partial(self.checkpoints.require_room, self._checkpoint_bytes()))
         self.link.tell(link.TrainerState("training", "the first round since the start", "wait: it is often the longest"))
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
@@ -81,7 +81,7 @@ class Trainer:
             self._one_round()
             if self.round == begun_at + 1:
                 after_first()
-            self._attend()
+            self._between_rounds()
             self._rest(begun + self.config.round.pace)
         self._save_all()
         self.link.tell(link.Stopped(self.round))
@@ -121,7 +121,7 @@ class Trainer:
         line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0
         # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again. None is missing or double.
-        self._insist(partial(self.metrics.append, line))
+        self._write_when_room(partial(self.metrics.append, line))
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
         affordable = self.timetable.affordable(time.monotonic())
         shared = self.exchange.shared - shared
@@ -143,7 +143,7 @@ class Trainer:
         there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL)
         self.waited += time.monotonic() - begun
         if not there:
-            self._attend()
+            self._between_rounds()
         return there
 
     def _others_are_here(self) -> bool:
@@ -159,7 +159,7 @@ class Trainer:
             remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
             self.link.tell(link.TrainerState("waiting", cause, remedy))
         self.link.wait(self._until_save(LONGEST_WAIT), envelopes=True)
-        self._attend()
+        self._between_rounds()
         return False
 
     def _say_training(self) -> None:
@@ -167,17 +167,17 @@ class Trainer:
         self.link.tell(link.TrainerState("training"))
 
     def _until_save(self, seconds: float) -> float:
-        """How long the loop may wait: `seconds`, or less where a checkpoint is due before."""
+        """Return how long the loop may wait: `seconds`, or less where a checkpoint is due before."""
         return min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
 
     def _let_generators(self, rest: bool) -> None:
         if self.workers is not None:
             self.workers.generators.rest(rest, "the round's pace")
 
-    def _attend(self) -> None:
-        """Between rounds, and wherever the loop waits: save what is due, answer the judge."""
+    def _between_rounds(self) -> None:
+        """Save what is due and answer the judge; called between rounds and wherever the loop waits."""
         if self.saver.over:
-            self._settle()
+            self._wait_for_save()
         if self.saved < self.round and self.timetable.due(time.monotonic()):
             self._save()
         self._answer_judge()
@@ -185,13 +185,13 @@ class Trainer:
     def _save(self) -> None:
         """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
         begun = time.perf_counter()
-        self._insist(self.metrics.sync)  # no round of a checkpoint is without its line, power cuts included
+        self._write_when_room(self.metrics.sync)  # no round of a checkpoint is without its line, power cuts included
         state = run_state(self.round, self.seed, self.parts)
         if self.policy.state_bytes <= COPIED:
-            self._insist(partial(self.saver.begin, state, tuple(self.policy.files())))
+            self._write_when_room(partial(self.saver.begin, state, tuple(self.policy.files())))
             self.durable = self.saved  # the one before
         else:
-            self._insist(lambda: self.checkpoints.save(state, self.policy.files()))
+            self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
             self.durable = self.round
         size = max(self.policy.state_bytes, self.checkpoints.size)
         self.timetable.wrote(size, time.monotonic())
@@ -203,11 +203,11 @@ class Trainer:
         """Return when every round behind us is in a checkpoint."""
         if self.saved < self.round:
             self._save()
-        self._settle()
+        self._wait_for_save()
 
-    def _settle(self) -> None:
+    def _wait_for_save(self) -> None:
         begun = time.perf_counter()
-        self._insist(self.saver.settle)
+        self._write_when_room(self.saver.settle)
         self.durable = self.saved
         self.save_seconds += time.perf_counter() - begun
 
@@ -217,7 +217,7 @@ class Trainer:
             self.slowed = True
             self.link.tell(link.Note(slower(size, interval, limits)))
 
-    def _insist(self, write: Callable[[], object]) -> None:
+    def _write_when_room(self, write: Callable[[], object]) -> None:
         """Write, and pause while the disk is full until there is room.
 
         If it is told to stop meanwhile, the run ends with the last whole checkpoint.
@@ -230,7 +230,8 @@ class Trainer:
                     raise
                 log.warning("%s", error)
                 self.link.tell(link.TrainerState("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
-                self.link.wait(RETRY_FULL_DISK, questions=False)  # one would be answered after the save, and end each wait at once
+                # Questions stay unanswered: one is answered only after a save, and would end each wait at once.
+                self.link.wait(RETRY_FULL_DISK, questions=False)
             else:
                 if attempt:
                     self._say_training()
@@ -253,7 +254,7 @@ class Trainer:
         while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
             self._let_generators(rest=True)
             self.link.wait(self._until_save(left))
-            self._attend()
+            self._between_rounds()
         self._let_generators(rest=False)
 
 

@@ -112,7 +112,7 @@ class WorkerGroup:
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))  # tokens generated, and when
 
     def report(self, now: float) -> WorkersReport:
-        """For the round's line of metrics.jsonl. now: seconds, any epoch."""
+        """Return the workers' part of the round's line of metrics.jsonl. now: seconds, any epoch."""
         generators, flow, trainers = self.generators, self.generators.flow, self.trainers
         self._read.append((flow.tokens, now))
         (tokens, since), (lag_mean, lag_max) = self._read[0], self.lag.read()

@@ -43,7 +43,7 @@ class Generators:
         self._longest_backoff = longest_backoff
         self._start, self._flow, self._most = start, flow, most
         self._children: list[WorkerProcess | None] = [None] * count
-        self._working: set[int] = set()  # those that have their model
+        self._working: set[int] = set()  # generators that have loaded their model
         self._changed = threading.Condition()  # guards everything here, the flow too
         self._closing = threading.Event()
         self._resting: set[str] = set()  # why they rest
@@ -52,7 +52,7 @@ class Generators:
         self._threads = [threading.Thread(target=self._keep, args=(i,), name=f"generator-{i}", daemon=True) for i in range(count)]
         self.restarts = 0
         self.seconds = 0.0  # of computing, all of them together
-        self.rollouts = 0  # that came of it
+        self.rollouts = 0  # rollouts finished so far
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -103,7 +103,7 @@ class Generators:
 
     @property
     def flow(self) -> QuestionQueue:
-        """For its figures."""
+        """The question queue, which holds the figures for the round's report."""
         return self._flow
 
     @property
@@ -179,7 +179,8 @@ class Generators:
         child = self._children[number]
         questions = self._flow.hand_out(number)
         if child and questions:
-            child.send(Ask(questions))  # where it has just died, `lost` gets them back
+            # If the child has just died, `lost` gets the questions back.
+            child.send(Ask(questions))
 
     def _fail(self, failure: SwarmdError) -> None:
         with self._changed:

@@ -29,7 +29,7 @@ class Begin(_Message, frozen=True):
 
     config: str  # NodeConfig as JSON
     seed: int  # of what it samples
-    folder: str  # where weights are handed over
+    folder: str  # the folder in which weights are published
     sharing: int  # processes of this run on its device, itself included
 
 

@@ -12,7 +12,7 @@ LINGERS = 10.0  # seconds a child has to exit once its connection is closed; the
 
 @dataclass(frozen=True)
 class Death:
-    """How a child ended that was not told to."""
+    """The unexpected end of a child process."""
 
     cause: str
     count: int  # deaths in a row, this one included

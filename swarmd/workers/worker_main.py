@@ -62,7 +62,7 @@ class WorkerLink:
 
 def run(work: Callable[[Begin, WorkerLink], None]) -> None:
     """Run `work` as a worker process: logging, the link to the trainer, and errors sent back over it."""
-    set_up_logging(None, stderr=True)  # which is the trainer's, and so trainer.log
+    set_up_logging(None, stderr=True)  # the trainer's standard error, and so trainer.log
     inside = WorkerLink(Channel(socket.socket(fileno=int(sys.argv[1]))))
     begin = inside.messages.get()
     assert isinstance(begin, Begin)

@@ -26,7 +26,7 @@ from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.serving import Serving
-from swarmd.experience.caps import Author, Ration
+from swarmd.experience.caps import Author, Quota
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
 
@@ -55,7 +55,7 @@ class Node:
             identity, topic, build_engine, sequence=itertools.count(int(clock() * 1000)), clock=clock, admitted=self._sorted, folder=folder
         )
         self.serving = Serving(WANTED)
-        self.ration: Ration[Offered] = Ration(WANTED, lambda item: Author(item.author, self.member.group(item.author)))
+        self.ration: Quota[Offered] = Quota(WANTED, lambda item: Author(item.author, self.member.group(item.author)))
         self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE, group_of=self.member.group)
         self.gatherer = Gatherer(
             self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._take,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler
-from swarmd.experience.pool import Kept, Pool, PoolLimits
+from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST, GuardState, ReplaySchedule
 from swarmd.experience.sampling import STRATEGIES, Replay, draw
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
@@ -138,7 +138,7 @@ def test_a_pool_comes_back_as_it_was() -> None:
 @settings(derandomize=True, max_examples=100)
 @given(st.sampled_from(sorted(STRATEGIES)), st.lists(st.integers(0, 3), max_size=20), st.integers(0, 12), st.integers(0, 9))
 def test_a_batch_holds_none_twice_and_as_many_as_there_are(strategy: str, uses: list[int], batch: int, seed: int) -> None:
-    kept = [Kept(scored(n), u, u) for n, u in enumerate(uses)]
+    kept = [PoolEntry(scored(n), u, u) for n, u in enumerate(uses)]
     drawn = [s.rollout.ref.n for s in draw(kept, batch, STRATEGIES[strategy], 1, random.Random(seed))]
     assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
     if strategy == "never_used_first":
@@ -149,7 +149,7 @@ def test_a_batch_holds_none_twice_and_as_many_as_there_are(strategy: str, uses: 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_among_equals_each_is_as_likely(strategy: str) -> None:
-    rng, kept = random.Random(0), [Kept(scored(n)) for n in range(6)]
+    rng, kept = random.Random(0), [PoolEntry(scored(n)) for n in range(6)]
     drawn = Counter(s.rollout.ref.n for _ in range(3000) for s in draw(kept, 2, STRATEGIES[strategy], 0, rng))
     assert all(abs(n / 6000 - 1 / 6) < 0.02 for n in drawn.values()) and len(drawn) == 6
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler
-from swarmd.experience.caps import Author, Ration, choose, first
+from swarmd.experience.caps import Author, Quota, choose, first
 from swarmd.experience.credit import useful
-from swarmd.experience.pool import Kept, Pool
+from swarmd.experience.pool import Pool, PoolEntry
 from swarmd.experience.sampling import STRATEGIES, draw
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -126,7 +126,7 @@ def test_who_has_a_few_more_than_the_middle_is_not_crowded_out_by_who_has_many()
 def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> None:
     """What is fetched for nothing is replaced, one at a time: of one, half is one."""
     rng = random.Random(0)
-    ration: Ration[Item] = Ration(4, author_of)
+    ration: Quota[Item] = Quota(4, author_of)
     loud, quiet = crowd("a", "11.0", each=400), crowd("b c d e", "home *", each=4)
     for _ in range(50):
         ration.begin()
@@ -183,10 +183,10 @@ def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
 
 
 def test_a_batch_of_replay_has_our_own_without_limit() -> None:
-    kept = [Kept(scored("me", n)) for n in range(6)] + [Kept(scored(f"sybil {n}", n)) for n in range(100)]
-    kept += [Kept(scored(f"friend {n}", n)) for n in range(6)]
+    kept = [PoolEntry(scored("me", n)) for n in range(6)] + [PoolEntry(scored(f"sybil {n}", n)) for n in range(100)]
+    kept += [PoolEntry(scored(f"friend {n}", n)) for n in range(6)]
 
-    def author(k: Kept) -> Author | None:
+    def author(k: PoolEntry) -> Author | None:
         return None if k.scored.author == "me" else placed(k.scored.author)
 
     mine = [sum(s.author == "me" for s in draw(kept, 12, STRATEGIES["uniform"], 0, random.Random(seed), author)) for seed in range(40)]

@@ -279,7 +279,7 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(t
         trainer.saver, trainer.policy.generate = Saver(disk), generated  # type: ignore[method-assign]
         for _ in range(2):
             trainer._one_round()
-            trainer._attend()
+            trainer._between_rounds()
         assert begun == [0, 0]
         trainer.saver.settle()
         shutil.rmtree(tmp_path / "cut" / "checkpoints" / "round-00000002")

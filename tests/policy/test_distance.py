@@ -10,7 +10,7 @@ import torch
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.training.losses import k3
-from swarmd.protocols import Remembering
+from swarmd.protocols import LogprobPolicy
 from swarmd.types import Scored, UpdateReport
 from tests.policy.conftest import chat_of, external, local, make_model, network_of, open_policy, plain_logprobs
 
@@ -94,7 +94,7 @@ def test_k3_is_unbiased_and_never_negative() -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "lfm2"])
 def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders[family], train={"micro_batch_tokens": 30})
-    assert isinstance(policy, Remembering)
+    assert isinstance(policy, LogprobPolicy)
     texts = [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True), ("far longer than twelve tokens", True)]
     two = [("yes", False), ("<answer>no</answer>", True)]
     empty = external("?", [("", False)] * 2, (0.0, 1.0))

@@ -1,1 +1,1 @@
-"""What makes the node a good guest of its machine: what it costs, its limits, and when it pauses (docs/guest.md)."""
+"""Usage, limits and pauses, so that the node is a good guest of its machine (docs/guest.md)."""

@@ -47,7 +47,8 @@ class EnergyMeter:
         for package in self._packages:
             before, now = self._joules[package], _joules(package)
             self._joules[package] = now
-            if before is not None and now is not None and not (slept and now < before):  # it may begin anew after a sleep as well
+            # A counter below its old value has wrapped, or was reset while the machine slept.
+            if before is not None and now is not None and not (slept and now < before):
                 around = float(_text(package / "max_energy_range_uj") or 0) / 1e6  # the counter begins anew there
                 taken.append(now - before if now >= before else now - before + around)
         return share * sum(taken) if taken else None

@@ -76,7 +76,7 @@ class Guest:
         self._ours = self._ours_read = 0.0  # CPU seconds since the last look, and since energy was read
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: MachineFacts | None = None
-        self._resting = False  # for the CPU share
+        self._resting = False  # resting to keep the CPU share
         self._told: link.ToTrainer = link.Resume()
         self.pauses: list[PauseCause] = []
         self.away: list[PauseCause] = []  # why it has left the swarm

@@ -57,7 +57,7 @@ def metered(run: Run = run) -> bool | None:
 
 @dataclass(slots=True)
 class LoadProbe:
-    """What other programs take of all cores, since the last call."""
+    """The share of all cores that other programs used since the last call."""
 
     times: Callable[[], Any] = psutil.cpu_times
     _before: tuple[float, float] | None = None  # busy seconds, and all

@@ -51,7 +51,7 @@ class ProcessMeter:
             except AttributeError:  # macOS has no io_counters
                 known = False
             except psutil.Error:
-                continue  # it has ended
+                continue  # the process has ended
         return cpu, written if known else None
 
 

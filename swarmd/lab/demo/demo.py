@@ -49,7 +49,7 @@ class Story:
 
     @property
     def reward(self) -> float:
-        """Of all its rounds so far, added up."""
+        """The reward of all its rounds so far, added up."""
         return float(sum(line["reward_mean"] for line in self.lines))
 
     def refresh(self) -> None:

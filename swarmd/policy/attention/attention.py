@@ -31,7 +31,7 @@ _ANY_MASK: Final = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # four dimensions: 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How one layer attends."""
+    """The attention rules of one layer."""
 
     scale: float
     window: int | None  # a token sees this many positions, its own included; None: all before it

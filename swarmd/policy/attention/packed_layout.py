@@ -27,7 +27,7 @@ class Span:
 
     @property
     def position(self) -> int:
-        """In its sequence, of its first token."""
+        """The position of its first token within the sequence."""
         return sum(s.length for s in self.prefix)
 
     @property

@@ -89,7 +89,8 @@ def export(
         partial.mkdir(parents=True)
         _write(partial, network, place, adapter_only)
         (partial / "README.md").write_text(card(origin, figures), encoding="utf-8")
-        mode = (partial / "README.md").stat().st_mode  # as this user's files are made; safetensors makes its own for the owner alone
+        # Use the mode of this user's files; safetensors makes its own readable by the owner alone.
+        mode = (partial / "README.md").stat().st_mode
         for path in partial.iterdir():
             path.chmod(mode)
         durable.name_folder(partial, out)

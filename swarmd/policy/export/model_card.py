@@ -14,7 +14,7 @@ EDGE: Final = 10  # rounds at either end that the first and last reward are the 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a run, from its metrics.jsonl. None where it holds none."""
+    """The figures of a run, from its metrics.jsonl; None where that has no value."""
 
     rounds: int
     hours: float  # of the rounds themselves
@@ -30,7 +30,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How an exported model was made."""
+    """The origin of an exported model."""
 
     base: str  # repository, folder or short name
     repository: bool  # whether `base` is one of the hub

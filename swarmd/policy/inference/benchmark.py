@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA: Final = 1
 ROUNDS: Final = 2  # timed ones of each engine; the better counts. One more, not timed, comes first
-MARGIN: Final = 0.9  # another engine than the first must take at most this share of its time
+MARGIN: Final = 0.9  # an engine replaces the first only if it takes at most this share of its time
 COPIES: Final = 8
 NEW_TOKENS: Final = 64
 PROMPTS: Final = (81, 95, 108, 117, 130, 152, 180, 225)  # tokens: the lengths of eight ReasoningGYM questions in a chat
@@ -31,9 +31,9 @@ PROMPTS: Final = (81, 95, 108, 117, 130, 152, 180, 225)  # tokens: the lengths o
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a choice holds for. Another of any of these, and it is made anew."""
+    """Cache key of a choice: a change of any of these triggers a new benchmark."""
 
-    device: str  # its name
+    device: str  # the device's name
     torch: str
     transformers: str
     swarmd: str
@@ -93,7 +93,7 @@ def remember(file: Path, asked: Conditions, engine: str, seconds: Mapping[str, f
 def _entries(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there yet, or damaged: measured anew and written over
+    except (OSError, ValueError):  # missing or damaged: measure anew and overwrite
         return {}
     choices = document.get("choices") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
     return choices if isinstance(choices, dict) else {}

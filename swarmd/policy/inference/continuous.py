@@ -87,7 +87,8 @@ class ContinuousEngine(BuiltInEngine):
         return [samples[i : i + drawn] * (copies // drawn) for i in range(0, len(samples), drawn)]
 
     def _rest(self) -> None:
-        self.rest()  # what it returns would be taken for the pass's arguments
+        # Do not return its result: it would be taken for the pass's arguments.
+        self.rest()
 
     def _batching(self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int) -> ContinuousBatchingConfig:
         """Return settings with pages for all rows at once, or for as many as the budget holds, at least one."""

@@ -111,7 +111,7 @@ class InferenceEngine(Protocol):
 
 
 class BuiltInEngine:
-    """What the engines on the trainer's own network have in common: they share its weights, and hold nothing between two calls."""
+    """Base of the engines on the trainer's own network: they share its weights, and keep nothing between calls."""
 
     foreign: Final = False
     rest: Callable[[], object] = staticmethod(lambda: None)  # called before each forward pass; waits while the node is to rest
@@ -131,7 +131,7 @@ class BuiltInEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine of another package is built from."""
+    """The options that an engine of another package is built from."""
 
     model: Path  # the base model's folder: configuration, tokenizer and weights
     device: str  # cpu, cuda or mps

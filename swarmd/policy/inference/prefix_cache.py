@@ -166,7 +166,7 @@ class SharedPrefix:
         rank = torch.arange(len(index), device=self._device) - (counts.cumsum(0) - counts)[index]
         self._ragged = len(index) < len(there) * self._group
         self._slot = index * self._group + rank  # [B]: where each row stands in [S]
-        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)  # and back; absent ones repeat row 0
+        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)  # slot -> row; empty slots repeat row 0
         self._row[self._slot] = torch.arange(len(index), device=self._device)
         self._masks.clear()
 

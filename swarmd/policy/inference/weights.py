@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from swarmd.policy.models.load import lora_config
 from swarmd.policy.models.lora import folded, lora_layers
 
-_ADAPTER: Final = ".default."  # what peft calls the only adapter, inside the names of its tensors
-_OF_PEFT: Final = "base_model.model."  # what it puts before a tensor's name in a file
+_ADAPTER: Final = ".default."  # peft's name of the only adapter, inside tensor names
+_OF_PEFT: Final = "base_model.model."  # peft's prefix of tensor names in a file
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.
             network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     except _TooMany:
         raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.") from None
-    except Exception as error:  # as above
+    except Exception as error:  # a stranger's file: transformers may raise anything for it
         if isinstance(error, ValueError):
             if getattr(architecture, "auto_map", None):
                 raise _remote_code(source) from None

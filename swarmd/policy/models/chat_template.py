@@ -86,7 +86,7 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
     more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": False}
     try:
         (plain, spaced), _ = render_jinja_template(chats, chat_template=template, **more)
-    except Exception as error:  # it is a program: it may raise anything
+    except Exception as error:  # a template is a program and may raise anything
         raise TemplateFails(str(error).strip() or type(error).__name__) from None
     if max(len(plain), len(spaced)) > MAX_TEXT:
         raise TemplateFails(f"it makes more than {MAX_TEXT:,} characters of a question")

@@ -17,7 +17,7 @@ PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "s
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found for one model."""
+    """The findings about one model."""
 
     fit: Fit
 
@@ -45,7 +45,7 @@ class Examination:
 
     @property
     def kl(self) -> str:
-        """In words, what the distance from the start is measured against."""
+        """The start of the run that its distance is measured against, in words."""
         fit = self.fit
         if not fit.work.start_copy:
             return "not measured"
@@ -57,7 +57,7 @@ class Examination:
 
     @property
     def dtype(self) -> str:
-        """In words, with the reason where a large model is in float32."""
+        """The data type in words, with the reason where a large model is in float32."""
         fit, dtype = self.fit, self.fit.plan.dtype
         if dtype != "float32" or fit.shape.parameters <= LORA_FROM or quick_at_bf16(fit.device):
             return dtype

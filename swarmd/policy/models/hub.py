@@ -28,7 +28,7 @@ WEIGHT_FILES = ("*.safetensors",)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model's files are. `folder` holds the small ones; the weights may still have to be fetched."""
+    """The place of a model's files. `folder` holds the small ones; the weights may still have to be downloaded."""
 
     source: str  # what a checkpoint remembers: a tiny name, a repository id, or a folder
     folder: Path

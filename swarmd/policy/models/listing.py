@@ -22,7 +22,7 @@ CHECKPOINTS: Final = 2  # kept on the disk
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """How quick a device is, in one data type."""
+    """The speed of a device in one data type."""
 
     flops: float  # floating-point operations a second, of a matrix product
     bandwidth: float  # bytes a second, read from its memory

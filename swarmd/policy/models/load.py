@@ -109,7 +109,8 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     """
     parts = has_other_parts(read_config_json(folder, source))
     told = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # else each tensor of a part that is left out is a line of the log
+    # Otherwise each tensor of a part that is left out is logged on a line of its own.
+    transformers_logging.set_verbosity_error()
     try:
         network: nn.Module
         network, report = AutoModelForCausalLM.from_pretrained(
@@ -137,7 +138,8 @@ def lora_config(rank: int) -> "LoraConfig":
 
     Adapter weights are float32 whatever the base is.
     """
-    from peft import LoraConfig  # where there is no adapter, nobody waits for peft
+    # peft is slow to import, and only adapters need it.
+    from peft import LoraConfig
 
     return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 

@@ -43,7 +43,7 @@ Precision = Literal["master", "stochastic"]  # of trained weights in 16 bits; se
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of an architecture costs memory. Widths are per token."""
+    """The sizes of an architecture that cost memory; widths are per token."""
 
     parameters: int
     layers: int
@@ -60,13 +60,13 @@ class Shape:
 
     @property
     def key_value_numbers(self) -> int:
-        """Of one token, in all layers."""
+        """The count of numbers in keys and values of one token, in all layers."""
         return 2 * self.layers * self.key_width
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a round asks of the model, as far as it costs memory."""
+    """The work of a round, as far as it costs the model memory."""
 
     questions: int = 4
     completions: int = 8
@@ -107,7 +107,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be used, and why it fits or does not. Bytes and tokens are whole numbers."""
+    """The budgets that will be used, and whether they fit. Bytes and tokens are whole numbers."""
 
     dtype: str
     lora_rank: int | None  # None: all weights are trained

@@ -1,4 +1,4 @@
-"""How far a download is: bytes, rate and seconds left, as words and as a document."""
+"""The progress of a download: bytes, rate and seconds left, as words and as a document."""
 
 import time
 from collections.abc import Callable

@@ -50,6 +50,6 @@ class Ranks:
         everybody = [torch.empty_like(mine) for _ in range(self.size)]
         try:
             dist.all_gather(everybody, mine)
-        except RuntimeError as error:  # what gloo and NCCL make of a broken connection
+        except RuntimeError as error:  # gloo and NCCL raise this for a broken connection
             raise RankLost(str(error).splitlines()[0]) from error
         return everybody

@@ -121,7 +121,7 @@ def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
                 raise RankLost("a process ended")
             time.sleep(2e-4)
         work.wait()
-    except RuntimeError as error:  # what gloo and NCCL make of a broken connection, or of one that is silent for too long
+    except RuntimeError as error:  # gloo and NCCL raise this for a connection that is broken or silent for too long
         raise RankLost("a connection broke") from error
 
 
@@ -161,7 +161,7 @@ class Trainers:
         self._children: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []  # started, and not met yet
         self._meetings, self._deaths = 0, Deaths()
-        self._expected: Stepped | None = None  # what each of the others is about to say
+        self._expected: Stepped | None = None  # what each of the others must answer for the last step
         self.restarts = 0
 
     def __enter__(self) -> Self:
@@ -181,7 +181,7 @@ class Trainers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the others."""
+        """The process ids of ranks 1 and up."""
         return [child.pid for child in self._children]
 
     def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
@@ -196,7 +196,7 @@ class Trainers:
             try:
                 if not self._children:
                     self._meet()
-                self._settle()
+                self._check_last_step()
                 report = self._shared(learner, rows)
             except RankLost as lost:
                 self._restart(str(lost))
@@ -213,7 +213,7 @@ class Trainers:
         self._expected = Stepped(learner.updates, digest(learner) if check else None)
         return report
 
-    def _settle(self) -> None:
+    def _check_last_step(self) -> None:
         """Check that each of the others finished the last step with the same result as ours."""
         expected, self._expected = self._expected, None
         for child in self._children if expected else ():

@@ -37,7 +37,7 @@ class CheckpointDamaged(CheckpointUnfit):
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What weights were trained from."""
+    """The identity of the weights that training began with."""
 
     source: str
     revision: str | None

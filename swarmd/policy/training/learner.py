@@ -42,7 +42,7 @@ class Learning:
     loss: str = "grpo"  # of LOSSES
     settings: LossSettings = field(default_factory=LossSettings)  # the loss's own
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
-    head_tokens: int = 0  # whose logits are held at once (`Plan.head_tokens`); 0: by the vocabulary
+    head_tokens: int = 0  # tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary
     schedule: RateSchedule = field(default_factory=RateSchedule)
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
@@ -75,7 +75,7 @@ class Learner:
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
         self.updates = 0
-        self.skipped = 0  # in a row
+        self.skipped = 0  # consecutive updates that were skipped
         # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of its own is a step, too.
         self.combine: Callable[[Sequence[nn.Parameter], Sums], None] | None = None
         self.rest: Callable[[], object] = lambda: None  # called between two micro-batches; may wait
@@ -183,7 +183,8 @@ class Learner:
             return [self._logprobs(group) for group in groups]
 
     def _rest(self) -> None:
-        if self.combine is None:  # else the others would wait for us in the middle of a step, and take us for lost
+        # With several trainers the others would wait for us within a step, and take us for lost.
+        if self.combine is None:
             self.rest()
 
     def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:

@@ -176,7 +176,7 @@ _FIELDS: Final = {
     "adamw": ({"step", "exp_avg", "exp_avg_sq"},),
     "adamw8bit": ({"step", "state1", "state2"}, {"step", "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2"}),
 }
-_WHOLE: Final = {"exp_avg", "exp_avg_sq", "state1", "state2"}  # as large as the weight
+_WHOLE: Final = {"exp_avg", "exp_avg_sq", "state1", "state2"}  # states with the shape of the weight
 
 
 class _Piece:
@@ -216,7 +216,7 @@ def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
         return torch.optim.AdamW(weights, weight_decay=0.0, fused=True)
     try:
         from bitsandbytes.optim import AdamW8bit  # heavy, and not everybody's
-    except (ImportError, OSError, RuntimeError) as error:  # its binary does not go with this machine's driver
+    except (ImportError, OSError, RuntimeError) as error:  # its binary does not match this machine's driver
         raise NoOptimizer(
             f"bitsandbytes, which train.optimizer = 'adamw8bit' needs, does not work here ({error}). "
             "Install a build of it for this machine, or set train.optimizer = 'adamw'."

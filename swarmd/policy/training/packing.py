@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the loss needs of each completion token; every tensor is [N], in the order of the rows."""
+    """The inputs of the loss for each completion token; every tensor is [N], in the order of the rows."""
 
     targets: Tensor
     advantages: Tensor

@@ -32,7 +32,8 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
 
     The bytes are a copy: later changes of the tensors leave it alone.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so each begins at a multiple of its element
+    # Largest elements first, so that each tensor begins at a multiple of its element size.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in ordered:
