@@ -57,7 +57,7 @@ class Pool:
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
         self._used: OrderedDict[bytes, None] = OrderedDict()  # digests of the keys of others' that were trained on, oldest first
-        self.before: OrderedDict[int, int] = OrderedDict()  # of the last rounds, updates before each
+        self.before: OrderedDict[int, int] = OrderedDict()  # round -> updates made before it, for the last rounds
 
     def add(self, rollouts: Iterable[Scored]) -> int:
         """Take others' in; returns how many were new. Over a limit the oldest go.

@@ -71,7 +71,7 @@ Share = Callable[[Scored], bool]
 
 
 def informative(scored: Scored) -> bool:
-    """All else would be dropped by who has the paper's filter, for its rewards are the same there."""
+    """Select groups with different rewards: receivers with the paper's filter drop all others."""
     return scored.informative
 
 

@@ -22,7 +22,7 @@ LOST: Final = 75  # exit code of a rank that lost another one: the other has the
 
 
 async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, tuple[int, str]]:
-    """Exit code and last words of the ranks that failed of their own; of none where all went well."""
+    """Run the ranks; return exit code and last words of those that failed, none if all went well."""
     failed: dict[int, tuple[int, str]] = {}
 
     async def one(rank: int, nursery: trio.Nursery) -> None:

@@ -59,7 +59,7 @@ class Trainer:
     round: int  # rounds behind us
     timetable: Timetable
     saved: int  # of them in a checkpoint, or on the way there
-    durable: int  # of them in a checkpoint
+    durable: int  # rounds that are in a checkpoint on disk
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # waiting for others' rollouts has been said
     slowed: bool = False  # whether it was reported that checkpoints come less often than configured
