@@ -145,7 +145,8 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per round on standard output.")] = False,
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
-    tell("starting swarmd …")
+    if sys.stderr.isatty():
+        tell("starting swarmd …")
     from swarmd.config.sources import resolve
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}

@@ -239,7 +239,7 @@ def test_real_nodes_hear_each_other_beside_it(tmp_path: Path) -> None:
 @pytest.mark.p2pd
 def test_with_p2pd_too(tmp_path: Path) -> None:
     result = attack(tmp_path, "hivemind", seconds=20.0, rate=300.0)
-    assert result.missed <= 0.01 and result.admitted > 1000 and result.disk < 1.0
+    assert result.missed <= 0.03 and result.admitted > 1000 and result.disk < 1.0
 
 
 ATTACK = Attack(

@@ -17,7 +17,6 @@ import trio
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import Verdict
-from swarmd import link
 from swarmd.cli.view_plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
@@ -54,7 +53,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
         crowd = Crowd(daemon)
         crowd.send(HONEST)
-        daemon.child.on_message(link.Vouch(HONEST.peer_id, 1))  # as its trainer does
+        daemon.status.roster.useful(HONEST.peer_id)  # as its trainer says
         crowd.come(range(1, names + 1))
         reply = trio.run(_asked, daemon, folder)
     found = {

@@ -56,7 +56,7 @@ async def grade(stream: trio.SocketStream, request: bytes) -> None:
 
 async def joined(nursery: trio.Nursery) -> tuple[list[Member], str]:
     """Three members on loopback, and the address of the first."""
-    build, bootstrap, members = build_real("libp2p"), list[str](), []
+    build, bootstrap, members = build_real, list[str](), []
     for number in (1, 2, 3):
         me = identity(number)
         members.append(Member(me, TOPIC, build(me, bootstrap), sequence=itertools.count(), clock=time.time))

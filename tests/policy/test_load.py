@@ -61,7 +61,7 @@ def test_folder_that_is_not_there(name: str) -> None:
         load(name)
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "white space", "x" * 200, "a--b"])
+@pytest.mark.parametrize("name", ["a/b/c", "a/b--c"])
 def test_name_that_cannot_be_one(name: str) -> None:
     with pytest.raises(NoModel, match="is no model's name"):
         load(name)

@@ -45,7 +45,7 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
     held_against, name = Reputation(), Identity.load_or_create(banned / IDENTITY_FILE).peer_id
     for before in range(200, 0, -1):
         held_against.offence(name, Reason.UNDECODABLE, time.time() - 10 * before)  # banned six times: for half an hour
-    save_reputation(boot / REPUTATION, held_against)
+    save_reputation(boot / REPUTATION, held_against.dump())
     with ExitStack() as stack:
         words = ["bootstrap", "--state-dir", str(boot), "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]
         helper = first_line(started(stack, *words, SWARMD_SWARM_ENGINE="libp2p", SWARMD_SWARM_MDNS="off"))

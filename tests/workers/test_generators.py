@@ -55,7 +55,9 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             assert all(max(v) <= policy.version for v in versions)
             within = within or any(len(set(v)) > 1 for v in versions)
             newest.append(max(max(v) for v in versions))
-            policy.update(crew.lag([scored(task, answers, 1) for task, answers in taken], [], rng))
+            batch = [scored(task, answers, 1) for task, answers in taken]
+            crew.lag.note(batch)
+            policy.update(batch)
         assert newest[-1] > newest[0] and policy.version == len(newest)
         figures = crew.report(time.monotonic())
         assert figures.version == policy.version and 0 <= figures.lag_mean <= figures.lag_max <= policy.version
