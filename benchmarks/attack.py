@@ -3,7 +3,8 @@
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner,
-unserved, opener, singles, loud, deafener, halver, crowder, or, against a judge, judge-readers, judge-board, judge-sessions, judge-forger.
+unserved, opener, singles, loud, deafener, halver, crowder, starver, or, against a judge,
+judge-readers, judge-board, judge-sessions, judge-forger.
 `python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
 With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
@@ -22,7 +23,7 @@ from tests.attacks.harness import Attack
 
 NAMES = (
     "liar", "flooder", "replayer", "forger", "sybil", "eclipse", "slow", "bomb", "names", "oversized", "scoring", "poisoner",
-    "unserved", "opener", "singles", "loud", "deafener", "halver", "crowder",
+    "unserved", "opener", "singles", "loud", "deafener", "halver", "crowder", "starver",
     "judge-readers", "judge-board", "judge-sessions", "judge-forger",
 )  # fmt: skip
 

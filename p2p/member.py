@@ -73,8 +73,9 @@ class Member:
         self._recall = AdmissionMemory(folder, clock)
         self.reputation = self._recall.reputation
         self.inbox = Inbox(
-            identity.peer_id, topic.swarm_id, limits, memory=self._recall.memory, opinion=self.reputation, note=self._recall.note
-        )
+            identity.peer_id, topic.swarm_id, limits,
+            memory=self._recall.memory, opinion=self.reputation, group_of=self.group, note=self._recall.note,
+        )  # fmt: skip
         self._also = {topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also}
         self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2p.admission.replays import NOBODY, Memory, Replays, Trace
+from p2p.admission.replays import NOBODY, Holder, Memory, Replays, Trace
 from p2p.envelope import MAX_FRAME, Frame, check, parse
 from p2p.identity import peer_id_of, public_key_of
 from p2p.rate_limit import TokenBucket, TokenBuckets
@@ -45,6 +45,7 @@ class Opinion(Protocol):
 
     def shunned(self, peer: PeerId, now: float) -> bool: ...
 
+
 class _Via:
     """The rate limit of one connection."""
 
@@ -67,8 +68,9 @@ class _Via:
 class Inbox:
     """The admission of one member of one swarm.
 
-    not_before: frames sent earlier are old, so that a restart without `memory` admits no replays. note: called with every admitted
-    frame, before `receive` returns. verify: `envelope.check`, or a cache of it where many members in one process receive one frame.
+    group_of: a connection's network group, "" where it is not known. not_before: frames sent earlier are old, so that a restart without
+    `memory` admits no replays. note: called with every admitted frame, before `receive` returns. verify: `envelope.check`, or a cache of
+    it where many members in one process receive one frame.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Inbox:
         not_before: float = 0.0,
         memory: Memory | None = None,
         opinion: Opinion | None = None,
+        group_of: Callable[[PeerId], str] = lambda _: "",
         note: Callable[[Trace], None] = lambda _: None,
         verify: Callable[[Frame, bytes], Envelope | Rejected] = check,
     ) -> None:
@@ -88,7 +91,7 @@ class Inbox:
         self.limits = limits or AdmissionLimits()
         self.counts: Counter[Reason] = Counter()
         self.admitted = 0
-        self._opinion, self._note, self._verify = opinion, note, verify
+        self._opinion, self._group_of, self._note, self._verify = opinion, group_of, note, verify
         self._replays = Replays(self.limits.authors, memory or Memory(), not_before)
         self._frames = TokenBuckets[bytes](self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors)  # by author's key
         self._bytes = TokenBuckets[bytes](self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors)
@@ -124,12 +127,12 @@ class Inbox:
             return Rejected(Reason.FLOODING)
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
-        outcome = self._admit(frame, now, via)
+        outcome = self._admit(frame, now, Holder(self._group_of(via) or via, via))
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
             purse.broken.take(1)
         return outcome
 
-    def _admit(self, frame: bytes, now: float, holder: PeerId) -> Envelope | Rejected:
+    def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Rejected:
         if len(frame) > self.limits.max_frame:
             return Rejected(Reason.TOO_LARGE)
         parsed = parse(frame, self.swarm_id)

@@ -7,13 +7,14 @@ FRAMES sent last are remembered. What is forgotten raises a **horizon**, and wha
 - one of all authors that we do not remember, where an author is forgotten. It never passes LATELY before now, as no author is forgotten
   whose newest frame is younger. Where there is no room, a new author is refused instead.
 
-Room goes by **holder**, the connection that brought an author: it may hold as many authors as are free for others (Choudhury and Hahne,
-1998), and where there are too few, the one that has been silent for longest goes, of the holder that has most.
+Room goes by **holder**, the connection that brought an author, and by its network group: a group may hold as many authors as are free for
+others (Choudhury and Hahne, 1998), and a connection as many as are then free for others in its group. Where there are too few, the one that
+has been silent for longest goes, of the holder that has most, in the group that has most.
 """
 
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +25,16 @@ WINDOW = 300.0  # seconds that a frame may be older than now, by its author's cl
 AHEAD = 10.0  # seconds that an author's clock may be ahead of ours, the time on the way included
 LATELY = 60.0  # seconds for which an author is remembered, however many there are
 FRAMES = 64  # of an author that are remembered
-NOBODY = PeerId("")  # the holder of authors of which no connection is known
+
+
+class Holder(NamedTuple):
+    """Who brought an author."""
+
+    group: str  # its network group
+    via: PeerId  # the connection
+
+
+NOBODY = Holder("", PeerId(""))  # the holder of authors of which no connection is known
 
 
 class Trace(NamedTuple):
@@ -56,7 +66,7 @@ class Memory:
 class _Author:
     __slots__ = ("holder", "horizon", "sent_at", "sequences")
 
-    def __init__(self, holder: PeerId, horizon: int, sent_at: Sequence[int] = (), sequences: Sequence[int] = ()) -> None:
+    def __init__(self, holder: Holder, horizon: int, sent_at: Sequence[int] = (), sequences: Sequence[int] = ()) -> None:
         self.holder, self.horizon = holder, horizon
         self.sent_at, self.sequences = array("Q", sent_at), array("Q", sequences)  # of each frame; the earliest first
 
@@ -85,14 +95,15 @@ class Replays:
         self._limit = limit
         self._start, self._horizon = max(memory.start, int(not_before * 1000)), memory.horizon
         self._authors: dict[bytes, _Author] = {}
-        self._held: dict[PeerId, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
+        self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
+        self._groups: Counter[str] = Counter()  # authors that each network group holds
         for key, horizon, sent_at, sequences in memory.authors:
             self._place(key, _Author(NOBODY, horizon, sent_at, sequences))
 
     def __len__(self) -> int:
         return len(self._authors)
 
-    def refuses(self, trace: Trace, holder: PeerId, now: float) -> Reason | None:
+    def refuses(self, trace: Trace, holder: Holder, now: float) -> Reason | None:
         """Why this frame may not be let in: STALE, OLD, DUPLICATE or CROWDED."""
         key, sequence, sent_at = trace
         if not now - WINDOW <= sent_at / 1000 <= now + AHEAD:
@@ -106,7 +117,7 @@ class Replays:
             return Reason.OLD
         return None if author is not None or self._has_room(holder, now) else Reason.CROWDED
 
-    def remember(self, trace: Trace, holder: PeerId, now: float) -> None:
+    def remember(self, trace: Trace, holder: Holder, now: float) -> None:
         """The frame is let in; `refuses` found nothing."""
         author = self._authors.get(trace.author)
         if author is None:
@@ -129,22 +140,22 @@ class Replays:
         )
         return Memory(self._start, self._horizon, list(authors))
 
-    def _has_room(self, holder: PeerId, now: float) -> bool:
+    def _has_room(self, holder: Holder, now: float) -> bool:
         """Forgets who may be forgotten, as far as needed."""
         while True:
-            free = self._limit - len(self._authors)
-            if free > (len(self._held.get(holder, ())) if holder else 0):
+            free, ours, its = self._limit - len(self._authors), self._groups[holder.group], len(self._held.get(holder, ()))
+            if free > (0 if holder is NOBODY else ours if ours == its else ours + its):
                 return True
-            most = max(self._held.values(), key=len, default=None)
-            if not most:
+            most = max(self._held, key=lambda held: (self._groups[held.group], len(self._held[held])), default=None)
+            if most is None:
                 return False
-            key, silent = next(iter(most.items()))
+            key, silent = next(iter(self._held[most].items()))
             if silent.newest >= (now - LATELY) * 1000:
                 return False
             self._horizon = max(self._horizon, silent.newest)
             self._forget(key)
 
-    def _expire(self, holder: PeerId, expired: int) -> None:
+    def _expire(self, holder: Holder, expired: int) -> None:
         """Forget authors of whom nothing can be let in again, in the order in which they fell silent."""
         held = self._held[holder]
         while (first := next(iter(held.items())))[1].newest < expired:
@@ -153,11 +164,15 @@ class Replays:
 
     def _place(self, key: bytes, author: _Author) -> _Author:
         self._authors[key] = self._held.setdefault(author.holder, OrderedDict())[key] = author
+        self._groups[author.holder.group] += 1
         return author
 
     def _forget(self, key: bytes) -> None:
         author = self._authors.pop(key)
         held = self._held[author.holder]
         del held[key]
+        self._groups[author.holder.group] -= 1
+        if not self._groups[author.holder.group]:
+            del self._groups[author.holder.group]
         if not held:
             del self._held[author.holder]

@@ -1,0 +1,99 @@
+"""Starver: 1,500 frames a second of free keys, within all limits, beside which honest newcomers send their first frame.
+
+The real inbox in virtual time. The keys come over as many connections as one machine may have, or over all that a node takes, from 16
+addresses. Newcomers come by a connection of their own, or by a neighbour that has brought 60 authors; from a network group of their own,
+or from the attacker's.
+"""
+
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from p2p.admission.inbox import Inbox
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.types import Envelope, PeerId
+from swarmd.testing import NOW, TOPIC, identity
+from tests.attacks.harness import Attack, show
+from tests.attacks.test_deafener import Unsigned, Victim
+
+KEYS = 12_000  # more than a node remembers
+ESTABLISHED = 60  # authors that the honest neighbour brings
+NEIGHBOUR = identity(1).peer_id
+BEFORE = 10.0  # seconds until newcomers come: what is remembered is full by then
+
+
+@dataclass
+class Starved:
+    newcomers: int
+    heard: int
+    established: int  # frames of authors that were there before
+    established_heard: int
+    admitted: int  # of the attacker
+
+    @property
+    def missed(self) -> float:
+        return 1 - self.heard / self.newcomers
+
+    @property
+    def established_missed(self) -> float:
+        return 1 - self.established_heard / self.established
+
+
+def attack(
+    folder: Path,
+    addresses: int = 1,
+    connections: int = 100,
+    rate: float = 1500.0,
+    newcomers: int = 100,
+    together: bool = False,
+    seed: int = 1,
+) -> Starved:
+    """together: the newcomers come from the network of the first address."""
+    rng, result, numbers = random.Random(seed), Starved(newcomers, 0, 0, 0, 0), itertools.count(1)
+    keys = [Unsigned.from_seed(rng.randbytes(32)) for _ in range(KEYS)]
+    lines = [PeerId(f"hostile {n}") for n in range(connections)]
+    groups = {line: f"{n % addresses}.0" for n, line in enumerate(lines)}
+    home = "0.0" if together else "honest"
+    inbox = Inbox(identity(0).peer_id, TOPIC.swarm_id, group_of=lambda via: groups.get(via, home), verify=Victim.verify)
+
+    def hears(who: Identity, via: PeerId, now: float) -> bool:
+        return isinstance(inbox.receive(seal(who, TOPIC.swarm_id, next(numbers), now, "offer", b""), now, via), Envelope)
+
+    neighbours = [Unsigned.from_seed(rng.randbytes(32)) for _ in range(ESTABLISHED)]
+    for who in neighbours:
+        hears(who, NEIGHBOUR, NOW)
+    sent = come = 0
+    for step in range(1, int((BEFORE + newcomers / 5) * 10) + 1):
+        now = NOW + step / 10
+        while sent < rate * step / 10:
+            result.admitted += hears(keys[sent % KEYS], lines[sent % connections], now)
+            sent += 1
+        if now >= NOW + BEFORE and step % 2 == 0 and come < newcomers:
+            newcomer = identity(10_000 + come)
+            come += 1
+            result.heard += hears(newcomer, newcomer.peer_id if come % 2 else NEIGHBOUR, now)
+        if step % 5 == 0:
+            result.established += 1
+            result.established_heard += hears(neighbours[step // 5 % ESTABLISHED], NEIGHBOUR, now)
+    show(f"starver, {rate:g}/s, {connections} connections, {addresses} addresses{', newcomers beside them' if together else ''}", result)
+    return result
+
+
+@pytest.mark.parametrize(
+    "addresses, connections, together, most", [(1, 8, False, 0.1), (1, 100, False, 0.1), (16, 159, False, 0.2), (1, 8, True, 0.1)]
+)
+def test_newcomers_are_heard_beside_free_keys(addresses: int, connections: int, together: bool, most: float, tmp_path: Path) -> None:
+    result = attack(tmp_path, addresses, connections, newcomers=50, together=together)
+    assert result.admitted > 5000
+    assert result.missed <= most and result.established_missed == 0
+
+
+ATTACK = Attack(
+    attack,
+    {"missed": 0.2, "established_missed": 0.0},
+    about={"together": "newcomers come from the first address's network", "rate": "frames a second, over all connections together"},
+)
