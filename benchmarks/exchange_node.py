@@ -28,8 +28,7 @@ from p2p.blobs.fetch import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope
-from swarmd.exchange import offers
+from p2p.types import Envelope, ReceivedBody
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -93,7 +92,7 @@ class Node:
         rollouts = [self._rollout(order["bytes"]) for _ in range(order["rollouts"])]
         await trio.sleep(max(0.0, order["at"] - 0.1 - time.time()))
         self._got, self._bytes, self._round, self._at = 0, 0, order["round"], order["at"]
-        self._gatherer.next_round()
+        self._gatherer.next_round(self._gatherer.round + 1)
         await trio.sleep(max(0.0, order["at"] - time.time()))
         RolloutExchange(self.member, "exchange", SAPO_9).share(rollouts, order["round"])
 
@@ -105,19 +104,15 @@ class Node:
         ref = TaskRef(self._rng.choice(SAPO_9.specialties), next(self._numbers))
         return Rollout(ref, tuple(Completion(text, True) for text in texts), self._identity.peer_id)
 
-    def _on_admitted(self) -> None:
+    def _on_admitted(self, envelope: Envelope) -> None:
         if self._up and not self._heard:
             self._heard = True
             say(first=time.monotonic() - self._up)
-        for envelope in self.member.received():
-            if envelope.kind == offers.KIND:
-                self._gatherer.on_offer(envelope)
-            else:
-                self._take(envelope)
+        self._gatherer.on_envelope(envelope)
 
-    def _take(self, envelope: Envelope) -> None:
+    def _take(self, received: ReceivedBody) -> None:
         self._got += 1
-        self._bytes += len(envelope.body)
+        self._bytes += len(received.body)
         if self._got == self._arguments.wanted:
             say(held=self._round, after=time.time() - self._at, bytes=self._bytes)
 

@@ -34,7 +34,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine, PeerId
+from p2p.types import Envelope, Handlers, P2pEngine, PeerId
 
 
 class Probe:
@@ -103,10 +103,9 @@ class Probe:
             say(cpu=time.process_time(), rejected=rejected, restarts=getattr(self.member.engine, "restarts", 0))
             await trio.sleep(self._arguments.report)
 
-    def _admitted(self) -> None:
+    def _admitted(self, envelope: Envelope) -> None:
         now = time.time()
-        for envelope in self.member.received():
-            say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), at=now, delay=now - envelope.sent_at)
+        say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), at=now, delay=now - envelope.sent_at)
 
     def _numbers(self, numbers: Iterator[int]) -> Iterator[int]:
         for self._last in numbers:

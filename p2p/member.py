@@ -24,7 +24,21 @@ from p2p.netgroup import share_group_of
 from p2p.peers.census import Census
 from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
 from p2p.topic import Topic
-from p2p.types import Answer, Envelope, Handlers, P2pEngine, Peer, PeerId, PeerRequest, Reason, Rejected, Started, Unanswered, Verdict
+from p2p.types import (
+    Answer,
+    Envelope,
+    Handlers,
+    P2pEngine,
+    Peer,
+    PeerId,
+    PeerRequest,
+    Reason,
+    ReceivedBody,
+    Rejected,
+    Started,
+    Unanswered,
+    Verdict,
+)
 
 NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network groups of connected peers
 TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
@@ -50,9 +64,9 @@ class _FirstStart:
 class Member:
     """Implements `Transport`. `build_engine` is called once, with the engine's handlers; `run` runs the engine.
 
-    admitted: called whenever `received` has something new. folder: for the replay log and the scores of peers.
-    also: other swarms whose members it helps meet. It passes on their frames after an inbox of their own has admitted them; these are in
-    `received`, too. A node with `also` does not train.
+    admitted: called with each admitted envelope; without it bodies wait for `received`. folder: for the replay log and the scores of peers.
+    also: other swarms whose members it helps meet. It passes on their frames after an inbox of their own has admitted them; these are
+    received, too. A node with `also` does not train.
     """
 
     def __init__(
@@ -64,7 +78,7 @@ class Member:
         sequence: Iterator[int],
         clock: Callable[[], float],
         limits: AdmissionLimits | None = None,
-        admitted: Callable[[], None] = lambda: None,
+        admitted: Callable[[Envelope], None] | None = None,
         folder: Path | None = None,
         also: Sequence[Topic] = (),
     ) -> None:
@@ -82,8 +96,8 @@ class Member:
         self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned
         self._sequence = sequence
         self._clock = clock
-        self._admitted = admitted
-        self.queue = FairQueue()
+        self.queue: FairQueue[ReceivedBody] = FairQueue()
+        self._admitted = self._keep if admitted is None else admitted
         self.blobs = BlobStore()
         self.server = BlobServer(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # whoever runs this member runs it, too
@@ -153,8 +167,7 @@ class Member:
         if via is not None:
             self.reputation.admitted(via)
         self._providers.note(outcome.author)
-        self.queue.put(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
-        self._admitted()
+        self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
         return Verdict.ACCEPT
 
     def score(self, peer: PeerId) -> float:
@@ -197,8 +210,11 @@ class Member:
         if left is not None:
             left.set()
 
-    def received(self) -> Sequence[Envelope]:
+    def received(self) -> Sequence[ReceivedBody]:
         return self.queue.drain()
+
+    def _keep(self, envelope: Envelope) -> None:
+        self.queue.put(ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body))
 
     def hold(self, blob: bytes) -> None:
         self.blobs.put(blob)

@@ -1,13 +1,16 @@
 """The types of the network layer: peers, frames, verdicts, and the interface of an engine. No rollouts, tasks or models.
 
 How far a message has come is in its type:
-    bytes (a frame) -> Envelope (signature and limits held, `inbox.Inbox` alone makes one) -> whatever the caller decodes
+    bytes (a frame) -> Envelope (signature and limits held; `p2p.envelope.open_frame` alone makes one)
+    ReceivedBody (what a `Transport` hands over: a body that was gossiped or fetched) -> whatever the caller decodes
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NewType, Protocol
+
+import msgspec
 
 from p2p.topic import Topic
 
@@ -96,7 +99,16 @@ class Envelope:
     body: bytes
     via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
     group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
-    heard: int = 0  # when it came, in the receiver's rounds; 0: not known
+
+
+class ReceivedBody(msgspec.Struct, frozen=True, tag=True):
+    """A body of others, gossiped or fetched, on its way to whoever decodes it. Goes over the link as it is (`swarmd.link`)."""
+
+    author: PeerId
+    group: str  # the author's network group, as the envelope said it
+    kind: str
+    body: bytes
+    heard: int = 0  # the trainer's round in which the set or its offer came; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +130,7 @@ class Transport(Protocol):
     def publish(self, kind: str, body: bytes) -> None:
         """Seal `body` and send it to everybody in the swarm."""
 
-    def received(self) -> Sequence[Envelope]:
+    def received(self) -> Sequence[ReceivedBody]:
         """What was admitted since the last call, oldest first. Bounded: where there is too much, the oldest are dropped."""
 
     def hold(self, blob: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from p2p.types import ReceivedBody
 from swarmd.types import Lead
 
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
@@ -35,16 +36,6 @@ class StartTrainer(_Message, frozen=True):
     peer_id: str
     seed: int
     curriculum: str = ""  # digest of the curriculum that the daemon's swarm has; "": not checked
-
-
-class Received(_Message, frozen=True):
-    author: str
-    sequence: int
-    sent_at: float
-    kind: str
-    body: bytes
-    group: str = ""  # the author's network group: `p2p.types.Envelope`
-    heard: int = 0  # the trainer's round in which it was heard, as a gossiped set or as an offer; 0: before there was one
 
 
 class SwarmNews(_Message, frozen=True):
@@ -156,10 +147,8 @@ class Stopped(_Message, frozen=True):
     round: int
 
 
-ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
-ToDaemon = (
-    Publish | Hold | ReportPeer | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
-)
+ToTrainer = StartTrainer | ReceivedBody | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
+ToDaemon = Publish | Hold | ReportPeer | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
@@ -211,7 +200,7 @@ class MessageQueue:
         self.dropped = 0
 
     def put(self, message: ToTrainer | ToDaemon) -> None:
-        if isinstance(message, Publish | Hold | Received):
+        if isinstance(message, Publish | Hold | ReceivedBody):
             self.dropped += len(self._frames) == self._frames.maxlen
             self._frames.append(message)
         else:

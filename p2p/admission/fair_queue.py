@@ -1,42 +1,45 @@
-"""A bounded, fair queue of admitted envelopes. Pure.
+"""A bounded, fair queue of what was admitted. Pure.
 
-Where it is full, the oldest envelope of whoever has most waiting is dropped (`holders`). Envelopes leave in the order in which they came.
+Where it is full, the oldest of whoever has most waiting is dropped (`holders`). What is left leaves in the order in which it came.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from p2p.admission.holders import Holders
-from p2p.types import Envelope
+from p2p.types import Envelope, ReceivedBody
 
 FRAMES = 1024
 BYTES = 32 * 1024 * 1024
 
+W = TypeVar("W", bound=Envelope | ReceivedBody)
 
-class FairQueue:
+
+class FairQueue(Generic[W]):
     def __init__(self, frames: int = FRAMES, bytes_: int = BYTES) -> None:
         self._frames, self._limit = frames, bytes_
         self._holders: Holders[int] = Holders()
-        self._waiting: OrderedDict[int, Envelope] = OrderedDict()  # number -> envelope, oldest first
+        self._waiting: OrderedDict[int, W] = OrderedDict()  # by number, oldest first
         self._number = 0
         self.bytes = 0
         self.dropped = 0
 
-    def put(self, envelope: Envelope) -> None:
+    def put(self, item: W) -> None:
         self._number += 1
-        self._waiting[self._number] = envelope
-        self._holders.add(self._number, envelope.author, envelope.group)
-        self.bytes += len(envelope.body)
+        self._waiting[self._number] = item
+        self._holders.add(self._number, item.author, item.group)
+        self.bytes += len(item.body)
         while self._waiting and (len(self._waiting) > self._frames or self.bytes > self._limit):
             self._drop()
 
-    def drain(self) -> Sequence[Envelope]:
+    def drain(self) -> Sequence[W]:
         """Take all of it, oldest first."""
-        envelopes = list(self._waiting.values())
+        items = list(self._waiting.values())
         self._waiting.clear()
         self._holders = Holders()
         self.bytes = 0
-        return envelopes
+        return items
 
     def __len__(self) -> int:
         return len(self._waiting)

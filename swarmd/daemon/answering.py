@@ -28,7 +28,7 @@ import trio
 from p2p.engines import choose
 from p2p.identity import Identity, nickname
 from p2p.peers.introduction import TRAINING
-from p2p.types import PeerRequest, Reason
+from p2p.types import Envelope, PeerRequest, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.isolation_watch import IsolationWatch
@@ -80,7 +80,7 @@ class AnsweringPeer:
         self._config, self._folder, self._talk, self._share = config, folder, talk, SHARES[share]
         self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
         self.identity, self._topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
-        self.member = sharing_member(self._engine, self.identity, self._topic, config.swarm, folder, self._on_frame)
+        self.member = sharing_member(self._engine, self.identity, self._topic, config.swarm, folder, self._on_envelope)
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self._exchange = RolloutExchange(self.member, author, curriculum)
         self._verifier = Verifier(curriculum)
@@ -218,14 +218,13 @@ class AnsweringPeer:
                 self._waiting.popleft()
             await trio.sleep(LOOK_EVERY)
 
-    def _on_frame(self) -> None:
+    def _on_envelope(self, envelope: Envelope) -> None:
         """Count the authors of others' rollouts, which are not used otherwise."""
-        for envelope in self.member.received():
-            modality = wire.modality_of(envelope.kind)
-            if modality is not None:
-                self._roster.heard(envelope.author, time.time())
-            if modality not in (None, wire.TEXT):
-                self.member.ignore(Reason.OTHER_MODALITY)
+        modality = wire.modality_of(envelope.kind)
+        if modality is not None:
+            self._roster.heard(envelope.author, time.time())
+        if modality not in (None, wire.TEXT):
+            self.member.ignore(Reason.OTHER_MODALITY)
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return {

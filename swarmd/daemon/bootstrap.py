@@ -22,7 +22,7 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
-from p2p.types import PeerRequest, Started
+from p2p.types import Envelope, PeerRequest, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.inviting import PLACES, invite, place
@@ -121,9 +121,8 @@ class BootstrapNode:
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
-    def _count(self) -> None:
-        for envelope in self.member.received():
-            self._roster.heard(envelope.author, time.time())
+    def _count(self, envelope: Envelope) -> None:
+        self._roster.heard(envelope.author, time.time())
 
     async def _watch_signals(self, *, task_status: Started) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:

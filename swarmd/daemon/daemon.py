@@ -21,7 +21,7 @@ from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity, nickname
 from p2p.peers.introduction import PAUSED, TRAINING
-from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
+from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody, Started
 from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
@@ -42,7 +42,7 @@ from swarmd.daemon.tracking import run_tracker
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
-from swarmd.exchange import offers, wire
+from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import Acknowledger, Given
 from swarmd.exchange.gathering import gatherer_of
 from swarmd.exchange.swarm_id import curriculum_of
@@ -99,11 +99,11 @@ class Daemon:
         self.topic = topic_of(config.swarm, curriculum)
         up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
         traffic = Traffic(up, down)
-        self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame, traffic)
+        self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic)
         rng = random.Random(secrets.randbits(64))
         self.publisher = Publisher(self.member, curriculum.offers_a_second, config.round.max_age, rng, view.talk)
         self.gatherer, self.choice = gatherer_of(
-            self.member, curriculum, config.round, config.sharing.take, self._give_trainer, time.monotonic, rng, self.publisher.heard.tried
+            self.member, curriculum, config.round, config.sharing.take, self._hand_on, time.monotonic, rng, self.publisher.heard.tried
         )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
@@ -119,7 +119,6 @@ class Daemon:
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
-        self._behind: int | None = None  # rounds the trainer has finished; None: not known yet
         self._nursery: trio.Nursery | None = None
         self._listens = trio.Event()  # set once others can reach us
 
@@ -192,29 +191,20 @@ class Daemon:
             # Announces our addresses, so the member must listen already.
             nursery.start_soon(nearby(self.member).run)
 
-    def _on_frame(self) -> None:
-        """Pass admitted frames on: offers to the gatherer, rollouts to the trainer.
+    def _on_envelope(self, envelope: Envelope) -> None:
+        """Give the gatherer an admitted envelope. What is not text is only counted."""
+        modality = wire.modality_of(envelope.kind)
+        if modality is None:
+            return  # a kind of a later version
+        self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
+        self.publisher.hear(envelope)
+        if modality == wire.TEXT:
+            self.gatherer.on_envelope(envelope)
+        else:
+            self.member.ignore(Reason.OTHER_MODALITY)
 
-        What is not text is only counted.
-        """
-        for envelope in self.member.received():
-            modality = wire.modality_of(envelope.kind)
-            if modality is None:
-                continue  # a kind of a later version
-            self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
-            self.publisher.hear(envelope)
-            if modality != wire.TEXT:
-                self.member.ignore(Reason.OTHER_MODALITY)
-            elif envelope.kind == offers.KIND:
-                self.gatherer.on_offer(envelope)
-            else:
-                self._give_trainer(envelope)
-
-    def _give_trainer(self, envelope: Envelope) -> None:
-        e, group = envelope, self.member.group(envelope.author)
-        age = self.gatherer.round - (e.heard or self.gatherer.round)  # rounds since it was heard: of what is gossiped whole none
-        heard = max(1, self._behind + 1 - age) if self._behind is not None else 0
-        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, heard))
+    def _hand_on(self, received: ReceivedBody) -> None:
+        self.child.tell(received)
 
     async def _report_swarm(self) -> None:
         connected: set[PeerId] = set()
@@ -263,7 +253,7 @@ class Daemon:
     def _on_trainer_ready(self, ready: link.TrainerReady) -> None:
         self._works()
         self.status.resumed(ready)
-        self._behind = ready.round
+        self.gatherer.resume(ready.round + 1)
         for note in ready.notes:
             self.view.talk(note)
         self.child.tell(link.SwarmNews(self.status.peers(time.time()), {}))
@@ -271,14 +261,13 @@ class Daemon:
 
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
-        self._behind = done.line["round"]
         self.given.rollouts += done.shared if self.member.peers() else 0
         for author in map(PeerId, done.used):
             self.status.roster.useful(author)
         self.acknowledger.used(map(PeerId, done.used))
         self.view.round(done.line)
         self.choice.begin(done.lead)
-        self.gatherer.next_round()
+        self.gatherer.next_round(done.line["round"] + 1)
         self.publisher.next_round()
         for reason, count in done.line["rejected"].items():
             if reason not in self._advised:  # once is enough: the status counts them, and so does each round's line
@@ -290,7 +279,6 @@ class Daemon:
             self._nursery.start_soon(self.judging.ask, done.line["round"])
 
     def _on_trainer_exit(self, death: Death) -> None:
-        self._behind = None
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
         self.status.say("restarting", f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint")
         self.view.talk(f"the trainer died: {death.cause}; it restarts {wait}")

@@ -18,7 +18,7 @@ from p2p.peers.introduction import Introducer
 from p2p.peers.mdns import Mdns
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine, PeerRequest
+from p2p.types import Envelope, Handlers, P2pEngine, PeerRequest
 from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
@@ -88,12 +88,12 @@ def sharing_member(
     topic: Topic,
     config: SwarmConfig,
     folder: Path,
-    admitted: Callable[[], None],
+    admitted: Callable[[Envelope], None],
     traffic: Traffic | None = None,
 ) -> Member:
     """Build a member that shares rollouts of its own.
 
-    admitted: called whenever it has received something. folder: the state folder.
+    admitted: called with each admitted envelope. folder: the state folder.
     """
     return Member(
         identity,

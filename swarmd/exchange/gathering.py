@@ -17,7 +17,7 @@ import trio
 
 from p2p.blobs.fetch import HEDGE, HolderReplies, HolderReply, Want
 from p2p.member import Member
-from p2p.types import Envelope, PeerId, Reason
+from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import Board, Choice, Offered
@@ -51,7 +51,8 @@ class Tried(Protocol):
 class Gatherer:
     """wanted: rollouts to fetch in a round. specialties: the curriculum's. tried: told of each author that was asked.
 
-    hand_on: called with an envelope of kind `rollouts` for each; its `heard` is the board's round in which the offer arrived.
+    hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of the round in which it, or its
+    offer, arrived.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Gatherer:
         *,
         wanted: int,
         specialties: Sequence[str],
-        hand_on: Callable[[Envelope], None],
+        hand_on: Callable[[ReceivedBody], None],
         clock: Callable[[], float],
         rng: random.Random,
         choice: Choice = offers.uniform,
@@ -86,8 +87,11 @@ class Gatherer:
             finally:
                 self._nursery = None
 
-    def on_offer(self, envelope: Envelope) -> None:
-        """Put a new offer on the board. Does not wait."""
+    def on_envelope(self, envelope: Envelope) -> None:
+        """Put an offer on the board; hand on a set that was gossiped whole. Does not wait."""
+        if envelope.kind != offers.KIND:
+            self._hand_on(ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body, self._board.round))
+            return
         offered = offers.decode(envelope, self._specialties)
         if isinstance(offered, Reason):
             self._member.report(envelope.author, offered)
@@ -97,13 +101,17 @@ class Gatherer:
         if self._places() > 0:
             self._fill()
 
-    def next_round(self) -> None:
-        """A round of ours is over: cancel its fetches, except those begun less than AT_LEAST ago.
+    def resume(self, round_number: int) -> None:
+        """Take note that the trainer has started, and that this round is its next."""
+        self._board.begin(round_number)
+
+    def next_round(self, round_number: int) -> None:
+        """Another round of the trainer begins: cancel the last one's fetches, except those begun less than AT_LEAST ago.
 
         Rollouts that would be too old to train on are cancelled in any case.
         """
         now = self._clock()
-        self._board.next_round()
+        self._board.begin(round_number)
         self._serving.next_round()
         for fetch in self._under_way.values():
             if now - fetch.since >= AT_LEAST or self._board.too_old(fetch.item):
@@ -113,7 +121,7 @@ class Gatherer:
 
     @property
     def round(self) -> int:
-        """Our own rounds since this process started, from 1. `Envelope.heard` is counted in these."""
+        """The trainer's; 0 before it is known."""
         return self._board.round
 
     def document(self) -> dict[str, int]:
@@ -211,19 +219,19 @@ class Gatherer:
             return False
         body, _ = found
         self.gathered += 1
-        self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body, heard=item.round))
+        self._hand_on(ReceivedBody(item.author, item.group, wire.KIND, body, item.round))
         return True
 
 
 def gatherer_of(
-    member: Member, curriculum: Curriculum, round: RoundConfig, take: str, hand_on: Callable[[Envelope], None],
+    member: Member, curriculum: Curriculum, round: RoundConfig, take: str, hand_on: Callable[[ReceivedBody], None],
     clock: Callable[[], float], rng: random.Random, tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
 ) -> tuple[Gatherer, OfferChoice[Offered]]:  # fmt: skip
     """A node's gatherer, and the choice that it makes: to be told of each round's end before the gatherer is."""
-    choice = OfferChoice[Offered](take, round.wanted, lambda author: Author(author, member.group(author)))
+    choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
     gatherer = Gatherer(
         member,
-        Board(curriculum.trains_on, kept_rounds=round.max_age, group_of=member.group),
+        Board(curriculum.trains_on, kept_rounds=round.max_age),
         wanted=round.wanted,
         specialties=curriculum.specialties,
         hand_on=hand_on,

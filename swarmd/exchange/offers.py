@@ -26,6 +26,7 @@ from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BadBlob, content_id, pack, unpac
 from p2p.identity import public_key_of
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
+from swarmd.experience.pool import heard_in, too_old
 from swarmd.types import Rollout, TaskRef
 
 KIND = wire.OFFER  # the envelope's kind
@@ -71,7 +72,8 @@ class Offered:
     id: bytes
     size: int  # bytes of the blob
     via: PeerId | None  # the peer that handed the offer to us
-    round: int = 0  # the board's round in which the offer came; set by the board
+    group: str = ""  # the author's network group, as the envelope said it
+    round: int = 0  # the trainer's round in which the offer came; set by the board
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
@@ -118,9 +120,9 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         return Reason.UNDECODABLE
     if max(offer.specialties) >= len(specialties):
         return Reason.UNKNOWN_TASK
-    author, via = envelope.author, envelope.via
+    author, via, group = envelope.author, envelope.via, envelope.group
     items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
-    return tuple(Offered(author, TaskRef(specialties[index], n), name, size, via) for index, n, name, size in items)
+    return tuple(Offered(author, TaskRef(specialties[index], n), name, size, via, group) for index, n, name, size in items)
 
 
 def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
@@ -175,8 +177,7 @@ class Board:
 
     The first who offers an id keeps it. There is one offer for each author and task, as in the pool; a chosen offer does not come back.
 
-    group_of: an author's network group. kept_rounds: `round.max_age`. Age is counted in our rounds, from the round in which the offer
-    arrived. Offers are chosen before they are that old, because a fetched rollout may not be trained on before the next round.
+    kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer arrived.
     """
 
     def __init__(
@@ -186,11 +187,10 @@ class Board:
         kept_rounds: int,
         per_author: int = MAX_ITEMS,
         in_all: int = 8192,
-        group_of: Callable[[PeerId], str] = lambda _: "",
     ) -> None:
-        self._trainable, self._group_of = trainable, group_of
+        self._trainable = trainable
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
-        self.round = 1  # our rounds, counted by `next_round`
+        self.round = 0  # the trainer's; 0: not known yet
         self._offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
         self._holders: Holders[bytes] = Holders()
@@ -206,7 +206,7 @@ class Board:
                 self._drop(next(iter(mine)))
             self._offered[item.id] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.id] = None
-            self._holders.add(item.id, item.author, self._group_of(item.author))
+            self._holders.add(item.id, item.author, item.group)
             if len(self._offered) > self._in_all:
                 self._drop(self._holders.excess())
         return len(good)
@@ -231,15 +231,20 @@ class Board:
         for name in list(self._authors.get(author, ())):
             self._drop(name)
 
-    def next_round(self) -> None:
-        """A round of ours begins: remove offers that would be too old when trained on."""
-        self.round += 1
-        while self._offered and self.round - next(iter(self._offered.values())).round >= self._kept_rounds:
+    def begin(self, round_number: int) -> None:
+        """Begin this round of the trainer: remove offers whose rollouts would be too old in the next, where they are trained on.
+
+        Where it is the first known, or the trainer starts again from an earlier one, what is here counts as of this round.
+        """
+        if self.round == 0 or round_number < self.round:
+            self._offered = OrderedDict((name, replace(i, round=heard_in(i.round, round_number))) for name, i in self._offered.items())
+        self.round = round_number
+        while self._offered and too_old(next(iter(self._offered.values())).round, self.round + 1, self._kept_rounds):
             self._drop(next(iter(self._offered)))
 
     def too_old(self, item: Offered) -> bool:
         """Whether a chosen rollout is too old to train on."""
-        return self.round - item.round > self._kept_rounds
+        return too_old(item.round, self.round, self._kept_rounds)
 
     def _drop(self, name: bytes) -> None:
         item = self._offered.pop(name)

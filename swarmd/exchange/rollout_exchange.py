@@ -52,22 +52,22 @@ class RolloutExchange:
         """Rollouts received since the last call, oldest first; and refusals by reason, of frames and rollouts together."""
         rollouts: list[Rollout] = []
         refused: Counter[str] = Counter()
-        for envelope in self.transport.received():
-            if envelope.kind != wire.tagged(wire.KIND, self._modality):
-                if wire.modality_of(envelope.kind) not in (None, self._modality):
+        for received in self.transport.received():
+            if received.kind != wire.tagged(wire.KIND, self._modality):
+                if wire.modality_of(received.kind) not in (None, self._modality):
                     refused[Reason.OTHER_MODALITY.value] += 1  # its author is not to blame: others can use it
                 continue  # or a kind of a later version
-            decoded = wire.decode(envelope.body, envelope.author)
+            decoded = wire.decode(received.body, received.author)
             if isinstance(decoded, Reason):
                 refused[decoded.value] += 1
-                self.transport.report(envelope.author, decoded)
+                self.transport.report(received.author, decoded)
                 continue
-            self.authors[envelope.author] = (decoded.round, decoded.model)
-            self._know(Author(envelope.author, envelope.group))
-            good = [replace(r, heard=envelope.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
+            self.authors[received.author] = (decoded.round, decoded.model)
+            self._know(Author(received.author, received.group))
+            good = [replace(r, heard=received.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
             if len(good) < len(decoded.rollouts):
                 refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
-                self.transport.report(envelope.author, Reason.UNKNOWN_TASK)
+                self.transport.report(received.author, Reason.UNKNOWN_TASK)
             rollouts += good
         refused.update({reason.value: count for reason, count in self.transport.refused().items()})
         return rollouts, dict(refused)

@@ -118,9 +118,9 @@ class BatchBuilder:
 class OfferChoice(Generic[C]):
     """What to fetch of what is on offer, by `[sharing] take`. A round's choice is made in several calls, under caps for all together."""
 
-    def __init__(self, take: str, n: int, author_of: Callable[[PeerId], Author]) -> None:
+    def __init__(self, take: str, n: int, author_of: Callable[[C], Author]) -> None:
         self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=SMALLEST)
-        self._quota = caps.Quota[C](n, lambda candidate: author_of(candidate.author), lambda candidate: candidate.ref.specialty)
+        self._quota = caps.Quota[C](n, author_of, lambda candidate: candidate.ref.specialty)
 
     def begin(self, lead: Lead) -> None:
         """Another round begins. lead: as the trainer found it in the one before."""

@@ -41,6 +41,16 @@ class PoolEntry:
     since: int = 0  # updates before it was generated, or heard
 
 
+def heard_in(heard: int, round_number: int) -> int:
+    """Return the round in which something was heard; this one where that is unknown (0), or still to come: before a restart."""
+    return min(heard or round_number, round_number)
+
+
+def too_old(heard: int, round_number: int, max_age: int) -> bool:
+    """Whether what was heard in one round may no longer be trained on in the other. max_age: `round.max_age`, in rounds."""
+    return round_number - heard_in(heard, round_number) > max_age
+
+
 class Pool:
     """First in, first out. One rollout per (author, task): a second one from the same author is the same experience again.
 
@@ -122,12 +132,8 @@ class Pool:
             self.before.popitem(last=False)
         for key, kept in list(self._kept.items()):
             limit = self.limits.max_age if self.limits is not None and self._ours(key) else self.max_age
-            if round_number - kept.scored.round > limit:
+            if too_old(kept.scored.round, round_number, limit):
                 del self._kept[key]
-
-    def too_old(self, heard: int, round_number: int) -> bool:
-        """Whether a rollout of others that was heard in one round may no longer be trained on in the other."""
-        return round_number - heard > self.max_age
 
     def _ours(self, key: Key) -> bool:
         return self.limits is not None and key[0] == self.limits.own

@@ -22,7 +22,7 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import PeerId
+from p2p.types import Envelope, PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
@@ -128,19 +128,18 @@ class PlayedSwarm:
     def _identity(self, number: int) -> Identity:
         return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
 
-    def _member(self, number: int) -> Member:
+    def _member(self, number: int, admitted: Callable[[Envelope], None] | None = None) -> Member:
         identity = self._identity(number)
         join = partial(self._memory.join, identity.peer_id)
-        return Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
+        return Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now, admitted=admitted)
 
     def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, NotedExchange]:
-        member = self._member(number)
-        transport: Member | FetchingMember = member
-        if not whole:
-            rng = random.Random(f"{self._seed} {number} offers")
-            transport = FetchingMember(member, config, self.curriculum, lambda: self._now, rng)
-            self._fetching.append(transport)
-        return member.identity.peer_id, self._exchange(transport, config.model.name, self.curriculum, whole=WHOLE if whole else 0)
+        if whole:
+            return self.ids[number], self._exchange(self._member(number), config.model.name, self.curriculum, whole=WHOLE)
+        rng = random.Random(f"{self._seed} {number} offers")
+        transport = FetchingMember(partial(self._member, number), config, self.curriculum, lambda: self._now, rng)
+        self._fetching.append(transport)
+        return self.ids[number], self._exchange(transport, config.model.name, self.curriculum, whole=0)
 
     def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
         member = self._member(number)
@@ -185,7 +184,7 @@ class PlayedSwarm:
         """Play one node's turn, and tell its daemon what it is told before and after."""
         daemon = self._fetching[place] if self._fetching else None
         if daemon is not None:
-            daemon.round = number
+            daemon.begin_round(number)
         said = turn(place)
         if daemon is not None:
             daemon.end_round(said.lead)

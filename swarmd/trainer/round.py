@@ -8,6 +8,7 @@ from dataclasses import replace
 from swarmd.experience.caps import first
 from swarmd.experience.credit import useful
 from swarmd.experience.outliers import part
+from swarmd.experience.pool import heard_in, too_old
 from swarmd.experience.sampling import shuffled
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.report import Step, merged, report_of
@@ -91,7 +92,7 @@ def _score_own(t: int, parts: RoundParts, tasks: Sequence[Task], answers: Sequen
 
 def _score_others(t: int, parts: RoundParts, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves."""
-    new = [r for r in rollouts if (r.author, r.ref) not in parts.pool and not parts.pool.too_old(_heard_in(r, t), t)]
+    new = [r for r in rollouts if (r.author, r.ref) not in parts.pool and not too_old(r.heard, t, parts.pool.max_age)]
     if len(new) > SCORED_PER_ROUND:  # under caps, or a crowd's would be all that we look at
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: parts.swarm.author(new[i].author), parts.batch_rng)
@@ -99,7 +100,7 @@ def _score_others(t: int, parts: RoundParts, rollouts: Sequence[Rollout]) -> lis
     tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
     known = [(_scored_part(parts, rollout), task) for rollout, task in tasks if task is not None and parts.tasks.trains_on(task)]
     rewards = parts.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
-    scored = [Scored(rollout, task.question, r, _heard_in(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
+    scored = [Scored(rollout, task.question, r, heard_in(rollout.heard, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
     return [parts.sharing.judged(_trained_part(parts, s)) for s in scored]
 
 
@@ -118,11 +119,6 @@ def _trained_part(parts: RoundParts, scored: Scored) -> Scored:
     if len(scored.rewards) <= parts.completions:
         return scored
     return replace(part(scored, range(parts.completions)), whole=scored.rewards)
-
-
-def _heard_in(rollout: Rollout, t: int) -> int:
-    """Our round in which it was heard; this one where that is unknown, or still to come (it was counted before a restart)."""
-    return min(rollout.heard or t, t)
 
 
 class _Stopwatch:

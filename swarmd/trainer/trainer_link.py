@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from p2p.admission.fair_queue import FairQueue
-from p2p.types import Envelope, PeerId, Reason
+from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
 
 
@@ -18,7 +18,7 @@ class TrainerLink:
     def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
         self._socket, self._on_eof = sock, on_eof
         self._outbox, self._written = link.MessageQueue(), threading.Condition()
-        self._envelopes = FairQueue(link.FRAMES_WAITING)
+        self._bodies: FairQueue[ReceivedBody] = FairQueue(link.FRAMES_WAITING)
         self._changed = threading.Condition()
         self._start: link.StartTrainer | None = None
         self._questions: deque[link.JudgeQuestion] = deque(maxlen=1)
@@ -45,9 +45,9 @@ class TrainerLink:
     def publish(self, kind: str, body: bytes) -> None:
         self.tell(link.Publish(kind, body))
 
-    def received(self) -> Sequence[Envelope]:
+    def received(self) -> Sequence[ReceivedBody]:
         with self._changed:
-            return self._envelopes.drain()
+            return self._bodies.drain()
 
     def hold(self, blob: bytes) -> None:
         self.tell(link.Hold(blob))
@@ -74,9 +74,9 @@ class TrainerLink:
 
     @property
     def waiting(self) -> int:
-        """Envelopes that `received` would return."""
+        """Bodies that `received` would return."""
         with self._changed:
-            return len(self._envelopes)
+            return len(self._bodies)
 
     def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
         """Until the time is over, or there is what matters to the loop: a stop; with `questions` one, or a pause; with `envelopes` one."""
@@ -140,8 +140,8 @@ class TrainerLink:
 
     def _take(self, message: link.ToTrainer) -> None:
         match message:
-            case link.Received(author, sequence, sent_at, kind, body, group, heard):
-                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, heard))
+            case ReceivedBody():
+                self._bodies.put(message)
             case link.SwarmNews(peers, refused):
                 self.peers = peers
                 self._refused.update({Reason[name]: count for name, count in refused.items()})

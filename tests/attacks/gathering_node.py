@@ -20,8 +20,8 @@ from benchmarks.probe import build_engine, lines, options, say
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope, Handlers, P2pEngine, PeerId
-from swarmd.exchange import offers, wire
+from p2p.types import Envelope, Handlers, P2pEngine, PeerId, ReceivedBody
+from swarmd.exchange import wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -52,11 +52,17 @@ class Node:
         self._numbers = itertools.count(rng.randrange(10**8))  # of tasks
         self.round = 0
         self.member = Member(
-            identity, topic, build_engine, sequence=itertools.count(int(clock() * 1000)), clock=clock, admitted=self._sorted, folder=folder
+            identity,
+            topic,
+            build_engine,
+            sequence=itertools.count(int(clock() * 1000)),
+            clock=clock,
+            admitted=self._admitted,
+            folder=folder,
         )
         self.serving = Serving(WANTED)
-        self.ration: Quota[Offered] = Quota(WANTED, lambda item: Author(item.author, self.member.group(item.author)))
-        self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE, group_of=self.member.group)
+        self.ration: Quota[Offered] = Quota(WANTED, lambda item: Author(item.author, item.group))
+        self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE)
         self.gatherer = Gatherer(
             self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._take,
             clock=trio.current_time, rng=rng, choice=self.ration, serving=self.serving,
@@ -77,7 +83,7 @@ class Node:
                 ended(self)
                 self.got = 0
                 self.ration.begin()
-                self.gatherer.next_round()
+                self.gatherer.next_round(self.round + 1)
 
     def share(self, count: int = SHARED) -> None:
         def text() -> str:
@@ -88,12 +94,11 @@ class Node:
 
         RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)
 
-    def _sorted(self) -> None:
-        for envelope in self.member.received():
-            (self.gatherer.on_offer if envelope.kind == offers.KIND else self._take)(envelope)
+    def _admitted(self, envelope: Envelope) -> None:
+        self.gatherer.on_envelope(envelope)
 
-    def _take(self, envelope: Envelope) -> None:
-        decoded = wire.decode(envelope.body, envelope.author)
+    def _take(self, received: ReceivedBody) -> None:
+        decoded = wire.decode(received.body, received.author)
         if isinstance(decoded, wire.RolloutSet):
             self.got += len(decoded.rollouts)
 

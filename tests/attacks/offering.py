@@ -43,9 +43,8 @@ async def run(given: argparse.Namespace) -> None:
     topic, rng, numbers = Topic(given.swarm, given.digest), random.Random(given.seed), itertools.count(int(time.time() * 1000))
 
     def member(identity: Identity) -> Member:
-        made = Member(identity, topic, partial(build_engine, given, identity), sequence=numbers, clock=time.time, admitted=lambda: None)
-        made.queue.put = lambda _: None  # type: ignore[method-assign]  # what the others say is nothing to it
-        return made
+        build = partial(build_engine, given, identity)
+        return Member(identity, topic, build, sequence=numbers, clock=time.time, admitted=lambda _: None)  # deaf
 
     first = key_of(given.seed, 0)
     connected = [key_of(given.seed, n) for n in range(1, KEYS + 1)] if given.how == "deny" else [first]

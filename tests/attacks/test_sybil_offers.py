@@ -83,7 +83,7 @@ class World:
 
     async def round(self, each: int, result: Result) -> None:
         self.victim.ration.begin()
-        self.victim.gatherer.next_round()
+        self.victim.gatherer.next_round(self.victim.gatherer.round + 1)
         for who in self.sybils:
             self.offer(who, each)
         on_board = 0

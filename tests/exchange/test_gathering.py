@@ -17,7 +17,7 @@ from p2p.blobs.fetch import AGAIN
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import public_key_of
 from p2p.member import Member
-from p2p.types import Envelope, PeerId, Reason, Unanswered
+from p2p.types import Envelope, PeerId, Reason, ReceivedBody, Unanswered
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer, gatherer_of
@@ -34,7 +34,7 @@ class Party:
 
     member: Member
     gatherer: Gatherer
-    got: list[Envelope] = field(default_factory=list)
+    got: list[ReceivedBody] = field(default_factory=list)
 
     @property
     def id(self) -> PeerId:
@@ -53,15 +53,15 @@ class Party:
 
 
 def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) -> Party:
-    def admitted() -> None:
-        for envelope in party.member.received():
-            (party.gatherer.on_offer if envelope.kind == offers.KIND else party.got.append)(envelope)
+    def admitted(envelope: Envelope) -> None:
+        party.gatherer.on_envelope(envelope)
 
     member = memory_member(swarm, number, Clock(), sequence=itertools.count(sequence), admitted=admitted)
     gatherer = Gatherer(
         member, Board(TINY_9.trains_on, kept_rounds=2), wanted=wanted, specialties=TINY_9.specialties,
-        hand_on=lambda envelope: party.got.append(envelope), clock=trio.current_time, rng=random.Random(number),
+        hand_on=lambda received: party.got.append(received), clock=trio.current_time, rng=random.Random(number),
     )  # fmt: skip
+    gatherer.resume(1)
     party = Party(member, gatherer)
     return party
 
@@ -103,7 +103,7 @@ async def test_what_is_chosen_is_fetched_and_no_more(autojump_clock: trio.testin
         assert len(got) == 4 and all(rollout in shared for rollout in got)
         assert len(b.member.blobs) == 4  # nothing else came over
         assert {envelope.author for envelope in b.got} == {a.id}
-        b.gatherer.next_round()
+        b.gatherer.next_round(b.gatherer.round + 1)
         await settled()
         assert sorted(r.ref for r in b.rollouts()) == sorted(r.ref for r in shared)
 
@@ -158,7 +158,7 @@ async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio
     async with running(b):
         a.share(*range(8))
         await settled(AT_LEAST + 0.1)
-        b.gatherer.next_round()  # the four under way have had their time, and four others are asked for
+        b.gatherer.next_round(b.gatherer.round + 1)  # the four under way have had their time, and four others are asked for
         await settled(5)
         assert not b.got and b.gatherer.missed == 4
         await settled(5)
@@ -189,7 +189,7 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump
         a.share(*range(8))
         for _ in range(2):
             await settled(0.1)
-            b.gatherer.next_round()
+            b.gatherer.next_round(b.gatherer.round + 1)
         await settled(0.5)
         assert len(b.rollouts()) == 4 and b.gatherer.missed == 0
 
@@ -203,12 +203,12 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
         heard = b.gatherer.round
         for _ in range(2):
             await settled(0.6)
-            b.gatherer.next_round()
-        assert [envelope.heard for envelope in b.got] == [heard, heard]
+            b.gatherer.next_round(b.gatherer.round + 1)
+        assert [received.heard for received in b.got] == [heard, heard]
         a.share(3)
         for _ in range(3):  # three rounds are over before it could be here: older than max_age
             await settled(0.1)
-            b.gatherer.next_round()
+            b.gatherer.next_round(b.gatherer.round + 1)
         await settled(1)
         assert len(b.got) == 2 and b.gatherer.missed == 1
 
@@ -251,7 +251,7 @@ async def test_what_is_fetched_goes_by_sharing_take(autojump_clock: trio.testing
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()] == ["bf"] * 4
         choice.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
-        gatherer.next_round()
+        gatherer.next_round(gatherer.round + 1)
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()[4:]] == ["arc_1d"] * 4
         assert max(Counter(r.author for r in b.rollouts()[4:]).values()) <= 2  # the caps hold

@@ -137,12 +137,14 @@ def test_any_bytes_are_an_offer_or_a_reason(body: bytes) -> None:
     assert isinstance(decoded, Reason) or all(o.author == ME for o in decoded)
 
 
-def offered(author: PeerId, n: int, name: int | None = None) -> Offered:
-    return Offered(author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None)
+def offered(author: PeerId, n: int, name: int | None = None, group: str = "") -> Offered:
+    return Offered(author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None, group)
 
 
 def board(**options: Any) -> Board:
-    return Board(lambda ref: ref.n < 1000, kept_rounds=options.pop("kept_rounds", 2), **options)
+    made = Board(lambda ref: ref.n < 1000, kept_rounds=options.pop("kept_rounds", 2), **options)
+    made.begin(1)
+    return made
 
 
 def test_what_was_chosen_is_not_chosen_again() -> None:
@@ -170,21 +172,33 @@ def test_what_is_not_for_training_is_not_put_up() -> None:
 def test_old_offers_are_taken_down() -> None:
     on_offer = board(kept_rounds=2)
     on_offer.add([offered(ME, 1)])
-    on_offer.next_round()
+    on_offer.begin(on_offer.round + 1)
     on_offer.add([offered(ME, 2)])
-    on_offer.next_round()
+    on_offer.begin(on_offer.round + 1)
     assert [o.ref.n for o in on_offer] == [2]
+
+
+def test_where_the_trainer_starts_again_from_an_earlier_round_offers_count_as_of_that() -> None:
+    on_offer = Board(lambda _: True, kept_rounds=2)
+    on_offer.add([offered(ME, 1)])  # before the trainer's round is known
+    on_offer.begin(90)
+    on_offer.begin(91)
+    on_offer.add([offered(ME, 2)])
+    on_offer.begin(40)
+    assert [(o.ref.n, o.round) for o in on_offer] == [(1, 40), (2, 40)]
+    on_offer.begin(42)
+    assert not len(on_offer)
 
 
 def test_what_was_chosen_keeps_the_age_of_its_offer() -> None:
     on_offer = board(kept_rounds=2)
     on_offer.add([offered(ME, 1)])
-    on_offer.next_round()
+    on_offer.begin(on_offer.round + 1)
     (item,) = on_offer.choose(1, random.Random(0))
     assert on_offer.round - item.round == 1
     ages = {}
     for _ in range(2):
-        on_offer.next_round()
+        on_offer.begin(on_offer.round + 1)
         ages[on_offer.round - item.round] = on_offer.too_old(item)
     assert ages == {2: False, 3: True}
 
@@ -203,10 +217,9 @@ def test_the_board_has_an_end() -> None:
 
 
 def test_a_crowd_in_few_groups_does_not_push_out_the_others() -> None:
-    groups = {"sybil": "rack", "friend": ""}
-    on_offer = Board(lambda _: True, kept_rounds=2, in_all=40, group_of=lambda author: groups[author.split()[0]])
+    on_offer = Board(lambda _: True, kept_rounds=2, in_all=40)
     on_offer.add([offered(PeerId(f"friend {n}"), n) for n in range(20)])
-    on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n) for n in range(1000)])
+    on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n, group="rack") for n in range(1000)])
     assert [o.ref.n for o in on_offer] == [*range(20), *range(980, 1000)]
     on_offer.add([offered(PeerId(f"friend {n}"), n, name=2000 + n) for n in range(20)])
     assert sum(o.author.startswith("sybil") for o in on_offer) < 3

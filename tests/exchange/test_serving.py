@@ -127,7 +127,7 @@ async def serve(a: Party, b: Party) -> None:
     await settled(1)
     assert len(b.rollouts()) == 4
     b.got.clear()
-    b.gatherer.next_round()
+    b.gatherer.next_round(b.gatherer.round + 1)
 
 
 async def test_a_restarted_author_has_failed_once(autojump_clock: trio.testing.MockClock) -> None:
@@ -177,7 +177,7 @@ async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: tri
             liar.member.publish(offers.KIND, offers._body(1, [(0, 1000 + 10 * n + i, 1, bytes([n, i]) * 6) for i in range(8)]))
             liar.member.publish(offers.KIND, offers._body(1, [(0, 2000 + 10 * n + i, 1, name) for i, name in enumerate(names)]))
             await settled(6)
-            b.gatherer.next_round()
+            b.gatherer.next_round(b.gatherer.round + 1)
             await settled(6)
     assert b.member.score(a.id) == 0
     assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(rollout in shared for rollout in b.rollouts())

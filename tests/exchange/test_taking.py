@@ -49,7 +49,7 @@ def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list
 
 def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
     """What a node fetches: by the daemon's choice, which is told what the trainer knows."""
-    choice = OfferChoice[Offered](known.settings.take, WANTED, author)
+    choice = OfferChoice[Offered](known.settings.take, WANTED, lambda item: author(item.author))
     choice.begin(known.lead)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
     board.add([Offered(s.author, s.ref, ref.n.to_bytes(12, "big"), 100, None) for ref, s in there.items()])

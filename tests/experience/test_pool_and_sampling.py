@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from p2p.types import PeerId
 from swarmd.experience.advantages import within_group
 from swarmd.experience.batch import SharingSampler
-from swarmd.experience.pool import USED, Pool, PoolLimits
+from swarmd.experience.pool import USED, Pool, PoolLimits, too_old
 from swarmd.experience.sampling import shuffled
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -25,7 +25,7 @@ def test_a_rollout_may_be_trained_on_until_it_is_older_than_max_age() -> None:
     for now, there in ((5, 1), (6, 1), (7, 1), (8, 0)):
         pool.forget(now)
         assert len(pool) == there
-        assert pool.too_old(5, now) is not bool(there)
+        assert too_old(5, now, 2) is not bool(there)
 
 
 def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:

@@ -12,7 +12,7 @@ import trio.testing
 
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.types import PeerId, Verdict
+from p2p.types import ReceivedBody, Verdict
 from swarmd import link
 from swarmd.cli.view_plain import JsonView, PlainView
 from swarmd.config.config import NodeConfig
@@ -31,12 +31,12 @@ class Played:
     def __init__(self, folder: Path, **sections: Any) -> None:
         view = JsonView(io.StringIO(), PlainView(io.StringIO()))
         self.daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}, **sections}), folder, view)
-        self.received: list[link.Received] = []
+        self.received: list[ReceivedBody] = []
         self.daemon.child.tell = self._told  # type: ignore[method-assign]
         self._numbers = itertools.count(1)
 
     def _told(self, message: link.ToTrainer) -> None:
-        if isinstance(message, link.Received):
+        if isinstance(message, ReceivedBody):
             self.received.append(message)
 
     @property
@@ -46,7 +46,7 @@ class Played:
 
     @property
     def refs(self) -> list[TaskRef]:
-        sets = [wire.decode(message.body, PeerId(message.author)) for message in self.received]
+        sets = [wire.decode(message.body, message.author) for message in self.received]
         return [rollout.ref for each in sets if isinstance(each, wire.RolloutSet) for rollout in each.rollouts]
 
     def gossip(self, kind: str, body: bytes) -> None:
@@ -90,7 +90,7 @@ def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
     played.gossip(wire.KIND, b"while there is none")
     played.trainer_says(link.TrainerReady({}, 3, []))
     played.gossip(wire.KIND, b"in round 4 again")
-    assert played.heard == [0, 8, 9, 0, 4]
+    assert played.heard == [0, 8, 9, 9, 4]
 
 
 def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: Path) -> None:

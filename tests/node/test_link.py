@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from p2p.types import PeerId, Reason
+from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
 from swarmd.testing import PATIENCE, wait_until
 from swarmd.trainer.trainer_link import TrainerLink
@@ -55,10 +55,10 @@ def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) ->
 
 def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends) -> None:
     daemon, trainer, *_ = ends
-    say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", bytes([n]), heard=n) for n in range(3)))
+    say(daemon, trainer, *(ReceivedBody(PeerId("p"), "9.9", "rollouts", bytes([n]), heard=n) for n in range(3)))
     received = trainer.received()
-    assert [(e.sequence, e.body, e.heard) for e in received] == [(0, b"\0", 0), (1, b"\1", 1), (2, b"\2", 2)]
-    assert {(e.author, e.sent_at, e.kind) for e in received} == {("p", 1.5, "rollouts")}
+    assert [(e.body, e.heard) for e in received] == [(b"\0", 0), (b"\1", 1), (b"\2", 2)]
+    assert {(e.author, e.group, e.kind) for e in received} == {("p", "9.9", "rollouts")}
     assert not trainer.received()
 
 
@@ -165,18 +165,18 @@ def test_no_word_is_ever_dropped_and_of_frames_the_oldest() -> None:
     queue = link.MessageQueue(frames=2)
     for n in range(50):
         queue.put(link.TrainerState("training", str(n)))
-        queue.put(link.Received("p", n, 0.0, "rollouts", b"") if n % 2 else link.Publish("k", bytes([n])))
+        queue.put(ReceivedBody(PeerId("p"), "", "rollouts", b"") if n % 2 else link.Publish("k", bytes([n])))
     taken = [queue.take() for _ in range(len(queue))]
     assert taken[:50] == [link.TrainerState("training", str(n)) for n in range(50)]
-    assert taken[50:] == [link.Publish("k", bytes([48])), link.Received("p", 49, 0.0, "rollouts", b"")]
+    assert taken[50:] == [link.Publish("k", bytes([48])), ReceivedBody(PeerId("p"), "", "rollouts", b"")]
     assert queue.dropped == 48 and queue.take() is None
 
 
 def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     flood = range(link.FRAMES_WAITING + 10)
-    say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", b"") for n in flood))
-    assert [e.sequence for e in trainer.received()] == list(flood)[10:]
+    say(daemon, trainer, *(ReceivedBody(PeerId("p"), "", "rollouts", b"", n) for n in flood))
+    assert [e.heard for e in trainer.received()] == list(flood)[10:]
 
 
 def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
@@ -221,7 +221,7 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
-    sent: list[link.ToTrainer] = [START, link.Pause(), link.Received("p", 1, 2.0, "rollouts", b"x" * 99), link.Stop()]
+    sent: list[link.ToTrainer] = [START, link.Pause(), ReceivedBody(PeerId("p"), "", "rollouts", b"x" * 99), link.Stop()]
     stream = b"".join(map(link.pack, sent))
     unpacker = link.from_daemon()
     assert [m for i in range(0, len(stream), step) for m in unpacker.feed(stream[i : i + step])] == sent

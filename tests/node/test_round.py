@@ -10,7 +10,7 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.member import Member
-from p2p.types import Envelope, PeerId, Reason
+from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -234,7 +234,7 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
         right = right_answer(task)
         rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
         body = wire.encode([rollout], 1, "m")
-        member.queue.put(Envelope(other.identity.peer_id, t, 0.0, wire.KIND, body, heard=heard))
+        member.queue.put(ReceivedBody(other.identity.peer_id, "", wire.KIND, body, heard))
         report = run_round(t, node)
         ages.append((report.external, report.staleness_max, report.off_policy_max))
     assert ages == [(1, 2, 0), (0, 0, 0), (1, 0, 0)], "as old as max_age; older, and not even scored; of a round a lost trainer had reached"

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 from p2p.identity import Identity
+from p2p.types import PeerId, ReceivedBody
 from swarmd import link
 from swarmd.state.metrics import read_metrics
 from tests.node.test_saving import published, trainer_in
@@ -30,7 +31,7 @@ def test_it_waits_says_so_trains_on_what_comes_and_stops_at_once(tmp_path: Path)
         thread.start()
         waiting = next(m for m in until(daemon, unpacker, link.TrainerState) if isinstance(m, link.TrainerState) and m.state == "waiting")
         assert "round.local is 0" in waiting.cause and "swarmd peers" in waiting.remedy
-        daemon.sendall(link.pack(link.Received(OTHER, 1, 0.0, "rollouts", bodies[0])))
+        daemon.sendall(link.pack(ReceivedBody(PeerId(OTHER), "", "rollouts", bodies[0])))
         heard = until(daemon, unpacker, link.TrainerState)
         (done,) = [m.line for m in heard if isinstance(m, link.RoundDone)]
         assert done["round"] == 1 and done["external"] > 0

@@ -163,7 +163,7 @@ TOPIC = Topic("main", "0123456789abcdef")
 ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
-async def test_a_member_says_of_each_envelope_whose_it_is_and_remembers_over_restarts(
+async def test_a_member_says_of_each_body_whose_it_is_and_remembers_over_restarts(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     life = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/9.9.9.9/tcp/1/p2p/x/p2p-circuit"})
@@ -171,7 +171,7 @@ async def test_a_member_says_of_each_envelope_whose_it_is_and_remembers_over_res
     (first,) = life.member.received()
     assert first.group == "11.0"
     assert life.hear(ALICE, 2) is Verdict.ACCEPT and life.hear(BOB, 1, via=A) is Verdict.ACCEPT
-    assert [(e.author, e.via, e.group) for e in life.member.received()] == [(A, None, "11.0"), (B, A, "")]
+    assert [(e.author, e.group) for e in life.member.received()] == [(A, "11.0"), (B, "")]
     for _ in range(5):
         life.member.report(B, Reason.NOT_ASKED_FOR)
     assert life.told == [(B, BAN)]
