@@ -76,15 +76,17 @@ class Offered:
     round: int = 0  # the trainer's round in which the offer came; set by the board
 
 
-def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+def encode(
+    rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str], encoded: Sequence[bytes] | None = None
+) -> tuple[list[bytes], list[bytes]]:
     """The offers, of at most MAX_OFFER bytes each, and the blobs that they name. A rollout over the limits of a blob is left out.
 
-    Raises ValueError on a specialty that is not in the list.
+    encoded: the rollouts by `wire.encode_rollout`, where they are at hand. Raises ValueError on a specialty that is not in the list.
     """
     blobs: list[bytes] = []
     items: list[_Item] = []
-    for rollout in rollouts:
-        content = _encoder.encode(_Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model)))
+    for rollout, alone in zip(rollouts, encoded or map(wire.encode_rollout, rollouts), strict=True):
+        content = _encoder.encode(_Blob(public_key_of(rollout.author), wire.join([alone], round_number, model)))
         try:
             blob = pack(content)
         except ValueError:

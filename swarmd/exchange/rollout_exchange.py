@@ -32,13 +32,13 @@ class RolloutExchange:
         """Gossip a small set whole; offer the rollouts of a larger one, for others to fetch."""
         if not rollouts:
             return
-        if sum(len(completion.text) for rollout in rollouts for completion in rollout.completions) <= self._whole:
-            whole = wire.encode(rollouts, round_number, self.model)
-            if len(whole) <= self._whole:
-                self.transport.publish(wire.tagged(wire.KIND, self._modality), whole)
-                self.shared += len(rollouts)
-                return
-        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties)
+        encoded = [wire.encode_rollout(rollout) for rollout in rollouts]
+        whole = wire.join(encoded, round_number, self.model)
+        if len(whole) <= self._whole:
+            self.transport.publish(wire.tagged(wire.KIND, self._modality), whole)
+            self.shared += len(rollouts)
+            return
+        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties, encoded)
         if len(blobs) < len(rollouts):
             log.warning("%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens or round.completions",
                         len(rollouts) - len(blobs), MAX_CONTENT, MAX_BLOB)  # fmt: skip

@@ -69,9 +69,19 @@ def modality_of(kind: str) -> str | None:
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
-    """One body. Receivers refuse more than MAX_ROLLOUTS."""
-    items = (_Rollout(r.ref.specialty, r.ref.n, tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in r.completions)) for r in rollouts)
-    return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME], tuple(items)))
+    """Return one body. Receivers refuse more than MAX_ROLLOUTS."""
+    return join([encode_rollout(rollout) for rollout in rollouts], round_number, model)
+
+
+def encode_rollout(rollout: Rollout) -> bytes:
+    """Return a rollout as it stands in a body."""
+    completions = tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in rollout.completions)
+    return _encoder.encode(_Rollout(rollout.ref.specialty, rollout.ref.n, completions))
+
+
+def join(encoded: Sequence[bytes], round_number: int, model: str) -> bytes:
+    """Return the body of these encoded rollouts."""
+    return _encoder.encode((VERSION, round_number, model[:MAX_NAME], [msgspec.Raw(rollout) for rollout in encoded]))
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
