@@ -15,7 +15,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.errors import NotTogether
 from judge.server import listening_socket
-from judge.store.database import HEAD, database_url, look, refuse_to_share, shown
+from judge.store.database import database_url, look, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator
 from judge.verified.hub import Hub
 from p2p.errors import NoKeyFile, OperatorError
@@ -56,9 +56,7 @@ def _database(settings: JudgeSettings) -> CheckFinding:
     lessons = find_curriculum(settings.curriculum)
     if held is not None and held != f"{lessons.name} {lessons.digest}":
         return CheckFinding("database", f"{name} holds answers to {held}; give its --curriculum, or another --database", well=False)
-    if version in (None, HEAD):
-        return CheckFinding("database", f"{name}, schema {HEAD}" if version else f"{name}, empty: it is filled at the first start")
-    return CheckFinding("database", f"{name}, schema {version}: the next start moves it to {HEAD}, so run `swarmd-judge backup` first")
+    return CheckFinding("database", f"{name}, schema {version}" if version else f"{name}, empty: it is filled at the first start")
 
 
 def _key(settings: JudgeSettings) -> CheckFinding:

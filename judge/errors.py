@@ -58,7 +58,7 @@ NO_SUCH_QUESTION = Refusal(404, "no such question is open", "Ask for a new one; 
 NO_SUCH_ANSWER = Refusal(
     404,
     "no answer to a question of this id is kept",
-    "A peer's page names its evaluations. Of those from before windows the judge gives no receipt.",
+    "A peer's page names its evaluations.",
 )
 RECEIPT_HIDDEN = Refusal(
     403, "the operator hides what this peer calls itself, and a receipt has its name", "The peer has got its receipts itself."

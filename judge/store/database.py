@@ -1,7 +1,7 @@
 """Opens the judge's database: a SQLite file, or PostgreSQL by its address. One judge at a time uses it, or several that share it.
 
-What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. A database
-that an older judge made is moved by Alembic when it is opened.
+What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. Alembic
+makes the schema when a new database is opened.
 """
 
 import contextlib
@@ -15,9 +15,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 
-HEAD = "0010"  # the newest migration
-OLDER = frozenset(f"{number:04}" for number in range(1, int(HEAD)))  # those that are moved
-BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
+HEAD = "0001"  # the newest migration
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)  # what a step on the database may raise; the last: when it begins
 _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held by a judge while it runs,
 _WRITING = _LOCK + 1  # and by one of several judges for a transaction
@@ -57,7 +55,8 @@ class Database:
     """An open database of the newest schema. Use it from one thread at a time."""
 
     def __init__(self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False) -> None:
-        """`alone`: keep other judges out and move an older schema. Otherwise it is only read, or, with `writes`, written beside a judge.
+        """`alone`: keep other judges out and make the schema of a new database. Otherwise it is only read, or, with `writes`,
+        written beside a judge.
         `shared`: other judges that say so may use it too, on PostgreSQL alone; one at a time is in a transaction.
         Raises DatabaseInUse, DatabaseUnusable."""
         url = database_url(database)
@@ -69,7 +68,7 @@ class Database:
         try:
             self.engine = _engine(url, alone, shared, writes or alone)
             with self.engine.begin() as connection:
-                _migrate(connection, self.name, may_move=alone)
+                _migrate(connection, self.name, may_make=alone)
         except ModuleNotFoundError:  # psycopg
             self.close()
             raise DatabaseUnusable(
@@ -188,13 +187,13 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     return engine
 
 
-def _migrate(connection: Connection, name: str, may_move: bool) -> None:
+def _migrate(connection: Connection, name: str, may_make: bool) -> None:
     """Bring the schema to HEAD. Raises DatabaseUnusable where another version of the judge wrote it."""
     version = _known(connection, name)
     if version == HEAD:
         return
-    if not may_move:
-        raise DatabaseUnusable(f"{name} is no database of this version of the judge; `swarmd-judge serve` moves an older one")
+    if not may_make:
+        raise DatabaseUnusable(f"{name} is no database of a judge yet; `swarmd-judge serve` makes it one")
     if connection.dialect.name == "postgresql":  # this may take as long as it takes
         connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
     from alembic import command  # takes a while, and is rarely needed
@@ -203,14 +202,12 @@ def _migrate(connection: Connection, name: str, may_move: bool) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
-    if version is not None and not inspect(connection).has_table("alembic_version"):
-        command.stamp(config, version)
     command.upgrade(config, "head")
 
 
 def _known(connection: Connection, name: str) -> str | None:
     version = _version(connection)
-    if version is not None and version != HEAD and version not in OLDER:
+    if version not in (None, HEAD):
         raise DatabaseUnusable(
             f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
             "run that version, or give another one with --database"
@@ -220,9 +217,6 @@ def _known(connection: Connection, name: str) -> str | None:
 
 def _version(connection: Connection) -> str | None:
     """The schema's version; None: there is none yet."""
-    if inspect(connection).has_table("alembic_version"):
-        return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-    if connection.dialect.name != "sqlite":
+    if not inspect(connection).has_table("alembic_version"):
         return None
-    number = connection.exec_driver_sql("PRAGMA user_version").scalar()
-    return BEFORE_ALEMBIC.get(number, f"{number}") if number else None
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()

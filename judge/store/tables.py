@@ -1,4 +1,4 @@
-"""The tables of the judge's database. The same on SQLite and PostgreSQL; judge/store/migrations makes them and moves older ones.
+"""The tables of the judge's database. The same on SQLite and PostgreSQL; judge/store/migrations makes them.
 
 What counts has a number: graded answers, and questions that lapsed. `low`: the lower end of the score's interval.
 """

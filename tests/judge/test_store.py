@@ -1,7 +1,6 @@
 """The ledger: what it keeps, what it refuses, and that it cannot be counted twice."""
 
 import json
-import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import judge
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.figures.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
-from judge.store.database import HEAD, OLDER, Database
+from judge.store.database import HEAD, Database
 from judge.store.reader import Reader
 from judge.store.store import Grade, NotOpen, PeerStanding, Store
 from judge.types import Attributes, OpenQuestion, Requester
@@ -156,56 +152,6 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
         assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"  # steady left sixty out
 
 
-def as_before_alembic(path: Path, version: int) -> None:
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript(
-            "DROP INDEX evaluations_asked; DROP TABLE progress; DROP TABLE arm_bins; DROP TABLE arm_values; DROP TABLE windows"
-        )
-        for table in ("peers", "evaluations"):
-            for name in ("name", "sharing", "strategy", "version", "hardware", "local", "external", "window_number"):
-                database.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        for name in ("window_asked", "nickname", "round", "round_at", "pace"):
-            database.execute(f"ALTER TABLE peers DROP COLUMN {name}")
-        for name in ("answers", "correct", "further", "place", "answered_at"):
-            database.execute(f"ALTER TABLE evaluations DROP COLUMN {name}")
-        for name in ("recent_right", "recent_n"):
-            database.execute(f"ALTER TABLE peers DROP COLUMN {name}")
-        if version == 1:
-            database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
-        database.executescript("DROP TABLE verifications; DROP TABLE moderation")
-        database.executescript(f"DROP TABLE alembic_version; PRAGMA user_version={version}")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_database_of_before_alembic_is_moved(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "judge.sqlite3"
-    with closing(opened(path)) as store:
-        for number in range(1, 31):
-            evaluate(store, number, float(number % 2), BOB if number > 15 else ALICE)
-        before = Reader(store.database).board(BoardView())
-    as_before_alembic(path, version)
-    with closing(opened(path)) as store:
-        after = Reader(store.database).board(BoardView())
-        assert [s.record.peer for s in after.standings] == [s.record.peer for s in before.standings] == [ALICE, BOB]
-        assert the(Reader(store.database).record(ALICE)).score == before.standings[0].record.score  # what lapsed then counts as nothing
-        evaluate(store, 31, 1.0, BOB)
-        assert the(Reader(store.database).record(BOB)).score.answers == 16
-        assert the(Reader(store.database).record(BOB)).curve[-1] == (18 if version == 1 else 16, 8.0)
-
-
-@pytest.mark.parametrize("revision", sorted(OLDER))
-def test_a_database_of_each_older_version_is_moved(tmp_path: Path, revision: str) -> None:
-    config, engine = Config(), create_engine(f"sqlite:///{tmp_path / 'judge.sqlite3'}")
-    config.set_main_option("script_location", str(Path(judge.__file__).parent / "store" / "migrations"))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-    engine.dispose()
-    with closing(opened(tmp_path / "judge.sqlite3")) as store:
-        evaluate(store, 1, 1.0)
-        assert the(Reader(store.database).record(ALICE)).answered == 1
-
-
 def test_the_newest_migration_is_the_one_that_the_judge_knows() -> None:
     assert ScriptDirectory(str(Path(judge.__file__).parent / "store" / "migrations")).get_heads() == [HEAD]
 
@@ -261,13 +207,6 @@ def test_another_version_is_refused(database: str) -> None:
         db.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(DatabaseUnusable, match="another version"):
         opened(database)
-
-
-def test_a_version_of_before_alembic_that_never_was(tmp_path: Path) -> None:
-    opened(tmp_path / "judge").close()
-    as_before_alembic(tmp_path / "judge", 4)
-    with pytest.raises(DatabaseUnusable, match="another version"):
-        opened(tmp_path / "judge")
 
 
 def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> None:
