@@ -67,7 +67,7 @@ def send(url: str, number: int, upload: HostileUpload) -> tuple[int, Any]:
     peer = SigningPeer(number, url)
     body = upload.body
     said = {"model": "tiny", "curriculum": TINY_9.digest, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()} | upload.said
-    target = "/v2/verified?" + urlencode(said)
+    target = "/v1/verified?" + urlencode(said)
     headers = {**peer.headers("POST", target, b""), **upload.headers, "x-forwarded-for": f"198.{18 + number % 2}.{number // 2}.7"}
     message = f"POST\n{url}\n{target}\n{peer.sequence}\n{said['sha256']}"
     headers["swarmd-signature"] = peer.identity.sign(b"swarmd judge request v1", message.encode()).hex()
@@ -130,7 +130,7 @@ def left_behind(folder: Path) -> tuple[int, int]:
 def evaluated(url: str, weights: bytes) -> Any:
     status, queued = send(url, 500, HostileUpload("good", weights))
     assert status == 202, queued
-    while (found := httpx2.get(f"{url}/v2/verified/{queued['verification']}").json())["state"] in ("queued", "running"):
+    while (found := httpx2.get(f"{url}/v1/verified/{queued['verification']}").json())["state"] in ("queued", "running"):
         time.sleep(0.2)
     return found
 

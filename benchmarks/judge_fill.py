@@ -38,7 +38,7 @@ from swarmd.tasks.curriculum import TINY_9
 MODELS = ("tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "qwen2.5-0.5b", "qwen2.5-0.5b", "qwen3-0.6b")
 EPOCH = time.time() - 35 * 86_400  # some peers are seen today
 AT_A_TIME = 50_000  # rows
-SINGLE = ("/swarm", "/join", "/about", "/docs", "/metrics", "/healthz", "/openapi.json", "/v2/judge", "/v2/windows")
+SINGLE = ("/swarm", "/join", "/about", "/docs", "/metrics", "/healthz", "/openapi.json", "/v1/judge", "/v1/windows")
 WORDS = ("otter", "node 4", "12D3KooWA", "tin", "q")
 ORDERS = ("score", "seen", "reward", "new", "questions")
 
@@ -164,7 +164,7 @@ def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
         "/v1/peers/": lambda i: f"/v1/peers/{nodes[i % 200]}",
         "/evaluations/": lambda i: f"/evaluations/{shown[i % len(shown)]}",
         "/compare": lambda i: f"/compare?model={models[i % 4]}",
-        "/v2/comparison": lambda i: f"/v2/comparison?model={models[i % 4]}",
+        "/v1/comparison": lambda i: f"/v1/comparison?model={models[i % 4]}",
         **{path: partial(str.format, path) for path in SINGLE},
     }
 

@@ -82,7 +82,7 @@ class Caller:
 
 async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float, round_number: int) -> None:
     ask = {"round": round_number, "curriculum": TINY_9.digest, "asker": {"model": "tiny", "sharing": "swarm"}}
-    status, asked = await caller.post(peer, "/v2/evaluations", ask)
+    status, asked = await caller.post(peer, "/v1/evaluations", ask)
     load.seconds.append(time.monotonic() - due)
     if status != 201:
         load.errors[f"{status} {asked['error']}"] += 1
@@ -90,7 +90,7 @@ async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float, ro
     begun = time.monotonic()
     given = {"answers": [{"text": "<answer>0</answer>", "ended": True}]}
     evaluation = asked["evaluations"][0]["evaluation"]
-    status, grade = await caller.post(peer, f"/v2/evaluations/{evaluation}/answers", given)
+    status, grade = await caller.post(peer, f"/v1/evaluations/{evaluation}/answers", given)
     load.seconds.append(time.monotonic() - begun)
     if status != 200:
         load.errors[f"{status} {grade['error']}"] += 1

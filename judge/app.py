@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
 from judge.api.reading import add_reading_routes, host_of, service_of
-from judge.api.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
-from judge.api.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
+from judge.api.replies import GradeReply, QuestionsReply, RefusalReply
+from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.api.responses import OPEN
 from judge.api.signing import verify_request
 from judge.api.verified import add_verified_routes
@@ -29,13 +29,12 @@ from p2p.rate_limit import TokenBuckets
 from swarmd.tasks.scoring import Completion
 
 B = TypeVar("B", bound=Body)
-LATER = ("number", "low", "high")  # fields of a grade that version 1 does not have
 
 
 def create_app(service: JudgeService) -> FastAPI:
     """The HTTP app of an open service."""
     refused: dict[int | str, dict[str, Any]] = {of: {"model": RefusalReply, "description": "Refused"} for of in ("4XX", "5XX")}
-    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="2", responses=refused)
+    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=refused)
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
     app.state.boards = TokenBuckets[str](config.BOARDS_A_SECOND, config.BOARDS_BURST, config.REMEMBERED_PEERS)
@@ -50,25 +49,8 @@ def create_app(service: JudgeService) -> FastAPI:
 
 
 def _add_evaluation_routes(app: FastAPI) -> None:
-    @app.post("/v1/evaluations", status_code=201, openapi_extra=described(AskBody), responses={201: {"model": QuestionReply}})
+    @app.post("/v1/evaluations", status_code=201, openapi_extra=described(QuestionsBody), responses={201: {"model": QuestionsReply}})
     async def ask(request: Request) -> Response:
-        """Ask for one question (version 1 of the protocol)."""
-        signed, body = await _signed(request, config.MAX_ASK_BYTES)
-        wish = _parse(AskBody, body).wish
-        handed = (await service_of(request).ask(signed, host_of(request), wish))[0]
-        return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
-
-    @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody), responses={200: {"model": GradeReply}})
-    async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
-        """Answer it, and get its grade (version 1 of the protocol)."""
-        signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
-        _pay(request, len(body))
-        given = _parse(AnswerBody, body)
-        graded = await service_of(request).answer(signed, id, [Completion(given.text, given.ended)])
-        return JSONResponse({name: value for name, value in _fields(graded.grade).items() if name not in LATER})
-
-    @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody), responses={201: {"model": QuestionsReply}})
-    async def ask_for_several(request: Request) -> Response:
         """Ask for questions, and say what you are. Open ones come again."""
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(QuestionsBody, body).wish
@@ -83,8 +65,8 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         ]  # fmt: skip
         return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
 
-    @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody), responses={200: {"model": ReceiptReply}})
-    async def answer_several(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+    @app.post("/v1/evaluations/{id}/answers", openapi_extra=described(AnswersBody), responses={200: {"model": GradeReply}})
+    async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         """Answer a question, and get its grade with a signed receipt. The first answer counts for the score."""
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
         _pay(request, len(body))
@@ -138,7 +120,7 @@ class _AnswersWhenStopped:
 
 def _in_a_browser(request: Request) -> bool:
     """Somebody looks for a page."""
-    asked = request.method in ("GET", "HEAD") and not request.url.path.startswith(("/v1/", "/v2/"))
+    asked = request.method in ("GET", "HEAD") and not request.url.path.startswith("/v1/")
     return asked and "text/html" in request.headers.get("accept", "")
 
 

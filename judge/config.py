@@ -20,8 +20,7 @@ from judge.errors import JudgeError
 from swarmd.terminal import printable
 
 MAX_ASK_BYTES = 4 * 1024
-MAX_ANSWER_BYTES = 128 * 1024  # an answer of MAX_ANSWER_CHARACTERS, every one of them escaped
-MAX_ANSWERS_BYTES = 512 * 1024  # several answers to a question together
+MAX_ANSWERS_BYTES = 512 * 1024  # all answers to a question; one of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB
 MAX_ANSWERS = 16  # to a question
 MAX_QUESTIONS = 8  # asked for at once
 MAX_ANSWER_CHARACTERS = 16_384

@@ -71,13 +71,13 @@ def add_reading_routes(app: FastAPI) -> None:
     async def openapi(_request: Request) -> Response:
         return JSONResponse(app.openapi())
 
-    @readable(app, "/v2/judge", reply=JudgeReply)
+    @readable(app, "/v1/judge", reply=JudgeReply)
     async def judge(request: Request) -> Response:
         """Who this judge is: the key of its receipts, what it asks, and how much may be asked for at once."""
         service = service_of(request)
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
-        return JSONResponse({"schema": SCHEMA, "judge": service.key, "protocols": [1, 2], "curriculum": lessons, **limits})
+        return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": lessons, **limits})
 
     @readable(app, "/v1/leaderboard", reply=LeaderboardReply)
     async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
@@ -95,7 +95,7 @@ def add_reading_routes(app: FastAPI) -> None:
             }
         )  # fmt: skip
 
-    @readable(app, "/v2/comparison", reply=ComparisonReply)
+    @readable(app, "/v1/comparison", reply=ComparisonReply)
     async def comparison(request: Request, model: ModelName = None) -> Response:
         """Nodes of one model that share beside those that do not, over normalised rounds, with tests."""
         return JSONResponse(await service_of(request).comparison(model))
@@ -109,7 +109,7 @@ def add_reading_routes(app: FastAPI) -> None:
         history, more = await service_of(request).history(peer, before or NEWEST, limit)
         return JSONResponse({"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more})
 
-    @readable(app, "/v2/windows", reply=WindowsReply)
+    @readable(app, "/v1/windows", reply=WindowsReply)
     async def windows(request: Request, before: Before = None) -> Response:
         """The sets of questions that the judge has committed to, the newest first. Anyone can check that no question was chosen."""
         service = service_of(request)
@@ -118,7 +118,7 @@ def add_reading_routes(app: FastAPI) -> None:
         told = {"windows": [window.told() for window in found], "more_before": more}
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
 
-    @readable(app, "/v2/evaluations/{id}", reply=EvaluationReply)
+    @readable(app, "/v1/evaluations/{id}", reply=EvaluationReply)
     async def evaluation(request: Request, id: PathName) -> Response:
         """One answered question: the signed receipt, the answers, and the window it is of."""
         service = service_of(request)

@@ -32,9 +32,6 @@ class QuestionReply(BaseModel):
     evaluation: Id
     question: Annotated[str, Field(examples=["Calculate 7 - 3 * 2."])]
     seconds: Annotated[float, Field(description="left to answer", examples=[120.0])]
-
-
-class CommittedQuestion(QuestionReply):
     answers: Annotated[int, Field(description="wanted", examples=[1])]
     window: Annotated[int, Field(examples=[12])]
     commitment: Annotated[str, Field(examples=["9b1d…"])]
@@ -42,7 +39,7 @@ class CommittedQuestion(QuestionReply):
 
 class QuestionsReply(BaseModel):
     judge: PeerName
-    evaluations: list[CommittedQuestion]
+    evaluations: list[QuestionReply]
 
 
 class GradeReply(BaseModel):
@@ -54,9 +51,6 @@ class GradeReply(BaseModel):
     total: Annotated[float, Field(description="right answers since the beginning", examples=[71.0])]
     score: Share
     n: Questions
-
-
-class ReceiptReply(GradeReply):
     number: Annotated[int, Field(examples=[213])]
     low: Low
     high: High
@@ -85,7 +79,6 @@ class CurriculumReply(BaseModel):
 class JudgeReply(BaseModel):
     schema_: Schema = Field(alias="schema")
     judge: PeerName
-    protocols: Annotated[list[int], Field(examples=[[1, 2]])]
     curriculum: CurriculumReply
     questions: Annotated[int, Field(description="that may be asked for at once", examples=[8])]
     answers: Annotated[int, Field(description="to each of them", examples=[16])]

@@ -1,4 +1,4 @@
-"""The bodies of requests, of both versions of the protocol. docs/judge-protocol.md describes them, and the judge's /openapi.json."""
+"""The bodies of requests. docs/judge-protocol.md describes them, and the judge's /openapi.json."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,18 +20,6 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class AskBody(Body):
-    """Protocol 1."""
-
-    round: Round
-    model: Model
-    curriculum: Digest
-
-    @property
-    def wish(self) -> QuestionRequest:
-        return QuestionRequest(Attributes(self.round, self.model), self.curriculum)
-
-
 class AnswerBody(Body):
     text: Annotated[str, Field(examples=["<answer>1</answer>"], max_length=config.MAX_ANSWER_CHARACTERS)]
     ended: bool
@@ -51,7 +39,7 @@ class Asker(Body):
 
 
 class QuestionsBody(Body):
-    """Protocol 2."""
+    """What a peer asks for."""
 
     round: Round
     curriculum: Digest

@@ -53,10 +53,10 @@ class RevisionQuery(WeightsQuery):
 def add_verified_routes(app: FastAPI) -> None:
     body = {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
     post = partial(app.post, status_code=202, responses={202: {"model": QueuedReply}})
-    post("/v2/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
-    post("/v2/verified/hub", openapi_extra=signing_headers())(name)
-    readable(app, "/v2/verified", reply=VerifiableReply)(models)
-    readable(app, "/v2/verified/{id}", reply=VerificationReply)(verification)
+    post("/v1/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
+    post("/v1/verified/hub", openapi_extra=signing_headers())(name)
+    readable(app, "/v1/verified", reply=VerifiableReply)(models)
+    readable(app, "/v1/verified/{id}", reply=VerificationReply)(verification)
 
 
 async def models(request: Request) -> Response:

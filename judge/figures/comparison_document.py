@@ -1,4 +1,4 @@
-"""GET /v2/comparison: swarm against solo of one model, as a chart needs it. Pure; docs/judge-protocol.md describes the fields."""
+"""GET /v1/comparison: swarm against solo of one model, as a chart needs it. Pure; docs/judge-protocol.md describes the fields."""
 
 from collections.abc import Sequence
 from math import isfinite

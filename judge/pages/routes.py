@@ -28,7 +28,7 @@ ANSWERS = 20  # of a node's page
 CSV_ROWS = 500
 BADGE_SECONDS = "public, max-age=300"
 YEAR = "public, max-age=31536000, immutable"  # an address with another content is another address
-ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /v2/\nDisallow: /*?\n"
+ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
 SORTS = {"rank": "Rank", "score": "Score", "questions": "Questions", "reward": "Right answers", "seen": "Last seen", "new": "Newest"}
 COLUMNS = (
     ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"),

@@ -188,7 +188,7 @@ class VerifiedTier:
             raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
         model = self._model(said.model)
         if said.lora_rank is not None and said.base not in (None, model.fingerprint):
-            raise Refused(Refusal(409, "the adapter is of another base model", "Use the judge's: GET /v2/verified names its base."))
+            raise Refused(Refusal(409, "the adapter is of another base model", "Use the judge's: GET /v1/verified names its base."))
 
     def _model(self, name: str) -> ModelTensors:
         if name not in self.models:

@@ -170,4 +170,4 @@ class WeightsCheck:
 
 _EXPORT_AGAIN: Final = "Name an adapter as `swarmd export --adapter` writes it, or merge it and name the whole model."
 _SAVE_AGAIN: Final = "Send weights.safetensors of a checkpoint as swarmd wrote it."
-_OTHER_MODEL: Final = "Name the model, and the rank of the adapter, that the weights are of; GET /v2/verified lists the judge's models."
+_OTHER_MODEL: Final = "Name the model, and the rank of the adapter, that the weights are of; GET /v1/verified lists the judge's models."

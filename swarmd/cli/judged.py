@@ -58,7 +58,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     from swarmd.tasks.scoring import Verifier
     from swarmd.tasks.source import open_tasks
 
-    evaluation, _ = read(url, f"/v2/evaluations/{quote(id, safe='')}", PublicEvaluation)
+    evaluation, _ = read(url, f"/v1/evaluations/{quote(id, safe='')}", PublicEvaluation)
     fields = said(evaluation)
     if fields is None:
         raise SwarmdError(f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked.")

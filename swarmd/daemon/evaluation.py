@@ -110,7 +110,7 @@ class Evaluation:
             self._on_failure(outcome)
             return
         self._last, self._silence = outcome, None
-        if self._receipts is not None and outcome.receipt is not None:
+        if self._receipts is not None:
             self._receipts.add(outcome.receipt)
         self._judged(outcome.score, outcome.n)
 

@@ -1,8 +1,7 @@
 """The judge's client, in the daemon (trio). A judge that is down, slow or lying costs a line in the status, never a round.
 
-The protocol in words: docs/judge-protocol.md. Version 2 is spoken where the judge knows it, else version 1. Nothing here raises for what a
-judge does: there is a Question, a grade, or a NotJudged with cause and remedy. What a judge sends is a stranger's: the size is capped
-before it is decoded, the types and values are checked after.
+The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question, a grade, or a NotJudged with
+cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded, the types and values are checked after.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import PureWindowsPath
@@ -31,7 +30,6 @@ log = logging.getLogger(__name__)
 
 DOMAIN = b"swarmd judge request v1"
 RECEIPT = b"swarmd judge receipt v1"
-NOT_FOUND = 404
 MAX_RESPONSE = 64 * 1024  # bytes; an honest one has less than 4 KiB
 MAX_QUESTION = 8_192  # characters; the longest of sapo-9 has about 1,000
 MAX_ANSWER = 16_384  # characters; a judge takes no more
@@ -51,8 +49,8 @@ class Question:
     id: str
     text: str
     expires: float  # by this client's clock
-    judge: str = ""  # the peer id that signs its receipts; "": protocol 1, which has none
-    commitment: str = ""  # to the questions of its window; "": the judge makes none
+    judge: str  # the peer id that signs its receipts
+    commitment: str  # to the questions of its window
 
     def expired(self, now: float) -> bool:
         return now > self.expires
@@ -65,8 +63,8 @@ class Graded:
     specialty: str
     score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
     n: int  # so many
-    receipt: Mapping[str, str] | None = None  # signed by the judge, and checked
-    interval: tuple[float, float] | None = None  # of the score, as the judge's board has it; None: protocol 1
+    receipt: Mapping[str, str]  # signed by the judge, and checked
+    interval: tuple[float, float]  # 95 %, of the score, as the judge's board has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +73,21 @@ class NotJudged:
 
     cause: str
     remedy: str
-    status: int = field(default=0, compare=False)  # HTTP's, of a refusal
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _AskedQuestion(msgspec.Struct, frozen=True):
     evaluation: _Id
     question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-    commitment: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    commitment: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class _AskedSeveral(msgspec.Struct, frozen=True):
+class _Asked(msgspec.Struct, frozen=True):
     judge: Annotated[str, msgspec.Meta(max_length=64)]
-    evaluations: Annotated[list[_Asked], msgspec.Meta(min_length=1, max_length=8)]
+    evaluations: Annotated[list[_AskedQuestion], msgspec.Meta(min_length=1, max_length=8)]
 
 
 class _Grade(msgspec.Struct, frozen=True):
@@ -101,18 +98,15 @@ class _Grade(msgspec.Struct, frozen=True):
     answered: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
     total: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    low: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    high: Annotated[float, msgspec.Meta(ge=0, le=1)]
     n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    receipt: Annotated[str, msgspec.Meta(max_length=8_192)]
+    signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
 
 
 class _Health(msgspec.Struct, frozen=True):
     curriculum: Annotated[str, msgspec.Meta(max_length=64)]  # digest
-
-
-class _GradeWithReceipt(_Grade, frozen=True):
-    receipt: Annotated[str, msgspec.Meta(max_length=8_192)]
-    signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
-    low: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    high: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class _Receipt(msgspec.Struct, frozen=True):
@@ -121,7 +115,7 @@ class _Receipt(msgspec.Struct, frozen=True):
     peer: str
     answers: list[str]
     rewards: list[float]
-    commitment: str = ""
+    commitment: str
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -204,14 +198,13 @@ class JudgeClient:
         self._tls = httpx2.create_ssl_context()
         self._resolve, self._said = resolve, said
         self.scorer = ""  # name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it out
-        self._speaks_2 = True  # until the judge says that it does not
 
     def now(self) -> float:
         return self._clock()
 
     @property
     def failures(self) -> int:
-        """In a row."""
+        """Return how many calls failed in a row."""
         return self._failures
 
     def wait(self) -> float:
@@ -226,21 +219,10 @@ class JudgeClient:
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
         name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
-        if self._speaks_2:
-            outcome = await self._ask_2(round_number, name)
-            if not (isinstance(outcome, NotJudged) and outcome.status == NOT_FOUND):
-                return outcome
-            self._speaks_2 = False
-        asked = await self._call("/v1/evaluations", {"round": round_number, "model": name, "curriculum": self._digest}, 201, _Asked)
+        wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
+        asked = await self._call("/v1/evaluations", wish, 201, _Asked)
         if isinstance(asked, NotJudged):
             return self._failed(asked)
-        return Question(asked.evaluation, asked.question, self._clock() + asked.seconds)
-
-    async def _ask_2(self, round_number: int, name: str) -> Question | NotJudged:
-        wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
-        asked = await self._call("/v2/evaluations", wish, 201, _AskedSeveral)
-        if isinstance(asked, NotJudged):
-            return asked if asked.status == NOT_FOUND else self._failed(asked)
         first = asked.evaluations[0]
         return Question(first.evaluation, first.question, self._clock() + first.seconds, asked.judge, first.commitment)
 
@@ -270,25 +252,18 @@ class JudgeClient:
             )
         text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]  # a lone surrogate has no UTF-8
         given = {"text": text, "ended": completion.ended}
-        if question.judge:
-            grade = await self._call(f"/v2/evaluations/{question.id}/answers", {"answers": [given]}, 200, _GradeWithReceipt)
-        else:
-            grade = await self._call(f"/v1/evaluations/{question.id}/answer", given, 200, _Grade)
+        grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):
             return self._failed(grade)
         if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
             return self._failed(self._lie("a grade that cannot be"))
-        receipt = None
-        if question.judge:
-            if not self._stands(grade, question, text):
-                return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
-            receipt = {"receipt": grade.receipt, "signature": grade.signature}
+        if not self._stands(grade, question, text):
+            return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
         self._failures = 0
-        known = isinstance(grade, _GradeWithReceipt) and grade.low is not None and grade.high is not None
-        interval = (grade.low, grade.high) if known else None
-        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n, receipt, interval)
+        receipt = {"receipt": grade.receipt, "signature": grade.signature}
+        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n, receipt, (grade.low, grade.high))
 
-    def _stands(self, grade: _GradeWithReceipt, question: Question, text: str) -> bool:
+    def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
         """Whether the receipt is of this answer of ours and its grade, and signed by the judge that asked."""
         try:
             receipt = msgspec.json.decode(grade.receipt, type=_Receipt)
@@ -382,7 +357,7 @@ class JudgeClient:
         self._sequence = max(self._sequence, refusal.sequence)  # another run of this node was ahead of our clock
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        return NotJudged(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator", status)
+        return NotJudged(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator")
 
 
 def _readable(text: str) -> str:

@@ -54,8 +54,8 @@ class UploadedWeights:
         said |= {name: value for name, value in (("lora_rank", self.lora_rank), ("base", self.base)) if value is not None}
         if self.revision:
             repo, _, commit = self.revision.partition("@")
-            return "/v2/verified/hub?" + urlencode(said | {"repo": repo, "commit": commit})
-        return "/v2/verified?" + urlencode(said | {"bytes": len(self.data), "sha256": self.digest})
+            return "/v1/verified/hub?" + urlencode(said | {"repo": repo, "commit": commit})
+        return "/v1/verified?" + urlencode(said | {"bytes": len(self.data), "sha256": self.digest})
 
 
 class _Queued(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ def outcome(url: str, verification: str) -> VerifiedOutcome:
 
     Raises BadJudgeUrl, Unreachable, and JudgeLied for a wrong receipt.
     """
-    found, _ = read(url, f"/v2/verified/{verification}", VerifiedOutcome)
+    found, _ = read(url, f"/v1/verified/{verification}", VerifiedOutcome)
     if found.verification != verification or (found.state == "done" and not _stands(found)):
         raise JudgeLied(f"the judge sent a receipt that is not of this result, or that it did not sign. {JudgeLied.__doc__}")
     return found

@@ -16,15 +16,14 @@ import pytest
 
 from swarmd.tasks.curriculum import TINY_9
 from tests.attacks.harness import Attack, show
-from tests.judge.peers import SigningPeer, encode
+from tests.judge.peers import SigningPeer, answering, encode
 from tests.judge.test_serving import serving
 
 ORIGIN = "http://judge.test"
 DEADLINE = 3600
-V1, V2 = "/v1/evaluations", "/v2/evaluations"
-ASK_1 = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
-ASK_2: dict[str, Any] = {"round": 1, "curriculum": TINY_9.digest, "asker": {"model": "tiny", "name": "x"}}
-GIVEN = {"text": "<answer>0</answer>", "ended": True}
+TARGET = "/v1/evaluations"
+ASK: dict[str, Any] = {"round": 1, "curriculum": TINY_9.digest, "asker": {"model": "tiny", "name": "x"}}
+GIVEN = answering("<answer>0</answer>")
 GARBAGE = [
     b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"\x00", b'{"text":', b"[" * 20_000, b'{"text":"\\ud800","ended":true}', b"{}" * 9,
     b'{"text":1,"ended":true}', b'{"text":"x"}', b'{"text":"x","ended":"true"}', b'{"text":"x","ended":true,"more":1}', b"NaN",
@@ -62,12 +61,12 @@ class Forger:
         self.honest, self.victim, self.other = (SigningPeer(number, ORIGIN) for number in (1, 2, 3))
         self.heard: list[Request] = []  # of what the honest peer sent
         self.answered: list[str] = []  # its evaluations
-        self.open = self.opened(self.victim, V2)
-        self.own = self.opened(self.other, V2)
+        self.open = self.opened(self.victim)
+        self.own = self.opened(self.other)
 
-    def opened(self, peer: SigningPeer, target: str) -> str:
+    def opened(self, peer: SigningPeer) -> str:
         """A question of this peer's that stays open. Its id."""
-        asked = self.send(self.signed(peer, target, ASK_2))
+        asked = self.send(self.signed(peer, TARGET, ASK))
         return str(asked.json()["evaluations"][0]["evaluation"])
 
     def send(self, request: Request) -> httpx2.Response:
@@ -78,64 +77,62 @@ class Forger:
         return Request("POST", target, peer.headers("POST", target, body), body)
 
     def evaluate_honestly(self) -> None:
-        asked = self.signed(self.honest, V1, ASK_1)
-        id = str(self.send(asked).json()["evaluation"])
-        given = self.signed(self.honest, f"{V1}/{id}/answer", GIVEN)
+        asked = self.signed(self.honest, TARGET, ASK)
+        id = str(self.send(asked).json()["evaluations"][0]["evaluation"])
+        given = self.signed(self.honest, f"{TARGET}/{id}/answers", GIVEN)
         assert self.send(given).status_code == 200
         self.heard += [asked, given]
         self.answered.append(id)
 
     def forged(self) -> Request:
-        request = self.signed(self.other, f"{V2}/{self.open}/answers", {"answers": [GIVEN]})
+        request = self.signed(self.other, f"{TARGET}/{self.open}/answers", GIVEN)
         return self.changed(request, "swarmd-peer", self.victim.identity.peer_id)
 
     def altered(self) -> Request:
         """A bit of what the victim signed is another."""
-        request = self.signed(self.victim, f"{V2}/{self.open}/answers", {"answers": [GIVEN]})
+        request = self.signed(self.victim, f"{TARGET}/{self.open}/answers", GIVEN)
         body = bytearray(request.body)
         body[self._rng.randrange(len(body))] ^= 1 << self._rng.randrange(8)
         return Request("POST", request.target, request.headers, bytes(body))
 
     def foreign(self) -> Request:
-        if self._rng.random() < 0.5:
-            return self.signed(self.other, f"{V1}/{self.open}/answer", GIVEN)
-        return self.signed(self.other, f"{V2}/{self.open}/answers", {"answers": [GIVEN]})
+        return self.signed(self.other, f"{TARGET}/{self.open}/answers", GIVEN)
 
     def copied(self) -> Request:
         """The honest peer's answer under another key, or to another question."""
         given = self._rng.choice(self.heard[1::2])
         if self._rng.random() < 0.5:
             return self.signed(self.other, given.target, given.body)
-        return Request("POST", f"{V1}/{self.open}/answer", given.headers, given.body)
+        return Request("POST", f"{TARGET}/{self.open}/answers", given.headers, given.body)
 
     def replayed(self) -> Request:
         return self._rng.choice(self.heard)
 
     def repeated(self) -> Request:
         """A second answer to a question that was answered, signed anew."""
-        return self.signed(self.honest, f"{V1}/{self._rng.choice(self.answered)}/answer", GIVEN)
+        return self.signed(self.honest, f"{TARGET}/{self._rng.choice(self.answered)}/answers", GIVEN)
 
     def stale(self) -> Request:
         """A sequence number of its own that was used up, or an older one. (What is malformed uses none up, so one is used up here.)"""
-        self.send(self.signed(self.other, V2, ASK_2))
-        target, body = f"{V2}/{self.own}/answers", encode({"answers": [GIVEN]})
+        self.send(self.signed(self.other, TARGET, ASK))
+        target, body = f"{TARGET}/{self.own}/answers", encode(GIVEN)
         sequence = self._rng.randrange(self.other.sequence + 1)
         return Request("POST", target, self.other.headers("POST", target, body, sequence), body)
 
     def misdirected(self) -> Request:
         """Signed for another judge, another path or another method."""
-        kind, target, body = self._rng.randrange(3), f"{V2}/{self.own}/answers", encode({"answers": [GIVEN]})
+        kind, target, body = self._rng.randrange(3), f"{TARGET}/{self.own}/answers", encode(GIVEN)
         if kind == 0:
             elsewhere = SigningPeer(3, "http://other.test")
             elsewhere.sequence = self.other.sequence = self.other.sequence + 1
             return Request("POST", target, elsewhere.headers("POST", target, body), body)
-        headers = self.other.headers("POST", V1 if kind == 1 else target, body)
+        headers = self.other.headers("POST", TARGET if kind == 1 else target, body)
         return Request("POST" if kind == 1 else self._rng.choice(("PUT", "PATCH", "DELETE")), target, headers, body)
 
     def malformed(self) -> Request:
         if self._rng.random() < 0.3:
-            return self.signed(self.other, V2, ASK_2 | self._rng.choice(WRONG_WISHES))
-        return self.signed(self.other, self._rng.choice((V1, V2, f"{V1}/{self.own}/answer", f"{V2}/{self.own}/answers")), self._garbage())
+            return self.signed(self.other, TARGET, ASK | self._rng.choice(WRONG_WISHES))
+        return self.signed(self.other, self._rng.choice((TARGET, f"{TARGET}/{self.own}/answers")), self._garbage())
 
     def _garbage(self) -> bytes:
         if self._rng.random() < 0.7:
@@ -144,14 +141,13 @@ class Forger:
 
     def unknown(self) -> Request:
         id = self._rng.choice((f"{self._rng.getrandbits(128):032x}", "0" * 32, "x", "%00", "..%2f..", "a" * 64, "a" * 65, "%F0%9F%A6%A6"))
-        target = self._rng.choice((f"{V1}/{id}/answer", f"{V2}/{id}/answers"))
-        return self.signed(self.other, target, GIVEN if target.startswith(V1) else {"answers": [GIVEN]})
+        return self.signed(self.other, f"{TARGET}/{id}/answers", GIVEN)
 
     def too_large(self) -> Request:
-        return self.signed(self.other, f"{V1}/{self.own}/answer", b'{"text":"' + b"x" * 140_000 + b'","ended":true}')
+        return self.signed(self.other, f"{TARGET}/{self.own}/answers", b'{"answers":[{"text":"' + b"x" * 530_000 + b'","ended":true}]}')
 
     def misheaded(self) -> Request:
-        request = self.signed(self.other, f"{V2}/{self.own}/answers", {"answers": [GIVEN]})
+        request = self.signed(self.other, f"{TARGET}/{self.own}/answers", GIVEN)
         if self._rng.random() < 0.2:
             gone = self._rng.choice(list(request.headers))
             return Request("POST", request.target, {name: value for name, value in request.headers.items() if name != gone}, request.body)
@@ -207,13 +203,13 @@ def lateness(folder: Path, answers: int) -> dict[str, int]:
             return http.post(str(ready["url"]) + target, content=body, headers=peer.headers("POST", target, body))
 
         peer = SigningPeer(1, ORIGIN)
-        asked = post(peer, V2, ASK_2 | {"questions": 4}).json()["evaluations"]
+        asked = post(peer, TARGET, ASK | {"questions": 4}).json()["evaluations"]
         until = time.monotonic() + max(question["seconds"] for question in asked)
         while time.monotonic() <= until:
             time.sleep(0.05)
         for number in range(answers):
-            target = f"{V2}/{asked[number % len(asked)]['evaluation']}/answers"
-            found[post(peer, target, {"answers": [GIVEN]}).status_code // 100] += 1
+            target = f"{TARGET}/{asked[number % len(asked)]['evaluation']}/answers"
+            found[post(peer, target, GIVEN).status_code // 100] += 1
     return {"late": answers, "accepted": found[2], "server_errors": found[5]}
 
 

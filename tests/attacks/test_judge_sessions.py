@@ -16,10 +16,9 @@ import trio
 
 from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
 from judge.figures.leaderboard import LISTED_ANSWERS
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE
 from tests.attacks.harness import Attack, show
-from tests.judge.peers import SigningPeer
+from tests.judge.peers import SigningPeer, answering, wish
 from tests.judge.test_serving import serving
 
 KNOWN = 5  # peers with a record
@@ -38,15 +37,15 @@ class Town:
         return await self._http.post(self._url + target, content=body, headers=headers)
 
     async def ask(self, peer: SigningPeer, network: int) -> httpx2.Response:
-        return await self.post(peer, network, "/v1/evaluations", {"round": 1, "model": "tiny", "curriculum": TINY_9.digest})
+        return await self.post(peer, network, "/v1/evaluations", wish())
 
     async def evaluate(self, peer: SigningPeer, network: int) -> bool:
         """Whether it was asked and graded."""
         asked = await self.ask(peer, network)
         if asked.status_code != 201:
             return False
-        target = f"/v1/evaluations/{asked.json()['evaluation']}/answer"
-        return (await self.post(peer, network, target, {"text": "<answer>0</answer>", "ended": True})).status_code == 200
+        target = f"/v1/evaluations/{asked.json()['evaluations'][0]['evaluation']}/answers"
+        return (await self.post(peer, network, target, answering("<answer>0</answer>"))).status_code == 200
 
 
 async def play(url: str, keys: int, networks: int) -> dict[str, Any]:

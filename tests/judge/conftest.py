@@ -15,12 +15,11 @@ from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import PATIENCE, Clock
 from tests.judge.databases import KINDS, cluster
-from tests.judge.peers import ORIGIN, SigningPeer, encode
+from tests.judge.peers import ORIGIN, SigningPeer, answering, encode, wish
 
 
 async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
@@ -50,10 +49,10 @@ class Court:
         return await self.http.post(target, content=body, headers=peer.headers("POST", target, body))
 
     async def ask(self, peer: SigningPeer, round_number: int = 1, model: str = "tiny") -> httpx2.Response:
-        return await self.post(peer, "/v1/evaluations", {"round": round_number, "model": model, "curriculum": TINY_9.digest})
+        return await self.post(peer, "/v1/evaluations", wish(round_number, model))
 
     async def answer(self, peer: SigningPeer, evaluation: str, text: str) -> httpx2.Response:
-        return await self.post(peer, f"/v1/evaluations/{evaluation}/answer", {"text": text, "ended": True})
+        return await self.post(peer, f"/v1/evaluations/{evaluation}/answers", answering(text))
 
     async def right_answer(self, peer: SigningPeer, evaluation: str) -> str:
         """Only the judge's own store knows which task it was. Also of one of several questions."""

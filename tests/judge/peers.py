@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2p.identity import Identity
+from swarmd.tasks.curriculum import TINY_9
 
 ORIGIN = "http://judge.test"
 
@@ -30,3 +31,13 @@ class SigningPeer:
 
 def encode(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode()
+
+
+def wish(round_number: int = 1, model: str | None = "tiny", curriculum: str = TINY_9.digest) -> dict[str, Any]:
+    """What a peer asks with that wants one question."""
+    return {"round": round_number, "curriculum": curriculum, "asker": {"model": model}}
+
+
+def answering(*texts: str) -> dict[str, Any]:
+    """The answers to one question."""
+    return {"answers": [{"text": text, "ended": True} for text in texts]}

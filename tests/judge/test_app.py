@@ -17,11 +17,11 @@ from judge.app import create_app
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.scoring import Verifier, VerifierFailed
 from tests.judge.conftest import Court, eventually
-from tests.judge.peers import ORIGIN, SigningPeer, encode
+from tests.judge.peers import ORIGIN, SigningPeer, answering, encode, wish
 
 pytestmark = pytest.mark.anyio
 
-GOOD: dict[str, Any] = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
+GOOD = wish()
 
 
 def refused(response: httpx2.Response, status: int, *words: str) -> None:
@@ -37,7 +37,7 @@ def refused(response: httpx2.Response, status: int, *words: str) -> None:
 async def asked(court: Court, peer: SigningPeer) -> str:
     response = await court.ask(peer)
     assert response.status_code == 201, response.text
-    return str(response.json()["evaluation"])
+    return str(response.json()["evaluations"][0]["evaluation"])
 
 
 async def questioned(court: Court) -> tuple[SigningPeer, str, str]:
@@ -57,8 +57,9 @@ async def test_an_evaluation(court: Court) -> None:
     for number in range(1, 9):
         response = await court.ask(peer, number)
         assert response.status_code == 201
-        question = response.json()
-        assert set(question) == {"evaluation", "question", "seconds"}  # nothing of the task's number or its answer
+        (question,) = response.json()["evaluations"]
+        # Nothing of the task's number or its answer.
+        assert set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"}
         assert question["seconds"] == 60.0
         right = number % 2 == 0
         text = await court.right_answer(peer, question["evaluation"]) if right else "I do not know"
@@ -134,10 +135,10 @@ async def test_asking_again_does_not_pick_questions(court: Court) -> None:
 async def test_replayed_requests(court: Court) -> None:
     """Each request of an evaluation is captured and sent again, at once and later: none is accepted."""
     peer = court.peer()
-    body = encode({"round": 1, "model": "tiny", "curriculum": TINY_9.digest})
+    body = encode(wish())
     captured = [("/v1/evaluations", body, peer.headers("POST", "/v1/evaluations", body))]
-    evaluation = (await court.http.post("/v1/evaluations", content=body, headers=captured[0][2])).json()["evaluation"]
-    target, body = f"/v1/evaluations/{evaluation}/answer", encode({"text": "x", "ended": True})
+    evaluation = (await court.http.post("/v1/evaluations", content=body, headers=captured[0][2])).json()["evaluations"][0]["evaluation"]
+    target, body = f"/v1/evaluations/{evaluation}/answers", encode(answering("x"))
     captured.append((target, body, peer.headers("POST", target, body)))
     assert (await court.http.post(target, content=body, headers=captured[1][2])).status_code == 200
     for wait in (0.0, 30.0, 1_800.0):
@@ -150,14 +151,14 @@ async def test_replayed_requests(court: Court) -> None:
 
 
 async def test_another_curriculum(court: Court) -> None:
-    response = await court.post(court.peer(), "/v1/evaluations", {"round": 1, "model": "tiny", "curriculum": SAPO_9.digest})
+    response = await court.post(court.peer(), "/v1/evaluations", wish(curriculum=SAPO_9.digest))
     refused(response, 409, "tiny-9", "another curriculum")
     assert "tiny-9" in response.json()["remedy"]
 
 
 async def test_a_node_that_scores_otherwise_is_asked_and_scored_by_the_judges_rules(court: Court) -> None:
-    wish = {"round": 1, "model": "tiny", "curriculum": CURRICULA["tiny-9-strict"].digest}
-    assert (await court.post(court.peer(), "/v1/evaluations", wish)).status_code == 201
+    strict = wish(curriculum=CURRICULA["tiny-9-strict"].digest)
+    assert (await court.post(court.peer(), "/v1/evaluations", strict)).status_code == 201
     health = (await court.http.get("/healthz")).json()
     assert health["curriculum"] == TINY_9.digest
 
@@ -178,7 +179,7 @@ async def test_forged_requests(court: Court) -> None:
     """Refused over HTTP as `test_signing` has it: nothing is recorded, and the peer in whose name they come is not locked out."""
     (alice, evaluation, right), mallory = await questioned(court), court.peer()
     before = court.rows("SELECT count(*), count(reward) FROM evaluations")
-    bodies = {"/v1/evaluations": encode(GOOD), f"/v1/evaluations/{evaluation}/answer": encode({"text": right, "ended": True})}
+    bodies = {"/v1/evaluations": encode(GOOD), f"/v1/evaluations/{evaluation}/answers": encode(answering(right))}
     for target, body in bodies.items():
         honest = mallory.headers("POST", target, body, 10**9)
         names = {"swarmd-peer": alice.identity.peer_id, "swarmd-signature": bytes(64).hex(), "swarmd-sequence": str(10**10)}
@@ -194,8 +195,8 @@ async def test_forged_requests(court: Court) -> None:
 BAD_BODIES = [
     b"", b"null", b"[]", b"{}", b"{", b'{"round":1}', b"\xff\xfe", b"[" * 4_000, b'{"a":' * 600, b"NaN",
     encode(GOOD | {"round": -1}), encode(GOOD | {"round": 2**63}), encode(GOOD | {"round": 1.5}), encode(GOOD | {"round": "1"}),
-    encode(GOOD | {"round": True}), encode(GOOD | {"model": ""}), encode(GOOD | {"model": "m" * 101}), encode(GOOD | {"model": None}),
-    encode(GOOD | {"model": "\ud800"}), encode(GOOD | {"curriculum": 5}), encode(GOOD | {"extra": 1}), encode(GOOD).replace(b"1", b"NaN"),
+    encode(GOOD | {"round": True}), encode(wish(model="")), encode(wish(model="m" * 101)), encode(wish(model=None)),
+    encode(wish(model="\ud800")), encode(GOOD | {"curriculum": 5}), encode(GOOD | {"extra": 1}), encode(GOOD).replace(b"1", b"NaN"),
     b'{"round": 1' + b"0" * 400 + b"}",
 ]  # fmt: skip
 
@@ -210,8 +211,8 @@ async def test_mutated_bodies_are_never_a_fault(court: Court) -> None:
     rng = random.Random(9)
     for i in range(1_000):
         peer = SigningPeer(20_000 + i)
-        target = "/v1/evaluations" if i % 2 else f"/v1/evaluations/{i:032x}/answer"
-        body = bytearray(encode(GOOD if i % 2 else {"text": "<answer>1</answer>", "ended": True}))
+        target = "/v1/evaluations" if i % 2 else f"/v1/evaluations/{i:032x}/answers"
+        body = bytearray(encode(GOOD if i % 2 else answering("<answer>1</answer>")))
         for _ in range(rng.randrange(1, 4)):
             at = rng.randrange(len(body))
             body[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
@@ -224,10 +225,9 @@ async def test_sizes(court: Court) -> None:
     refused(await court.post(peer, "/v1/evaluations", b" " * (config.MAX_ASK_BYTES + 1)), 413)
     evaluation = await asked(court, peer)
     refused(await court.answer(peer, evaluation, "x" * (config.MAX_ANSWER_CHARACTERS + 1)), 422)
-    refused(await court.post(peer, f"/v1/evaluations/{evaluation}/answer", b"x" * (config.MAX_ANSWER_BYTES + 1)), 413)
+    refused(await court.post(peer, f"/v1/evaluations/{evaluation}/answers", b"x" * (config.MAX_ANSWERS_BYTES + 1)), 413)
     longest = "\U0001f9ab" * config.MAX_ANSWER_CHARACTERS  # twelve bytes each, when escaped
-    refused(await court.answer(peer, evaluation, longest), 413)
-    assert (await court.answer(peer, evaluation, "é" * config.MAX_ANSWER_CHARACTERS)).status_code == 200
+    assert (await court.answer(peer, evaluation, longest)).status_code == 200
 
 
 HOSTILE_ANSWERS = [
@@ -255,7 +255,7 @@ async def test_what_is_not_there(court: Court) -> None:
     refused(await court.http.get("/v1/peers/nobody?before=x"), 422)
     refused(await court.answer(court.peer(), "0" * 32, "x"), 404)
     refused(await court.answer(court.peer(), "%2e%2e", "x"), 404)
-    for path in ("/v1/peers", "/nodes", "/v2/evaluations", "/evaluations", "/v2/verified"):  # PostgreSQL has no NUL
+    for path in ("/v1/peers", "/nodes", "/v1/evaluations", "/evaluations", "/v1/verified"):  # PostgreSQL has no NUL
         refused(await court.http.get(f"{path}/%00"), 422, "another form")
     court.monotonic.now += 3.0  # longer than /healthz says the same
     health = (await court.http.get("/healthz")).json()
@@ -339,7 +339,7 @@ async def test_every_page_answers_head(court: Court) -> None:
 def test_every_address_that_is_read_answers_head(court: Court) -> None:
     of = {method: {route.path for route in create_app(court.service).routes if isinstance(route, APIRoute) and method in route.methods}
           for method in ("GET", "HEAD")}  # fmt: skip
-    assert of["GET"] == of["HEAD"] and "/v2/verified/{id}" in of["GET"]
+    assert of["GET"] == of["HEAD"] and "/v1/verified/{id}" in of["GET"]
 
 
 async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
@@ -410,8 +410,7 @@ async def test_a_network_sends_so_much_text(court: Court, monkeypatch: pytest.Mo
     (peer, evaluation, right), (other, another, _) = await questioned(court), await questioned(court)
     async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
         few = replace(court, http=http)
-        answers = {"answers": [{"text": "x" * 4_000, "ended": True}]}
-        assert (await few.post(other, f"/v2/evaluations/{another}/answers", answers)).status_code == 200
+        assert (await few.answer(other, another, "x" * 4_000)).status_code == 200
         response = await few.answer(peer, evaluation, right + "x" * 3_000)
         refused(response, 429, "too much text")
         court.wall.now += int(response.headers["retry-after"])

@@ -44,10 +44,33 @@ ME = Identity.from_seed(b"\x07" * 32)
 PATIENT = Timeouts(PATIENCE, PATIENCE, PATIENCE)
 SHORT = Timeouts(connect=PATIENCE, read=0.4, whole=0.8)  # for a judge that never answers: any other may take its time on a busy machine
 ID = "ab" * 16
-QUESTION: Mapping[str, Any] = {"evaluation": ID, "question": "1 + 1?", "seconds": 60.0}
-GRADE: Mapping[str, Any] = {
-    "evaluation": ID, "reward": 1.0, "reason": "correct", "specialty": "bf", "answered": 3, "total": 2.0, "score": 0.625, "n": 4,
+COMMITMENT = "0123456789abcdef" * 4
+QUESTION: Mapping[str, Any] = {
+    "evaluation": ID, "question": "1 + 1?", "seconds": 60.0, "answers": 1, "window": 3, "commitment": COMMITMENT,
 }  # fmt: skip
+JUDGE = Identity.from_seed(b"\x0a" * 32)
+RECEIPT: Mapping[str, Any] = {
+    "judge": JUDGE.peer_id, "evaluation": ID, "peer": ME.peer_id, "answers": [sha256(b"2").hexdigest()], "rewards": [1.0], "number": 4,
+    "commitment": COMMITMENT,
+}  # fmt: skip
+
+
+def questions(**changed: Any) -> dict[str, Any]:
+    """What an honest judge says when it is asked for a question."""
+    return {"judge": JUDGE.peer_id, "evaluations": [{**QUESTION, **changed}]}
+
+
+def graded(by: Identity = JUDGE, **changed: Any) -> dict[str, Any]:
+    """A grade, with a receipt that is changed so."""
+    text = json.dumps({**RECEIPT, **changed})
+    return {
+        "evaluation": ID, "reward": 1.0, "reason": "correct", "specialty": "bf", "answered": 3, "total": 2.0, "score": 0.625, "n": 4,
+        "low": 0.31, "high": 0.86, "receipt": text, "signature": by.sign(b"swarmd judge receipt v1", text.encode()).hex(),
+    }  # fmt: skip
+
+
+GRADE: Mapping[str, Any] = graded()
+OPEN = Question(ID, "?", 60.0, JUDGE.peer_id, COMMITMENT)
 
 Handler = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 
@@ -63,12 +86,9 @@ def whole(request: bytes) -> bool:
     return bool(end) and len(body) >= int(length.split(b":")[1])
 
 
-NO_PROTOCOL_2 = reply({"error": "not found", "remedy": "docs/judge-protocol.md names what there is."}, 404)
-
-
 @asynccontextmanager
-async def judge(handle: Handler, protocol: int = 1) -> AsyncIterator[str]:
-    """A server that reads one request and then does what `handle` does. Its URL. protocol 1: it knows nothing of protocol 2."""
+async def judge(handle: Handler) -> AsyncIterator[str]:
+    """A server that reads one request and then does what `handle` does. Its URL."""
 
     async def serve(stream: trio.SocketStream) -> None:
         async with stream:
@@ -78,10 +98,7 @@ async def judge(handle: Handler, protocol: int = 1) -> AsyncIterator[str]:
             if not whole(request):
                 return  # the client left before it had asked
             try:
-                if protocol == 1 and request.startswith(b"POST /v2/"):
-                    await stream.send_all(NO_PROTOCOL_2)
-                else:
-                    await handle(stream, request)
+                await handle(stream, request)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return  # the client has had enough
 
@@ -104,7 +121,7 @@ def saying(data: bytes) -> Handler:
 
 def honest(request: bytes) -> bytes:
     """What an honest judge replies."""
-    return reply(GRADE, 200) if b"/answer" in request.splitlines()[0] else reply(QUESTION)
+    return reply(GRADE, 200) if b"/answers " in request.splitlines()[0] else reply(questions())
 
 
 async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
@@ -129,40 +146,27 @@ async def test_an_evaluation() -> None:
     async with judge(handle) as url:
         evaluated = client(url)
         question = await evaluated.ask(3, "/home/me/models/tiny")
-        assert question == Question(ID, "1 + 1?", expires=60.0)
+        assert question == Question(ID, "1 + 1?", 60.0, JUDGE.peer_id, COMMITMENT)
         assert isinstance(question, Question)
-        assert await evaluated.answer(question, Completion("2", True)) == Graded(1.0, "correct", "bf", 0.625, 4)
+        receipt = {name: GRADE[name] for name in ("receipt", "signature")}
+        outcome = await evaluated.answer(question, Completion("2", True))
+        assert outcome == Graded(1.0, "correct", "bf", 0.625, 4, receipt, (0.31, 0.86))
     assert b'"model":"tiny"' in seen[0]  # a folder's path is private
     assert b"/home/me" not in seen[0]
-    assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answer HTTP/1.1".encode())
+    assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
 
 
-JUDGE = Identity.from_seed(b"\x0a" * 32)
-ASKED_2: Mapping[str, Any] = {"judge": JUDGE.peer_id, "evaluations": [{**QUESTION, "answers": 1}]}
-COMMITMENT = "0123456789abcdef" * 4
-COMMITTED = {**ASKED_2, "evaluations": [{**QUESTION, "answers": 1, "window": 3, "commitment": COMMITMENT}]}
-FOUND: Mapping[str, Any] = {
-    "judge": JUDGE.peer_id, "evaluation": ID, "peer": ME.peer_id, "answers": [sha256(b"2").hexdigest()], "rewards": [1.0], "number": 4,
-}  # fmt: skip
-
-
-def grade_2(by: Identity = JUDGE, **changed: Any) -> dict[str, Any]:
-    text = json.dumps({**FOUND, **changed})
-    return {**GRADE, "receipt": text, "signature": by.sign(b"swarmd judge receipt v1", text.encode()).hex()}
-
-
-async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
-    """What the node says of itself is in the request; the receipt is checked and kept. After a 404 it is protocol 1, and no receipt."""
+async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
+    """What the node says of itself is in the request; the receipt is checked and kept."""
     seen = []
 
     async def handle(stream: trio.SocketStream, request: bytes) -> None:
         seen.append(request)
-        grade = {**grade_2(commitment=COMMITMENT), "low": 0.31, "high": 0.86}
-        await stream.send_all(reply(grade, 200) if b"/answers " in request else reply(COMMITTED))
+        await stream.send_all(honest(request))
 
     file = tmp_path / "receipts.jsonl"
     scores: list[float] = []
-    async with judge(handle, protocol=2) as url:
+    async with judge(handle) as url:
         by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=PATIENT, said=lambda: {"hardware": "cpu", "local": 4})
         keeping = ReceiptFile(file, most=2)
         evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: scores.append(score), by, receipts=keeping)
@@ -175,8 +179,7 @@ async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
     assert wish == {"round": 3, "curriculum": "digest", "asker": {"hardware": "cpu", "local": 4, "model": "tiny"}}
     assert json.loads(seen[1].partition(b"\r\n\r\n")[2]) == {"answers": [{"text": "2", "ended": True}]}
     kept = [json.loads(line) for line in file.read_text().splitlines()]
-    grade = grade_2(commitment=COMMITMENT)
-    assert kept == [{"receipt": grade["receipt"], "signature": grade["signature"]}] * 2  # of five, no more than twice two
+    assert kept == [{"receipt": GRADE["receipt"], "signature": GRADE["signature"]}] * 2  # of five, no more than twice two
 
 
 @pytest.mark.parametrize(
@@ -187,31 +190,31 @@ async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 async def test_a_receipt_that_does_not_stand(changed: dict[str, Any]) -> None:
-    async with judge(saying(reply(grade_2(**changed), 200)), protocol=2) as url:
+    async with judge(saying(reply(graded(**changed), 200))) as url:
         by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=PATIENT)
-        outcome = await by.answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True))
+        outcome = await by.answer(OPEN, Completion("2", True))
     assert isinstance(outcome, NotJudged) and "receipt" in outcome.cause
 
 
 @pytest.mark.parametrize(
     "lie",
     [
-        {**ASKED_2, "evaluations": []},
-        {**ASKED_2, "judge": 5},
-        {**ASKED_2, "judge": "x" * 65},
-        {**ASKED_2, "evaluations": [QUESTION] * 9},
+        {**questions(), "evaluations": []},
+        {**questions(), "judge": 5},
+        {**questions(), "judge": "x" * 65},
+        {**questions(), "evaluations": [QUESTION] * 9},
         QUESTION,
     ],
     ids=lambda lie: repr(lie)[:40],
 )
-async def test_what_is_no_question_of_protocol_2(lie: Any) -> None:
-    async with judge(saying(reply(lie)), protocol=2) as url:
+async def test_what_is_no_list_of_questions(lie: Any) -> None:
+    async with judge(saying(reply(lie))) as url:
         await silent(lambda: client(url).ask(1, "tiny"))
 
 
 async def test_a_grade_without_its_receipt() -> None:
-    async with judge(saying(reply(GRADE, 200)), protocol=2) as url:
-        await silent(lambda: client(url).answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True)))
+    async with judge(saying(reply({k: v for k, v in GRADE.items() if k != "receipt"}, 200))) as url:
+        await silent(lambda: client(url).answer(OPEN, Completion("2", True)))
 
 
 def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -232,13 +235,13 @@ def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.L
 
 LIES: list[Any] = [
     b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 60_000, b'{"evaluation":' * 4_000, b'{"x":' + b"[" * 60_000, b"<html>hello</html>",
-    {**QUESTION, "evaluation": 5}, {**QUESTION, "evaluation": "../../v1/peers/x"}, {**QUESTION, "evaluation": ID + "\n"},
-    {**QUESTION, "evaluation": ID.upper()}, {**QUESTION, "evaluation": ""}, {**QUESTION, "question": ""}, {**QUESTION, "question": None},
-    {**QUESTION, "question": "x" * 8_193}, {**QUESTION, "question": ["1"]}, {**QUESTION, "seconds": -1}, {**QUESTION, "seconds": 0},
-    {**QUESTION, "seconds": 1e308}, {**QUESTION, "seconds": "60"}, {**QUESTION, "seconds": math.nan}, {**QUESTION, "seconds": math.inf},
-    {**QUESTION, "seconds": True}, {"error": "no", "remedy": "none"},
-    json.dumps(QUESTION).encode()[:-1], json.dumps(QUESTION).encode() + b"x",
-    {**QUESTION, "question": "x" * MAX_RESPONSE}, reply(QUESTION),
+    questions(evaluation=5), questions(evaluation="../../v1/peers/x"), questions(evaluation=ID + "\n"),
+    questions(evaluation=ID.upper()), questions(evaluation=""), questions(question=""), questions(question=None),
+    questions(question="x" * 8_193), questions(question=["1"]), questions(seconds=-1), questions(seconds=0),
+    questions(seconds=1e308), questions(seconds="60"), questions(seconds=math.nan), questions(seconds=math.inf),
+    questions(seconds=True), {"error": "no", "remedy": "none"},
+    json.dumps(questions()).encode()[:-1], json.dumps(questions()).encode() + b"x",
+    questions(question="x" * MAX_RESPONSE), reply(questions()),
 ]  # fmt: skip
 
 
@@ -254,7 +257,7 @@ GRADE_LIES: list[Any] = [
 @pytest.mark.parametrize("lie", GRADE_LIES, ids=lambda lie: repr(lie)[:60])
 async def test_a_grade_that_cannot_be(lie: Any) -> None:
     async with judge(saying(reply(lie, 200))) as url:
-        await silent(lambda: client(url).answer(Question(ID, "?", 60.0), Completion("2", True)))
+        await silent(lambda: client(url).answer(OPEN, Completion("2", True)))
 
 
 NOT_HTTP = {
@@ -270,7 +273,7 @@ NOT_HTTP = {
     "two lengths": b"HTTP/1.1 201 X\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
     "negative length": b"HTTP/1.1 201 X\r\ncontent-length: -1\r\n\r\n{}",
     "huge length": b"HTTP/1.1 201 X\r\ncontent-length: 99999999999999999999\r\n\r\n{}",
-    "short": b"HTTP/1.1 201 X\r\ncontent-length: 500\r\n\r\n" + json.dumps(QUESTION).encode(),
+    "short": b"HTTP/1.1 201 X\r\ncontent-length: 500\r\n\r\n" + json.dumps(questions()).encode(),
     "bad chunk": b"HTTP/1.1 201 X\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
     "endless header": b"HTTP/1.1 201 X\r\na: " + b"x" * 2_000_000,
     "many headers": b"HTTP/1.1 201 X\r\n" + b"a: b\r\n" * 100_000,
@@ -316,7 +319,7 @@ async def test_redirects_are_not_followed() -> None:
 
     async def elsewhere(stream: trio.SocketStream, request: bytes) -> None:
         asked.append(request)
-        await stream.send_all(reply(QUESTION))
+        await stream.send_all(reply(questions()))
 
     async with judge(elsewhere) as other:
         for status in (301, 302, 303, 307, 308):
@@ -343,12 +346,12 @@ async def never(stream: trio.SocketStream, request: bytes) -> None:
 
 
 async def stalls_in_the_body(stream: trio.SocketStream, request: bytes) -> None:
-    await stream.send_all(reply(QUESTION)[:-5])
+    await stream.send_all(reply(questions())[:-5])
     await trio.sleep_forever()
 
 
 async def drips(stream: trio.SocketStream, request: bytes) -> None:
-    for byte in reply(QUESTION):  # each byte resets the read timeout; `whole` is what ends it
+    for byte in reply(questions()):  # each byte resets the read timeout; `whole` is what ends it
         await stream.send_all(bytes([byte]))
         await trio.sleep(0.1)
 
@@ -363,7 +366,7 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
 async def test_slow(handle: Handler) -> None:
     async with judge(handle) as url:
         await silent(lambda: client(url, timeouts=SHORT).ask(1, "tiny"))
-        await silent(lambda: client(url, timeouts=SHORT).answer(Question(ID, "?", 60.0), Completion("2", True)))
+        await silent(lambda: client(url, timeouts=SHORT).answer(OPEN, Completion("2", True)))
 
 
 async def test_too_much() -> None:
@@ -376,7 +379,7 @@ async def test_too_much() -> None:
 @pytest.mark.parametrize(("handle", "why"), [(never, "whole"), (stalls_in_the_body, "whole"), (drips, "whole"), (pours, "more than")])
 async def test_commands_have_the_same_limits(handle: Handler, why: str) -> None:
     """`swarmd verify --upload` and what reads; a drip begins with the headers."""
-    async with judge(handle, protocol=2) as url:
+    async with judge(handle) as url:
         with pytest.raises(httpx2.HTTPError, match=why):
             await trio.to_thread.run_sync(exchanged, "POST", url, {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole)
 
@@ -435,11 +438,11 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
 
     async def handle(stream: trio.SocketStream, request: bytes) -> None:
         seen.append(request)
-        await stream.send_all(reply(QUESTION))
+        await stream.send_all(reply(questions()))
 
     async def resolve(host: str, port: int) -> list[str]:
         asked.append((host, port))
-        if len(asked) > 2:  # the first was to see whether it speaks protocol 2
+        if len(asked) > 1:
             raise OSError(f"{host} is no public address")
         return ["127.0.0.1"]
 
@@ -449,7 +452,7 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
         named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=PATIENT, resolve=resolve)
         assert isinstance(await named.ask(1, "tiny"), Question)
         assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith("judge.invalid is no public address")
-    assert asked == [("judge.invalid", port)] * 3
+    assert asked == [("judge.invalid", port)] * 2
     assert len(seen) == 1
     for header in (f"host: judge.invalid:{port}", f"swarmd-origin: http://judge.invalid:{port}"):
         assert header.encode() in seen[0].lower()
@@ -463,7 +466,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
         number = int(next(line for line in request.splitlines() if line.startswith(b"swarmd-sequence")).split(b":")[1])
         numbers.append(number)
         used = {"error": "this sequence number was used", "remedy": "larger", "sequence": 10**18}
-        await stream.send_all(reply(QUESTION) if number > 10**18 else reply(used, 409))
+        await stream.send_all(reply(questions()) if number > 10**18 else reply(used, 409))
 
     clock = Clock(0.0)
     async with judge(handle) as url:
@@ -471,12 +474,12 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
         assert isinstance(await asking.ask(1, "tiny"), NotJudged)
         clock.now += 60.0
         assert isinstance(await asking.ask(1, "tiny"), Question)
-    assert numbers == [6, 10**18 + 1]  # 5 was to see whether it speaks protocol 2
+    assert numbers == [5, 10**18 + 1]
 
 
 async def test_too_late_is_not_even_sent() -> None:
     clock = Clock(61.0)
-    outcome = await silent(lambda: client("http://127.0.0.1:9", clock).answer(Question(ID, "?", 60.0), Completion("2", True)))
+    outcome = await silent(lambda: client("http://127.0.0.1:9", clock).answer(OPEN, Completion("2", True)))
     assert "deadline" in outcome.cause
 
 

@@ -186,21 +186,21 @@ async def test_the_comparison_over_http(court: Court) -> None:
         peer = court.peer()
         for round_number in (1, 6, 11):
             wish = {"round": round_number, "curriculum": TINY_9.digest, "asker": {"model": "arms", "sharing": sharing}}
-            asked = (await court.post(peer, "/v2/evaluations", wish)).json()["evaluations"][0]["evaluation"]
+            asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]["evaluation"]
             text = await court.right_answer(peer, asked) if sharing == "swarm" or round_number == 1 else "<answer>no</answer>"
-            done = await court.post(peer, f"/v2/evaluations/{asked}/answers", {"answers": [{"text": text, "ended": True}]})
+            done = await court.post(peer, f"/v1/evaluations/{asked}/answers", {"answers": [{"text": text, "ended": True}]})
             assert done.status_code == 200
-    found = (await court.http.get("/v2/comparison?model=arms")).json()
+    found = (await court.http.get("/v1/comparison?model=arms")).json()
     assert found["model"] == "arms" and {"model": "arms", "swarm": 1, "solo": 1} in found["models"]
     assert found["swarm"] == {"round": [5, 10], "peers": [1, 1], "reward": [5.0, 10.0], "low": [None, None], "high": [None, None]}
     assert found["solo"]["reward"] == [5.0, 5.0]
     assert found["tests"]["round"] == [] and found["significant_from"] == {"holm": None, "benjamini_hochberg": None}
     assert found["anytime"] == {"verdict": "not known", "p": 1.0, "horizons": []}
-    head = await court.http.head("/v2/comparison")
+    head = await court.http.head("/v1/comparison")
     assert (head.status_code, head.content) == (200, b"")
-    nothing = (await court.http.get("/v2/comparison?model=nobody's")).json()
+    nothing = (await court.http.get("/v1/comparison?model=nobody's")).json()
     assert nothing["swarm"]["round"] == nothing["tests"]["p"] == []
-    assert (await court.http.get(f"/v2/comparison?model={'x' * 101}")).status_code == 422
+    assert (await court.http.get(f"/v1/comparison?model={'x' * 101}")).status_code == 422
 
 
 def test_a_comparison_in_json_has_no_infinity() -> None:

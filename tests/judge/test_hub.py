@@ -140,7 +140,7 @@ async def judge(settings: JudgeSettings, anyio_backend: str) -> AsyncIterator[Up
 
 async def name(judge: Uploader, repo: str, peer: SigningPeer | None = None, **said: Any) -> httpx2.Response:
     wish = {"model": "good", "curriculum": TINY_9.digest, "repo": repo, "commit": COMMIT} | said
-    target = "/v2/verified/hub?" + urlencode(wish)
+    target = "/v1/verified/hub?" + urlencode(wish)
     return await judge.http.post(target, headers=(peer or judge.peer()).headers("POST", target, b""))
 
 
@@ -240,7 +240,7 @@ async def test_other_refusals(judge: Uploader, settings: JudgeSettings, tmp_path
     taken = await name(judge, "me/good", peer)
     refused(await name(judge, "me/good", peer), 409, "of yours wait")
     await judge.ended(taken.json()["verification"])  # or the next test's count of what is fetched has this one too
-    assert (await judge.http.get("/v2/verified")).json()["hub"] == settings.verified_hub
+    assert (await judge.http.get("/v1/verified")).json()["hub"] == settings.verified_hub
     off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads", verified_hub="")
     async with judging(off) as without:
         refused(await name(without, "me/good"), 404, "fetches no weights")

@@ -33,8 +33,8 @@ async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
     for number in range(10):
         court.monotonic.now += 1.0
         wish = {"round": number, "curriculum": TINY_9.digest, "asker": {"model": model or f"model of {name}", **said}}
-        asked = (await court.post(peer, "/v2/evaluations", wish)).json()["evaluations"][0]
-        graded = await court.post(peer, f"/v2/evaluations/{asked['evaluation']}/answers", {"answers": [{"text": "x", "ended": True}]})
+        asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]
+        graded = await court.post(peer, f"/v1/evaluations/{asked['evaluation']}/answers", {"answers": [{"text": "x", "ended": True}]})
         assert graded.status_code == 200, graded.text
     return peer
 
@@ -59,9 +59,9 @@ async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
         for asked in ({"q": "RUDE-words"}, {"model": "model of rude-words"}):
             assert rude not in (await court.http.get(path, params=asked)).text, (path, asked)
         assert (rude in (await court.http.get(path, params={"q": rude})).text) == listed or path == "/"  # which repeats what was asked
-    for path in ("/compare", "/v2/comparison"):
+    for path in ("/compare", "/v1/comparison"):
         assert "rude-words" not in (await court.http.get(path, params={"model": "model of rude-words"})).text
-    assert (await court.http.get(f"/v2/evaluations/{answered}")).status_code == 403
+    assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 403
 
 
 async def board(court: Court) -> list[str]:
@@ -82,7 +82,7 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
 
         moderation.act(database, "hide", rude.identity.peer_id, "rude\nname", 1_800_000_000.0)
         await assert_hidden(court, rude.identity.peer_id, listed=True)
-        models = [model["model"] for model in (await court.http.get("/v2/comparison")).json()["models"]]
+        models = [model["model"] for model in (await court.http.get("/v1/comparison")).json()["models"]]
         assert models == ["model of otter"]
         assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["model"] == "hidden"
         assert "otter" in (await court.http.get(f"/v1/peers/{other.identity.peer_id}")).text
@@ -106,7 +106,7 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         assert set(await board(court)) == {rude.identity.peer_id, other.identity.peer_id}
         assert "rude-words" in (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).text
         court.monotonic.now += 11.0
-        assert "model of rude-words" in (await court.http.get("/v2/comparison")).text
+        assert "model of rude-words" in (await court.http.get("/v1/comparison")).text
 
     with pytest.raises(NothingToModerate, match="neither hidden nor banned"):
         moderation.act(database, "undo", rude.identity.peer_id, "again", 1_800_000_130.0)
@@ -162,7 +162,7 @@ async def test_a_model_that_is_called_hidden_is_not(tmp_path: Path) -> None:
     async with open_court(database, tmp_path) as court:
         sly = (await listed_by(court, "sly", "hidden")).identity.peer_id
         answered = (await court.http.get(f"/v1/peers/{sly}")).json()["evaluations"][0]["evaluation"]
-        assert (await court.http.get(f"/v2/evaluations/{answered}")).status_code == 200  # so its answers can be checked
+        assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 200  # so its answers can be checked
         moderation.act(database, "hide", sly, "rude version", 1_800_000_130.0)
-        assert (await court.http.get(f"/v2/evaluations/{answered}")).status_code == 403
+        assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 403
         assert "sly" not in (await court.http.get(f"/evaluations/{answered}")).text

@@ -25,7 +25,7 @@ from swarmd.tasks.source import tasks_of
 from swarmd.testing import PATIENCE, Clock, identity
 from swarmd.types import Task, TaskRef
 from tests.judge.conftest import Court
-from tests.judge.peers import ORIGIN
+from tests.judge.peers import ORIGIN, wish
 
 pytestmark = pytest.mark.anyio
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
@@ -39,11 +39,12 @@ async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
         async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
             court = Court(service, http, time.monotonic, time.time)  # type: ignore[arg-type] # real clocks
             peer = court.peer()
-            asked = await court.post(peer, "/v1/evaluations", {"round": 1, "model": "tiny", "curriculum": digest})
+            asked = await court.post(peer, "/v1/evaluations", wish(curriculum=digest))
             assert asked.status_code == 201, asked.text
-            _, a, sign, b = asked.json()["question"].removesuffix(".").split()
+            (question,) = asked.json()["evaluations"]
+            _, a, sign, b = question["question"].removesuffix(".").split()
             right = int(a) + int(sign + b)
-            graded = await court.answer(peer, asked.json()["evaluation"], f"<answer>{right}</answer>")
+            graded = await court.answer(peer, question["evaluation"], f"<answer>{right}</answer>")
             assert graded.json()["reward"] == 1.0, graded.text
             other = await court.ask(court.peer())
             assert other.status_code == 409 and "this judge asks sums" in other.text and "Own tasks need a judge" in other.text
@@ -98,7 +99,8 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(tmp_path: Path, monkeyp
         tasks.let_go.set()
         first, second = [await one for one in asking]
         assert first.status_code == second.status_code == 201, second.text
-        assert first.json()["evaluation"] == second.json()["evaluation"]  # a peer has one question open, however often it asks
+        one, other = (answered.json()["evaluations"][0]["evaluation"] for answered in (first, second))
+        assert one == other  # a peer has one question open, however often it asks
 
 
 async def test_a_judge_stops_while_a_plug_in_hangs(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ async def test_older_answers_are_on_further_pages(site: httpx2.AsyncClient) -> N
     assert "Question 20" in newest and "Question 4" in older and "Question 5" not in older
 
 
-FILES = ("/v1/leaderboard", "/v2/judge", "/leaderboard.csv", "/openapi.json", f"/nodes/{PEER}/badge.svg")
+FILES = ("/v1/leaderboard", "/v1/judge", "/leaderboard.csv", "/openapi.json", f"/nodes/{PEER}/badge.svg")
 
 
 @pytest.mark.parametrize("path", [*PAGES[:-1], *FILES])
@@ -126,7 +126,7 @@ async def test_a_reader_that_has_it_gets_304(site: httpx2.AsyncClient, path: str
 
 
 async def test_other_sites_may_read_what_is_not_a_page(site: httpx2.AsyncClient) -> None:
-    for path in (*FILES, f"/v1/peers/{PEER}", "/v2/comparison", "/healthz"):
+    for path in (*FILES, f"/v1/peers/{PEER}", "/v1/comparison", "/healthz"):
         assert (await site.get(path)).headers["access-control-allow-origin"] == "*", path
     assert "access-control-allow-origin" not in (await site.get("/")).headers
     assert "access-control-allow-origin" not in (await site.post("/v1/evaluations")).headers
@@ -143,7 +143,7 @@ async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None
     metrics = (await site.get("/metrics")).text
     assert "swarmd_judge_nodes_listed 25\n" in metrics and "swarmd_judge_answers_total 500\n" in metrics
     docs = hostile.Parsed((await site.get("/docs")).text).text
-    assert "/v2/evaluations" in docs and "swarmd-signature" in docs
+    assert "/v1/evaluations" in docs and "swarmd-signature" in docs
 
 
 async def test_csv_has_no_formulas(site: httpx2.AsyncClient) -> None:
@@ -204,9 +204,9 @@ async def test_each_reply_is_as_the_api_says(site: httpx2.AsyncClient) -> None:
             assert told["description"] and all(content.get("schema") for content in of["content"].values()), (method, path)
     entry = (await answers(site, PEER))[0]["evaluation"]
     for path, model in (
-        ("/v2/judge", replies.JudgeReply), ("/v1/leaderboard", replies.LeaderboardReply), (f"/v1/peers/{PEER}", replies.PeerReply),
-        ("/v2/comparison", replies.ComparisonReply), ("/v2/windows", replies.WindowsReply), ("/healthz", replies.HealthReply),
-        (f"/v2/evaluations/{entry}", replies.EvaluationReply),
+        ("/v1/judge", replies.JudgeReply), ("/v1/leaderboard", replies.LeaderboardReply), (f"/v1/peers/{PEER}", replies.PeerReply),
+        ("/v1/comparison", replies.ComparisonReply), ("/v1/windows", replies.WindowsReply), ("/healthz", replies.HealthReply),
+        (f"/v1/evaluations/{entry}", replies.EvaluationReply),
     ):  # fmt: skip
         response = await site.get(path)
         assert response.status_code == 200

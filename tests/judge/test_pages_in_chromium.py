@@ -15,10 +15,9 @@ from PIL import Image
 
 from benchmarks.judge_load import serving
 from swarmd.config.invitation import Invitation, write_invitation
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import wait_until
 from tests.judge import hostile
-from tests.judge.peers import SigningPeer, encode
+from tests.judge.peers import SigningPeer, answering, encode, wish
 from tests.page.chromium import Tab, binary, chromium
 from tests.page.test_in_chromium import NOISY
 
@@ -139,8 +138,8 @@ def test_a_page_keeps_itself_up_to_date(site: Site) -> None:
     site.open(f"/nodes/{peer.identity.peer_id}")
     site.tab.run("document.getElementById('passes').open = true; document.querySelector('#passes summary').focus(); 0")
     with httpx2.Client(base_url=site.url) as http:
-        asked = post(http, peer, "/v1/evaluations", {"round": 99, "model": "tiny", "curriculum": TINY_9.digest})
-        post(http, peer, f"/v1/evaluations/{asked['evaluation']}/answer", {"text": "<answer>late</answer>", "ended": True})
+        asked = post(http, peer, "/v1/evaluations", wish(99))["evaluations"][0]
+        post(http, peer, f"/v1/evaluations/{asked['evaluation']}/answers", answering("<answer>late</answer>"))
     look = "document.dispatchEvent(new Event('visibilitychange'))"
     site.tab.until(f"{look} && document.querySelector('#a21')")
     assert site.tab.run("document.querySelector('#answers pre:not(.question)').textContent") == "<answer>late</answer>"

@@ -126,10 +126,10 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
                 return client.post(target, content=body, headers=peer.headers("POST", target, body))
 
             wish = encode({"round": 1, "curriculum": TINY_9.digest, "asker": {"model": "tiny"}})
-            asked = post("/v2/evaluations", wish)
+            asked = post("/v1/evaluations", wish)
             assert asked.status_code == 201, asked.text
             answers = encode({"answers": [{"text": "x", "ended": True}]})
-            graded = post(f"/v2/evaluations/{asked.json()['evaluations'][0]['evaluation']}/answers", answers)
+            graded = post(f"/v1/evaluations/{asked.json()['evaluations'][0]['evaluation']}/answers", answers)
             assert (graded.status_code, graded.json()["answered"]) == (200, 1)
             assert client.get("/").status_code == 200
-            assert post("/v2/evaluations", b" " * 2_000_000).status_code in (413, 502)  # Caddy 2.6 says 502 of what it cuts off
+            assert post("/v1/evaluations", b" " * 2_000_000).status_code in (413, 502)  # Caddy 2.6 says 502 of what it cuts off

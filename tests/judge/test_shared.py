@@ -51,10 +51,10 @@ class TwoJudges:
         return lambda judge: self.post(judge, target, body, headers)
 
     def ask(self, peer: SigningPeer) -> Callable[[int], Answered]:
-        return self.signed(peer, "/v2/evaluations", ASK)
+        return self.signed(peer, "/v1/evaluations", ASK)
 
     def answer(self, peer: SigningPeer, evaluation: str) -> Callable[[int], Answered]:
-        return self.signed(peer, f"/v2/evaluations/{evaluation}/answers", ANSWER)
+        return self.signed(peer, f"/v1/evaluations/{evaluation}/answers", ANSWER)
 
     def together(self, *requests: tuple[Callable[[int], Answered], int]) -> list[Answered]:
         return [sent.result() for sent in [self._threads.submit(request, judge) for request, judge in requests]]

@@ -61,7 +61,7 @@ class Uploader:
         peer = peer or self.peer()
         true = file if isinstance(file, bytes) else GOOD
         wish = {"model": "good", "curriculum": TINY_9.digest, "bytes": len(true), "sha256": sha256(true).hexdigest()} | said
-        target = "/v2/verified?" + urlencode(wish)
+        target = "/v1/verified?" + urlencode(wish)
         signed = peer.headers("POST", target, b"")
         message = f"POST\n{ORIGIN}\n{target}\n{peer.sequence}\n{wish['sha256']}"
         signed["swarmd-signature"] = peer.identity.sign(b"swarmd judge request v1", message.encode()).hex()
@@ -74,7 +74,7 @@ class Uploader:
         """What the judge says of an upload once it is in one of these states. One that has ended in another comes to none."""
 
         async def look() -> dict[str, Any] | None:
-            found = dict((await self.http.get(f"/v2/verified/{id}")).json())
+            found = dict((await self.http.get(f"/v1/verified/{id}")).json())
             VerificationReply.model_validate(found, extra="forbid")
             assert found["state"] in (*states, "queued", "running"), found
             return found if found["state"] in states else None
@@ -142,7 +142,7 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
 
 
 async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
-    response = await judge.http.get("/v2/verified")
+    response = await judge.http.get("/v1/verified")
     assert response.headers["etag"] and response.headers["access-control-allow-origin"] == "*"
     said = response.json()
     VerifiableReply.model_validate(said, extra="forbid")
@@ -293,8 +293,8 @@ async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path)
     off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_bytes=0)
     async with judging(off) as judge:
         refused(await judge.upload(), 404, "evaluates no uploaded weights")
-        refused(await judge.http.get("/v2/verified"), 404, "evaluates no uploaded weights")
-        refused(await judge.http.get("/v2/verified/nothing"), 404, "no upload of this id")
+        refused(await judge.http.get("/v1/verified"), 404, "evaluates no uploaded weights")
+        refused(await judge.http.get("/v1/verified/nothing"), 404, "no upload of this id")
 
 
 async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path: Path) -> None:

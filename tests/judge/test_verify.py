@@ -153,14 +153,14 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.mark.slow  # starts three processes that score
 def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[str, Any]) -> None:
     (tmp_path / "receipts.jsonl").write_text(f"no JSON {ID}\n" + json.dumps({name: honest[name] for name in ("receipt", "signature")}))
-    pages = {f"/v2/evaluations/{ID}": honest}
+    pages = {f"/v1/evaluations/{ID}": honest}
     with serving(pages) as url:
         code, said, _ = run("verify", ID, "--judge", url)
         assert code == 0 and "All of it holds." in said and TASK.question in said and "own receipt" in said
-        pages[f"/v2/evaluations/{ID}"] = lied(honest, rewards=[0.0, 0.0])
+        pages[f"/v1/evaluations/{ID}"] = lied(honest, rewards=[0.0, 0.0])
         code, said, _ = run("verify", ID, "--judge", url)
         assert code == 1 and "DOES NOT HOLD  score" in said and "not as the judge says: own receipt, score" in said
-        pages[f"/v2/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).told()}
+        pages[f"/v1/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).told()}
         code, said, _ = run("verify", ID, "--judge", url, "--json")
         document = json.loads(said)
         assert code == 4 and document["holds"] is None and document["question"] == TASK.question
@@ -179,7 +179,7 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
     pages: dict[str, Any] = {}
     with serving(pages) as url:
         for document in (done, {**done, "right": 4, **receipts.signed(JUDGE, {**said, "right": 4})}):
-            pages[f"/v2/verified/{ID}"] = document
+            pages[f"/v1/verified/{ID}"] = document
             assert outcome(url, ID).right == document["right"]
         lies: Sequence[dict[str, Any]] = [
             {"right": 4},
@@ -190,7 +190,7 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
             {"verification": "cd" * 16, "state": "queued"},
         ]
         for lie in lies:
-            pages[f"/v2/verified/{ID}"] = {**done, **lie}
+            pages[f"/v1/verified/{ID}"] = {**done, **lie}
             with pytest.raises(JudgeLied):
                 outcome(url, ID)
 

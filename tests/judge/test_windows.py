@@ -32,7 +32,7 @@ from swarmd.testing import PATIENCE
 from swarmd.types import TaskRef
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer
-from tests.judge.test_protocol_2 import answer, ask
+from tests.judge.test_protocol import answer, ask
 
 DAY = 86_400
 
@@ -193,16 +193,16 @@ async def test_nothing_ends_the_work_that_never_ends(
 async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_closed(court: Court) -> None:
     peer = court.peer()
     handed = (await ask(court, peer, answers=2)).json()["evaluations"][0]
-    listed = (await court.http.get("/v2/windows")).json()
+    listed = (await court.http.get("/v1/windows")).json()
     assert [window["number"] for window in listed["windows"]] == [2, 1] and listed["more_before"] is None
     assert handed["commitment"] == listed["windows"][1]["commitment"]
     graded = (await answer(court, peer, handed["evaluation"], "x", "y")).json()
     court.wall.now += DAY
     await court.service._turn_windows()
-    assert (await court.http.get("/v2/windows?before=2")).json()["windows"][0]["seed"] is None
+    assert (await court.http.get("/v1/windows?before=2")).json()["windows"][0]["seed"] is None
     court.wall.now += REVEAL_SECONDS
     await court.service._turn_windows()
-    document = (await court.http.get(f"/v2/evaluations/{handed['evaluation']}")).json()
+    document = (await court.http.get(f"/v1/evaluations/{handed['evaluation']}")).json()
     assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])  # letter for letter
     said: Any = checked(document)
     assert said["commitment"] == handed["commitment"] == document["window"]["commitment"] and said["place"] == 0
@@ -211,7 +211,7 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
     task = held_out.question(tasks_of("tiny-9"), bytes.fromhex(document["window"]["seed"]), index)
     assert (task.ref.specialty, task.ref.n, task.question) == (said["specialty"], said["n"], handed["question"])
     for unknown in ("0" * 32, "x"):
-        assert (await court.http.get(f"/v2/evaluations/{unknown}")).status_code == 404
+        assert (await court.http.get(f"/v1/evaluations/{unknown}")).status_code == 404
     newer = (await ask(court, peer)).json()["evaluations"][0]
     assert newer["window"] == 2 and newer["commitment"] != handed["commitment"]
 
@@ -225,7 +225,7 @@ async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(datab
             await court.service._turn_windows()
             if ahead == 0:  # what was told while the clock was wrong is asked no more
                 assert (court.service._questions.window.number, court.service._next_window.number) == (3, 5)
-        windows = (await court.http.get("/v2/windows")).json()["windows"]
+        windows = (await court.http.get("/v1/windows")).json()["windows"]
         assert [(w["number"], w["opens"] - before, w["seed"] is None) for w in windows[:3]] == [
             (6, 2 * DAY, True),
             (5, DAY, True),
@@ -243,11 +243,11 @@ async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> N
     for _ in range(2):
         await court.service._turn_windows()
         court.wall.now += 2 * REVEAL_SECONDS
-    assert (await court.http.get(f"/v2/windows?before={number + 1}")).json()["windows"][0]["seed"] is None
+    assert (await court.http.get(f"/v1/windows?before={number + 1}")).json()["windows"][0]["seed"] is None
     court.monotonic.now += 61.0
     await court.service.expire()
     await court.service._turn_windows()
-    assert (await court.http.get(f"/v2/windows?before={number + 1}")).json()["windows"][0]["seed"] is not None
+    assert (await court.http.get(f"/v1/windows?before={number + 1}")).json()["windows"][0]["seed"] is not None
 
 
 @pytest.mark.anyio

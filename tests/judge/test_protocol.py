@@ -1,4 +1,4 @@
-"""Protocol 2 over HTTP: several questions, several answers, what a peer says of itself, receipts; and that protocol 1 is as it was."""
+"""The protocol over HTTP: several questions, several answers, what a peer says of itself, receipts."""
 
 import hashlib
 import json
@@ -37,12 +37,12 @@ GOOD: dict[str, Any] = {"round": 3, "curriculum": TINY_9.digest, "asker": ASKER}
 
 
 async def ask(court: Court, peer: SigningPeer, **changed: Any) -> httpx2.Response:
-    return await court.post(peer, "/v2/evaluations", GOOD | changed)
+    return await court.post(peer, "/v1/evaluations", GOOD | changed)
 
 
 async def answer(court: Court, peer: SigningPeer, evaluation: str, *texts: str) -> httpx2.Response:
     given = {"answers": [{"text": text, "ended": True} for text in texts]}
-    return await court.post(peer, f"/v2/evaluations/{evaluation}/answers", given)
+    return await court.post(peer, f"/v1/evaluations/{evaluation}/answers", given)
 
 
 async def test_an_evaluation_and_its_receipt(court: Court) -> None:
@@ -56,7 +56,7 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     assert (graded["reward"], graded["rewards"], graded["n"], graded["number"]) == (0.0, [0.0, 1.0, 0.0], 1, 1)
     found = checked(graded)
     assert found is not None
-    assert found["judge"] == document["judge"] == (await court.http.get("/v2/judge")).json()["judge"]
+    assert found["judge"] == document["judge"] == (await court.http.get("/v1/judge")).json()["judge"]
     assert found["answers"] == [hashlib.sha256(text.encode()).hexdigest() for text in ("x", right, "y")]
     assert found["rewards"] == graded["rewards"] and found["peer"] == peer.identity.peer_id
     assert {name: found[name] for name in ASKER} == ASKER and found["round"] == 3
@@ -110,8 +110,8 @@ async def test_several_questions_at_a_time(court: Court) -> None:
     again = (await ask(court, peer, questions=3, answers=2)).json()["evaluations"]
     assert [question["evaluation"] for question in again] == [question["evaluation"] for question in first]
     assert {question["seconds"] for question in again} == {50.0} and {question["answers"] for question in again} == {1}
-    assert await asked(court, peer) == first[0]["evaluation"]  # protocol 1: the oldest
-    assert (await court.answer(peer, first[1]["evaluation"], "x")).status_code == 200  # and either answers
+    assert await asked(court, peer) == first[0]["evaluation"]  # the oldest
+    assert (await court.answer(peer, first[1]["evaluation"], "x")).status_code == 200
     later = (await ask(court, peer, questions=3)).json()["evaluations"]
     assert [q["evaluation"] for q in later][:2] == [first[0]["evaluation"], first[2]["evaluation"]] and len(later) == 3
     court.monotonic.now += 61.0
@@ -152,7 +152,7 @@ BAD = [
 
 @pytest.mark.parametrize("document", BAD)
 async def test_a_wish_of_another_form(court: Court, document: dict[str, Any]) -> None:
-    refused(await court.post(court.peer(), "/v2/evaluations", document), 422)
+    refused(await court.post(court.peer(), "/v1/evaluations", document), 422)
 
 
 async def test_a_name_is_escaped(court: Court) -> None:
@@ -166,9 +166,9 @@ async def test_a_name_is_escaped(court: Court) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script>" not in page
 
 
-async def test_openapi_names_both_protocols(court: Court) -> None:
+async def test_openapi_has_the_forms_of_the_requests(court: Court) -> None:
     document = (await court.http.get("/openapi.json")).json()
-    for path in ("/v1/evaluations", "/v1/evaluations/{id}/answer", "/v2/evaluations", "/v2/evaluations/{id}/answers"):
+    for path in ("/v1/evaluations", "/v1/evaluations/{id}/answers"):
         post = document["paths"][path]["post"]
         schema = post["requestBody"]["content"]["application/json"]["schema"]
         assert schema["additionalProperties"] is False and "$ref" not in json.dumps(schema)
@@ -187,27 +187,15 @@ async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
 
     peer = court.peer()
     asked = await ask(court, peer)
-    assert set(asked.json()) == told(asked, "/v2/evaluations")
+    assert set(asked.json()) == told(asked, "/v1/evaluations")
     (question,) = asked.json()["evaluations"]
-    assert set(question) == set(known["CommittedQuestion"]["properties"])
+    assert set(question) == set(known["QuestionReply"]["properties"])
     graded = await answer(court, peer, question["evaluation"], "x")
-    assert set(graded.json()) == told(graded, "/v2/evaluations/{id}/answers")
+    assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answers")
     again = await answer(court, peer, question["evaluation"], "x")
-    assert set(again.json()) == told(again, "/v2/evaluations/{id}/answers", "4XX")
-    older = await court.ask(peer)
-    assert set(older.json()) == told(older, "/v1/evaluations")
-    graded = await court.answer(peer, older.json()["evaluation"], "x")
-    assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answer")
+    assert set(again.json()) == told(again, "/v1/evaluations/{id}/answers", "4XX")
     kinds = {path: list(document["paths"][path]["get"]["responses"]["200"]["content"]) for path in ("/leaderboard.csv", "/metrics")}
     assert kinds == {"/leaderboard.csv": ["text/csv"], "/metrics": ["text/plain"]}
-
-
-async def test_protocol_1_answers_with_the_fields_it_always_had(court: Court) -> None:
-    peer = court.peer()
-    response = await court.ask(peer)
-    assert set(response.json()) == {"evaluation", "question", "seconds"}
-    graded = await court.answer(peer, response.json()["evaluation"], "x")
-    assert set(graded.json()) == {"evaluation", "reward", "reason", "specialty", "answered", "total", "score", "n"}
 
 
 def test_sessions_hold_several_questions_of_a_peer() -> None:
