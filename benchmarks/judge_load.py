@@ -4,7 +4,7 @@
     python -m benchmarks.judge_load --workers 2 --database postgresql://…
     python -m benchmarks.judge_load --kills 100
 
-An evaluation is two signed requests of protocol 2, ask and answer, by one of --keys keys over connections that are kept. A key's round
+An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. A key's round
 grows with each. The judge is a process of its own on loopback; the client shares the machine with it. With --workers there are several
 judges of one PostgreSQL, and a key goes always to the same one. Latency is that of one request, from its due time at --rate, so a judge
 that lags behind is seen to. A judge makes its questions in its first half minute; with --up 0 the load comes meanwhile.
