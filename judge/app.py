@@ -32,7 +32,7 @@ B = TypeVar("B", bound=Body)
 
 
 def create_app(service: JudgeService) -> FastAPI:
-    """The HTTP app of an open service."""
+    """Make the HTTP app of an open service."""
     refused: dict[int | str, dict[str, Any]] = {of: {"model": RefusalReply, "description": "Refused"} for of in ("4XX", "5XX")}
     app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=refused)
     app.state.service = service
@@ -153,7 +153,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
 
 
 def _pay(request: Request, size: int) -> None:
-    """Raises Refused where the sender's network has sent too much; the question stays open."""
+    """Count the answer against the limit of the sender's network. Raises Refused beyond it; the question stays open."""
     now = service_of(request).now()
     if wait := request.app.state.answer_bytes.of(network_of(host_of(request)), now).wait(now, size):
         seconds = int(wait) + 1

@@ -85,7 +85,7 @@ def _disk(settings: JudgeSettings) -> CheckFinding:
 
 
 def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFinding:
-    """Opens the models as a start does, so those that are not here are downloaded."""
+    """Open the models as a start does, so those that are not here are downloaded."""
     if not settings.verified_bytes:
         return CheckFinding("uploads", "no weights are evaluated")
     if settings.verified_hub:
@@ -102,5 +102,5 @@ def _new(what: str, path: Path, option: str) -> CheckFinding:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder above that is there."""
+    """Return the nearest folder above that exists."""
     return next(folder for folder in path.absolute().parents if folder.exists())

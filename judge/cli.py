@@ -71,7 +71,7 @@ def _say_version(wanted: bool) -> None:
 def root(
     _version: Annotated[bool, Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """The judge of a swarm: asks nodes held-out questions, scores their answers, keeps a leaderboard."""
+    """Run the judge of a swarm: it asks nodes held-out questions, scores their answers and keeps a leaderboard."""
 
 
 DATABASE = Option(
@@ -288,7 +288,7 @@ def export(
 
 @contextmanager
 def _whole_or_none(to: Path) -> Iterator[BinaryIO]:
-    """A new file, which is removed where it cannot be written whole. Raises CannotWrite."""
+    """Open a new file, which is removed where it cannot be written whole. Raises CannotWrite."""
     try:
         with to.open("xb") as file:
             try:

@@ -140,7 +140,7 @@ class JudgeSetting:
     default: object
 
     def refuses(self, value: object) -> str:
-        """What it expects, where this is no value for it; else nothing."""
+        """Return what the setting expects where this is no value for it; else nothing."""
         items = value if self.many and isinstance(value, list) else [value]
         if (isinstance(value, list) == self.many) and all(map(self._takes, items)):
             return ""
@@ -176,7 +176,7 @@ def checked_proxies(proxies: Iterable[str]) -> tuple[str, ...]:
 
 
 def settings_of(serve: Callable[..., None]) -> Mapping[str, JudgeSetting]:
-    """The keys: what options a command has."""
+    """Return the keys of the file: a command's options."""
     defaults = {name: parameter.default for name, parameter in signature(serve).parameters.items()}
     found: dict[str, JudgeSetting] = {}
     for name, hint in get_type_hints(serve, include_extras=True).items():
@@ -197,7 +197,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def read_config(file: Path, settings: Mapping[str, JudgeSetting]) -> Mapping[str, Any]:
-    """What the file says. Raises ConfigurationWrong, with a line for each mistake."""
+    """Read the settings of the file. Raises ConfigurationWrong, with a line for each mistake."""
     document = _read(file)
     mistakes = []
     for key, value in document.items():
@@ -213,7 +213,7 @@ def read_config(file: Path, settings: Mapping[str, JudgeSetting]) -> Mapping[str
 
 
 def refuse_unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -> None:
-    """Raises ConfigurationWrong where a SWARMD_JUDGE_ variable is none of the judge's, nor of a node's."""
+    """Refuse unknown variables. Raises ConfigurationWrong where a SWARMD_JUDGE_ variable is neither the judge's nor a node's."""
     known = [name.upper() for name in (*settings, "config")]
     mistakes = []
     for variable in sorted({name for name, text in environment.items() if name.startswith(PREFIX) and text} - OF_NODES):
@@ -227,7 +227,7 @@ def refuse_unknown_variables(environment: Mapping[str, str], settings: Iterable[
 
 
 def write_example(folder: Path) -> Path:
-    """A commented judge.toml in this folder. Raises ConfigurationWrong; a file that is there is left as it is."""
+    """Write a commented judge.toml into this folder. Raises ConfigurationWrong; an existing file is left as it is."""
     file = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,9 +60,12 @@ ACCEPTED_SECONDS = 0.05  # more than asyncio takes between accepting a connectio
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP protocol with deadlines, which uvicorn lacks. A connection is cut after REQUEST_SECONDS without a whole request (slow loris),
+    """HTTP protocol with deadlines, which uvicorn lacks.
+
+    A connection is cut after REQUEST_SECONDS without a whole request (slow loris),
     after RESPONSE_SECONDS without a response, after TAKE_SECONDS with a response that the client does not read, and if too many clients
-    read slowly at once."""
+    read slowly at once.
+    """
 
     request_seconds = config.REQUEST_SECONDS
     response_seconds = config.RESPONSE_SECONDS
@@ -210,7 +213,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address to reach this socket by from the same machine."""
+    """Return the address to reach this socket by from the same machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - it is read, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -97,6 +97,17 @@ class OpenQuestion:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedQuestion:
+    """A question as a node gets it: its text, never its reference or answer."""
+
+    id: str
+    question: str
+    seconds: float  # left to answer
+    answers: int  # wanted
+    window: QuestionWindow
+
+
+@dataclass(frozen=True, slots=True)
 class GradedQuestion:
     """What a receipt says besides the answers. It comes out of the database as it went in, so a receipt can be made again."""
 
@@ -118,7 +129,7 @@ class GradedEvaluation:
 
 
 def network_of(host: str) -> str:
-    """The network that one machine gets cheaply: /24 of IPv4, /48 of IPv6. Text that is no address is its own network."""
+    """Return the network that one machine gets cheaply: /24 of IPv4, /48 of IPv6. Text that is no address is its own network."""
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -81,7 +81,7 @@ def add_reading_routes(app: FastAPI) -> None:
 
     @readable(app, "/v1/leaderboard", reply=LeaderboardReply)
     async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
-        """The leaderboard, best first, a page at a time. The parameters choose and order; ranks are those among all."""
+        """Return the leaderboard, best first, a page at a time. The parameters choose and order; ranks are those among all."""
         service = service_of(request)
         board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
@@ -111,7 +111,7 @@ def add_reading_routes(app: FastAPI) -> None:
 
     @readable(app, "/v1/windows", reply=WindowsReply)
     async def windows(request: Request, before: Before = None) -> Response:
-        """The sets of questions that the judge has committed to, the newest first. Anyone can check that no question was chosen."""
+        """List the sets of questions that the judge has committed to, the newest first. Anyone can check that no question was chosen."""
         service = service_of(request)
         found = await service.windows(before or NEWEST)
         more = found[-1].number if found and found[-1].number > 1 else None
@@ -151,7 +151,7 @@ def host_of(request: Request) -> str:
 
 
 async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
-    """A part of the leaderboard. Raises Refused where too many were worked out for the reader's network."""
+    """Return a part of the leaderboard. Raises Refused where too many were worked out for the reader's network."""
     service = service_of(request)
     now, buckets = service.now(), request.app.state.boards
     if not service.boards.kept(view) and (wait := buckets.of(network_of(host_of(request)), now).wait(now)):

@@ -75,7 +75,7 @@ def described(body: type[Body]) -> dict[str, Any]:
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without references: OpenAPI looks for what they name elsewhere."""
+    """Return the schema with its references resolved: OpenAPI looks elsewhere for what they name."""
     parts = schema.pop("$defs", {})
 
     def put(node: Any) -> Any:

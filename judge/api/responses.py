@@ -18,7 +18,7 @@ Handler = Callable[..., Awaitable[Response]]
 def readable(
     app: FastAPI, path: str, *, documented: bool = True, kind: type[Response] = JSONResponse, reply: type[BaseModel] | None = None
 ) -> Callable[[Handler], Handler]:
-    """A route whose handler takes the request. `documented`: it is in /openapi.json, with `kind` and the form `reply` of its answer."""
+    """Add a route whose handler takes the request. `documented`: it is in /openapi.json, with `kind` and the form `reply` of its answer."""
     responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: {"model": reply}}
 
     def both(handler: Handler) -> Handler:
@@ -33,12 +33,12 @@ def readable(
 
 
 def request_of(parameters: Mapping[str, Any]) -> Request:
-    """The request among what a handler is called with."""
+    """Return the request among a handler's arguments."""
     return next(value for value in parameters.values() if isinstance(value, Request))
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """The response with its ETag; 304 where the request names that."""
+    """Give the response its ETag; return 304 where the request names that ETag."""
     headers = response.headers
     headers.setdefault("cache-control", f"public, max-age={PAGE_SECONDS}")
     headers.setdefault("x-content-type-options", "nosniff")

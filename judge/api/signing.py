@@ -24,7 +24,9 @@ _FORMS = (r"[1-9A-HJ-NP-Za-km-z]{52}", r"https?://[\x21-\x7e]{1,255}", r"0|[1-9]
 
 
 def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
-    """What is signed. `target`: path and query as sent. No field can hold a line break, so no two requests share a message.
+    """Return the bytes that are signed. `target`: path and query as sent.
+
+    No field can hold a line break, so no two requests share a message.
 
     `body`: or its SHA-256 in hex, where it is still to come.
     """

@@ -90,7 +90,7 @@ async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) ->
 
 
 async def verification(request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> Response:
-    """What became of an upload: its place in the queue, then its score with each question. Without the first `after` questions."""
+    """Return what became of an upload: its place in the queue, then its score with each question. Without the first `after` questions."""
     service = service_of(request)
     kept = await service.read(service.records.one, id)
     if kept is None:
@@ -129,7 +129,7 @@ def _tier(service: JudgeService) -> VerifiedTier:
 
 
 async def _parts(request: Request, size: int) -> AsyncIterator[bytes]:
-    """The body. The connection may take as long as the slowest upload that is allowed."""
+    """Yield the body. The connection may take as long as the slowest upload that is allowed."""
     if patience := request.scope.get("extensions", {}).get(config.PATIENCE):
         patience["wait"](config.REQUEST_SECONDS + size / config.VERIFIED_RATE)
     try:

@@ -28,13 +28,13 @@ class QuestionThread:
         self.waiting, self._closed = 0, False
 
     def task(self, ref: TaskRef) -> Task | None:
-        """Raises NoQuestion once it is closed: many references are tried for one question, and each may take seconds."""
+        """Make the task. Raises NoQuestion once the thread is closed: a question may try many references, each for seconds."""
         if self._closed:
             raise NoQuestion("the judge stops")
         return self._tasks.task(ref)
 
     async def make(self, questions: WindowQuestions, window: QuestionWindow, index: int) -> None:
-        """Raises Refused."""
+        """Make this question in the thread. Raises Refused."""
         if self.waiting >= config.QUESTIONS_BACKLOG:
             raise Refused(BUSY)
         self.waiting += 1
@@ -47,8 +47,11 @@ class QuestionThread:
             self.waiting -= 1
 
     async def make_ahead_forever(self, questions: WindowQuestions, following: Callable[[], QuestionWindow]) -> None:
-        """Make those of the open window and the next before they are needed. One may take 70 ms, and when a window opens nearly every
-        peer needs one that nobody had before. Own tasks are made when they are asked for: their plug-in may fail."""
+        """Make the questions of the open window and the next before they are needed.
+
+        One may take 70 ms, and when a window opens nearly every peer needs one that nobody had before. Own tasks are made when they are
+        asked for: their plug-in may fail.
+        """
         while isinstance(self._tasks, CurriculumTasks):
             pause = config.EXPIRE_SECONDS
             with survived("making questions"):

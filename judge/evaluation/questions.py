@@ -35,12 +35,12 @@ class WindowQuestions:
         self._places: OrderedDict[PeerId, int] = OrderedDict()
 
     def ask_from(self, peer: PeerId, window: int | None, asked: int) -> None:
-        """The peer was asked so many questions of this window, as the store has it."""
+        """Note how many questions of this window the peer was asked, as the store has it."""
         if window == self.window.number:
             self._places[peer] = max(asked, self._places.get(peer, 0))
 
     def __call__(self, peer: PeerId) -> Drawn:
-        """Raises NoQuestion, VerifierFailed."""
+        """Draw the peer's next question. Raises NoQuestion, VerifierFailed."""
         place, window = self._places.get(peer, 0), self.window
         task = self.task(window, self._next(peer))
         self._places[peer] = place + 1
@@ -50,7 +50,7 @@ class WindowQuestions:
         return Drawn(task, window, place)
 
     def unmade(self, peer: PeerId) -> tuple[QuestionWindow, int] | None:
-        """The peer's next question, where it is not made yet."""
+        """Return the peer's next question where it is not made yet."""
         index = self._next(peer)
         return None if index in self._made[self.window.number] else (self.window, index)
 
@@ -58,7 +58,7 @@ class WindowQuestions:
         return held_out.place_in_set(self.window.seed, peer, self._places.get(peer, 0), self.window.terms.questions)
 
     def missing(self, following: QuestionWindow) -> tuple[QuestionWindow, int] | None:
-        """A question of the open window, or else of the following one, that is not made yet."""
+        """Return a question that is not made yet: of the open window, or else of the following one."""
         for window in (self.window, following):
             made = self._made.setdefault(window.number, {})
             if len(made) < window.terms.questions:
@@ -66,7 +66,7 @@ class WindowQuestions:
         return None
 
     def task(self, window: QuestionWindow, index: int) -> Task:
-        """A question of the window, from any thread. It is made the first time. Raises NoQuestion, VerifierFailed."""
+        """Return a question of the window, made the first time; callable from any thread. Raises NoQuestion, VerifierFailed."""
         made = self._made.setdefault(window.number, {})
         if index not in made:
             made[index] = held_out.question(self._tasks, window.seed, index)

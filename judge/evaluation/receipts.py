@@ -18,7 +18,7 @@ SCHEMA = 1
 
 
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
-    """What the receipt of this evaluation says."""
+    """Return the fields of this evaluation's receipt."""
     question, answers, reasons = graded.question, graded.answers, graded.reasons
     found = {"rewards": [reason.reward for reason in reasons], "reasons": [reason.value for reason in reasons]}
     asked = {"evaluation": question.id, "peer": question.peer, "number": question.number, "at": question.at}
@@ -29,18 +29,18 @@ def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
 
 
 def digests(answers: Sequence[Completion]) -> list[str]:
-    """What a receipt says of the answers themselves: the SHA-256 of each text."""
+    """Return what a receipt says of the answers themselves: the SHA-256 of each text."""
     return [sha256(answer.text.encode()).hexdigest() for answer in answers]
 
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:
-    """The receipt of these fields, as it is sent."""
+    """Sign these fields. Return the receipt as it is sent."""
     text = json.dumps({"schema": SCHEMA, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":"))
     return {"receipt": text, "signature": judge.sign(DOMAIN, text.encode()).hex()}
 
 
 def checked(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The fields of a receipt, if the judge that it names has signed it."""
+    """Return the fields of a receipt if the judge that it names has signed it, else None."""
     try:
         fields = json.loads(receipt["receipt"])
         signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""  # one spelling

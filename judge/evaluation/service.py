@@ -36,7 +36,17 @@ from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store
 from judge.store.verifications import VerificationRecords
 from judge.store.windows import dated_ahead
 from judge.store.writer import StoreWriter
-from judge.types import GradedEvaluation, GradedQuestion, OpenQuestion, QuestionRequest, QuestionWindow, Requester, Signed, network_of
+from judge.types import (
+    GradedEvaluation,
+    GradedQuestion,
+    HandedQuestion,
+    OpenQuestion,
+    QuestionRequest,
+    QuestionWindow,
+    Requester,
+    Signed,
+    network_of,
+)
 from judge.verified.evaluator import Evaluator
 from judge.verified.tier import JudgeHandle, VerifiedTier, open_tier
 from p2p.identity import Identity
@@ -51,17 +61,6 @@ from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 log = logging.getLogger("judge")
 T = TypeVar("T")
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class HandedQuestion:
-    """A question as a node gets it: its text, never its reference or answer."""
-
-    id: str
-    question: str
-    seconds: float  # left to answer
-    answers: int  # wanted
-    window: QuestionWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ async def open_service(
     wall: Callable[[], float] = time.time,
     evaluator: Evaluator | None = None,
 ) -> AsyncIterator["JudgeService"]:
-    """A judge with its database, verifier and tasks; closed in order at the end. Raises OperatorError.
+    """Open a judge with its database, verifier and tasks; they are closed in order at the end. Raises OperatorError.
 
     `evaluator`: of uploaded weights; None: the usual one.
     """
@@ -127,8 +126,8 @@ class JudgeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """`key` signs the receipts. `store`, `reader` and `mark` are each used from one thread of this service's own once this is made;
-        `rng` must be unpredictable outside tests: the seeds of windows are of it."""
+        """Take the open parts. `key` signs the receipts; `rng` must be unpredictable outside tests: windows' seeds are of it."""
+        # `store`, `reader` and `mark` are each used from one thread of this service's own from now on.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
         self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = store, reader, mark, monotonic, wall, rng
         window, self._next_window, self._hidden_windows = self._turned(wall())
@@ -166,7 +165,7 @@ class JudgeService:
         return self._reader.verified
 
     async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
-        """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
+        """Return the peer's open questions, with new ones up to as many as it asks for. host: its address. Raises Refused."""
         known = await self.claim(signed)
         mine = self.curriculum
         if not mine.asks_as(wish.curriculum):  # how the node scores what it trains on is its own affair
@@ -243,11 +242,11 @@ class JudgeService:
         return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
 
     async def evaluation(self, id: str) -> GradedEvaluation | None:
-        """An answered question, for anyone to check."""
+        """Return an answered question, for anyone to check."""
         return await self.read(self._reader.evaluation, id)
 
     async def windows(self, before: int) -> Sequence[QuestionWindow]:
-        """The windows with a number below `before`, the newest first; a page of them."""
+        """Return the windows with a number below `before`, the newest first; a page of them."""
         return await self.read(self._reader.windows, before)
 
     def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
@@ -309,7 +308,7 @@ class JudgeService:
         return await self.read(self._reader.counted, id)
 
     def question(self, specialty: str, n: int) -> Task | None:
-        """The task, made again; None for own tasks, whose plug-in is not run for readers."""
+        """Make the task again; None for own tasks, whose plug-in is not run for readers."""
         return self._tasks.task(TaskRef(specialty, n)) if isinstance(self._tasks, CurriculumTasks) else None
 
     def solution(self, task: Task) -> str:
@@ -326,7 +325,7 @@ class JudgeService:
         return await self.read(self._reader.standing, peer)
 
     async def history(self, peer: str, before: int, limit: int) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """A page of a peer's answers, and where the next page begins."""
+        """Return a page of a peer's answers, and where the next page begins."""
         return await self.read(self._reader.history, peer, before, limit)
 
     def now(self) -> float:
@@ -357,7 +356,8 @@ class JudgeService:
     async def claim(self, signed: Signed) -> bool:
         """Use the request's sequence number up. Raises Refused, also for a banned key.
 
-        False: another judge of this database may hear from this peer for the first time too."""
+        False: another judge of this database may hear from this peer for the first time too.
+        """
         if signed.peer in self._banned:
             raise Refused(BANNED)
         if self.settings.shared:
@@ -380,7 +380,7 @@ class JudgeService:
             self._scoring -= len(answers)
 
     async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[GradeReason]:
-        """Raises VerifierFailed."""
+        """Score the answers. Raises VerifierFailed."""
         return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[0]
 
     async def write(self, step: Callable[..., T], *arguments: object) -> T:

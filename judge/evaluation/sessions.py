@@ -58,7 +58,10 @@ class Sessions:
     def ask(
         self, peer: PeerId, asker: Requester, now: float, attributes: Attributes = UNNAMED, answers: int = 1, most: int = 1
     ) -> AskResult | Refusal:
-        """A new question for the peer; its oldest open one where it has `most`. Call `expire` first: open questions count as in time."""
+        """Open a new question for the peer, or return its oldest open one where it has `most`.
+
+        Call `expire` first: open questions count as in time.
+        """
         held = self.of(peer)
         if len(held) >= most:
             return AskResult(held[0], False)
@@ -112,7 +115,7 @@ class Sessions:
             self._close(question, NO_SUCH_QUESTION)
 
     def give_up(self, question: OpenQuestion) -> None:
-        """The answer was lost by a fault of ours: tell the peer so."""
+        """Close the question because its answer was lost by a fault of ours: the peer is told so."""
         self._closed[question.id] = (question.peer, GIVEN_UP)
 
     def _close(self, question: OpenQuestion, why: Refusal) -> None:

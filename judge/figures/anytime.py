@@ -56,7 +56,7 @@ def always(right: int, answers: int) -> Interval:
 
 
 def _lowest(right: int, answers: int) -> float:
-    """The least mean chance against which no mixture of bets has won 2 / LEVEL."""
+    """Return the least mean chance against which no mixture of bets has won 2 / LEVEL."""
     if right == 0:
         return 0.0
     growth, limit = np.expm1(ANSWER_BETS), log(2 / LEVEL) + log(len(ANSWER_BETS))
@@ -86,7 +86,10 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
 
 
 def evidence(differences: NDArray[np.float64]) -> float:
-    """The most that bets on positive signs ever had, beginning with 1. Under fair signs the chance that it gets to x is 1 / x at most."""
+    """Return the most that bets on positive signs ever had, beginning with 1.
+
+    Under fair signs the chance that it gets to x is 1 / x at most.
+    """
     sizes = np.abs(differences)
     seen = sizes > 0
     if not seen.any():

@@ -119,7 +119,7 @@ def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[Ro
 
 
 def _enough(arm: Mapping[int, BinSums]) -> set[int]:
-    """The bins at which it has peers enough for a test."""
+    """Return the bins at which an arm has enough peers for a test."""
     fewest = max(FEWEST, SHARE * max((sums.peers for sums in arm.values()), default=0))
     return {bin for bin, sums in arm.items() if sums.peers >= fewest and bin_end(bin) >= FIRST}
 
@@ -171,7 +171,7 @@ def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
 
 
 def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
-    """The first round from which on every (round, difference, adjusted p) is significant, with the sign of the last."""
+    """Find the first round from which on every (round, difference, adjusted p) is significant, with the sign of the last."""
     first = None
     for round_number, difference, p in reversed(tests):
         if p >= LEVEL or difference * tests[-1][1] <= 0:

@@ -30,7 +30,7 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
 
 
 def pass_at(k: int, answers: int, right: int) -> float:
-    """The chance that of k answers, drawn from these without putting any back, one is right at least.
+    """Return the chance that at least one of k answers is right, drawn from these without putting any back.
 
     The unbiased estimator of pass@k (arXiv 2107.03374, section 2.1). Needs k answers.
     """

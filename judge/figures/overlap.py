@@ -23,5 +23,5 @@ _NEW_TEXTS: Mapping[str, Mapping[str, float]] = {
 
 
 def new_texts(questions: str) -> Mapping[str, float]:
-    """The share by specialty; empty where it was not measured."""
+    """Return the share by specialty; empty where it was not measured."""
     return _NEW_TEXTS.get(questions, {})

@@ -34,7 +34,7 @@ def bin_of(round_number: int) -> int:
 
 @cache
 def bin_end(bin: int) -> int:
-    """The first round behind it."""
+    """Return the first round after the bin."""
     shift = max(0, bin // PER_DOUBLING - 1)
     return ((bin - PER_DOUBLING * shift + 1) << shift) * BIN_ROUNDS
 

@@ -73,7 +73,7 @@ class Verification:
 
 
 def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
-    """The figures of a receipt and of a page: by specialty, pass@k, and each question as it can be asked again."""
+    """Work out the figures of a receipt and of a page: by specialty, pass@k, and each question as it can be asked again."""
     specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
     ks = [k for k in (1, 2, 4, 8, 16) if k <= upload.answers] if upload.answers > 1 else []
     total = tally([(answer.specialty, answer.reward) for answer in answers])

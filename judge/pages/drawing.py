@@ -27,7 +27,7 @@ def sparkline(points: Points, width: int = 120, height: int = 28) -> Markup:
 
 
 def whisker(share: float, interval: Interval, width: int = 120) -> Markup:
-    """A share and its interval on the scale 0..1."""
+    """Draw a share and its interval on the scale 0..1."""
     low, high, dot = (round(3 + value * (width - 6), 1) for value in (interval.low, interval.high, share))
     return _drawn(
         f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><line class="axis" x1="3" x2="{width - 3}" y1="7" y2="7"/>'
@@ -53,7 +53,7 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
 
 
 def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220) -> Markup:
-    """The share of right answers of each segment, with its interval as a band."""
+    """Draw the share of right answers of each segment, with its interval as a band."""
     inner = width - LEFT - 8, height - FOOT - TOP
     top_x = float(segments[-1][1])
     middle = [(first + last) / 2 for first, last, _, _ in segments]
@@ -91,7 +91,7 @@ def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, hei
 
 
 def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height: int = 180) -> Markup:
-    """A bar for each count, with the first and every sixth named."""
+    """Draw a bar for each count; the first and every sixth are named."""
     inner_width, inner_height = width - LEFT - 8, height - FOOT - TOP
     top = float(max(1, *(count for _, count in counts)))
     step = inner_width / len(counts)
@@ -106,7 +106,7 @@ def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height
 
 
 def badge(share: float, interval: Interval, answers: int) -> str:
-    """An image for other pages: the score and its interval. As large as badges are."""
+    """Draw a badge for other pages: the score and its interval."""
     value = f"pass@1 {share:.0%} ({interval.low:.0%}–{interval.high:.0%})" if answers else "no answers yet"
     colour = next(colour for level, colour in _BADGE_COLOURS if share >= level) if answers else "#60646c"
     left, right = 56, round(6.4 * len(value)) + 14

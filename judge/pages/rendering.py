@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def visible(text: str) -> str:
-    """The text without control characters, and without those that reorder or hide other text."""
+    """Remove control characters, and those that reorder or hide other text."""
     return text if text.isprintable() else "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
@@ -39,7 +39,7 @@ def cut(text: str, most: int) -> str:
 
 
 def lines(text: str, most: int) -> Markup:
-    """A text of several lines, cut after `most` characters."""
+    """Cut a text of several lines after `most` characters."""
     kept = "\n".join(visible(line.expandtabs(4)) for line in cut(text, most).split("\n"))
     return Markup("\n") + escape(kept)
 
@@ -67,7 +67,7 @@ def ago(at: float, now: float) -> str:
 
 @cache
 def static(name: str) -> str:
-    """The address of a file, another one when the file is another."""
+    """Return the URL of a static file with its content hash (cache busting)."""
     return f"/static/{name}?v={base64.b32encode(blake2b((STATIC / name).read_bytes(), digest_size=5).digest()).decode().lower()}"
 
 

@@ -56,7 +56,7 @@ def add_page_routes(app: FastAPI) -> None:
 
 
 def page(app: FastAPI, path: str) -> Callable[[PageHandler], Handler]:
-    """A route whose handler gives a template's name and what it shows; a refusal is a page too."""
+    """Add a route whose handler returns a template's name and what it shows; a refusal is a page too."""
 
     def route(handler: PageHandler) -> Handler:
         @wraps(handler)
@@ -89,7 +89,7 @@ def _rendered(request: Request, template: str, context: Mapping[str, Any], statu
 
 
 def base_of(request: Request) -> str:
-    """The address of this judge, as others reach it."""
+    """Return the address of this judge, as others reach it."""
     return next(iter(sorted(service_of(request).settings.origins)), str(request.base_url).rstrip("/"))
 
 
@@ -114,7 +114,7 @@ def _add_board(app: FastAPI) -> None:
 
     @readable(app, "/leaderboard.csv", kind=CsvResponse)
     async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
-        """The leaderboard as CSV; the header `link` names the next part."""
+        """Return the leaderboard as CSV; the header `link` names the next part."""
         service = service_of(request)
         found = await board_of(request, asked.view(service.now()))
         text, after = views.csv_of(found)
@@ -263,7 +263,7 @@ def _invited(invitation: str, curriculum: Curriculum, address: str) -> Mapping[s
 
 
 def _code(text: str) -> Markup | None:
-    """A QR code as SVG that scales with its box; None where segno is not installed (the extra `qr`)."""
+    """Draw a QR code as SVG that scales with its box; None where segno is not installed (the extra `qr`)."""
     try:
         import segno
     except ImportError:

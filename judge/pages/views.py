@@ -56,7 +56,7 @@ def quarters(curves: Iterable[tuple[str, Points]]) -> list[tuple[str, ...]]:
 
 
 def arms(document: Mapping[str, Any]) -> list[Arm]:
-    """The two curves of a comparison, where there are enough peers for a band."""
+    """Return the two curves of a comparison, where there are enough peers for a band."""
     return [(name, _band(document[name], document["fewest_peers"])) for name in ("swarm", "solo")]
 
 
@@ -66,7 +66,7 @@ def _band(curve: Mapping[str, Sequence[Any]], fewest: int) -> list[tuple[float, 
 
 
 def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[str, ...]]:
-    """The tests of a comparison, evenly chosen, the last one included."""
+    """Choose tests of a comparison evenly, the last one included."""
     tests, peers = document["tests"], [dict(zip(document[arm]["round"], document[arm]["peers"], strict=True)) for arm in ("swarm", "solo")]
     means = [dict(zip(document[arm]["round"], document[arm]["reward"], strict=True)) for arm in ("swarm", "solo")]
     step = max(1, -(-len(tests["round"]) // most))
@@ -81,7 +81,10 @@ def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[s
 
 
 def csv_of(page: LeaderboardPage) -> tuple[str, int | None]:
-    """The rows of a board, as many as CSV_BYTES hold, and after how many the next go on. No cell is a formula for a spreadsheet."""
+    """Return the rows of a board, as many as CSV_BYTES hold, and after how many the next part begins.
+
+    No cell is a formula for a spreadsheet.
+    """
     rows, size = [_csv_line(CSV_HEADS)], 0
     for place, standing in enumerate(page.standings):
         row = _csv_line(_row(standing))
@@ -112,7 +115,7 @@ def _cell(value: object) -> object:
 
 
 def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What /docs shows of the API's description: for each operation its purpose, parameters, and body and reply by an example."""
+    """Return what /docs shows of each operation: its purpose, parameters, and body and reply by an example."""
     parts = openapi.get("components", {}).get("schemas", {})
     found = []
     for path, methods in openapi["paths"].items():
@@ -138,7 +141,10 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def example_of(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
-    """A value of this JSON schema, by the examples it gives. `parts`: what its references name. A field that may be absent is left out."""
+    """Make a value of this JSON schema from its examples. `parts`: what its references name.
+
+    A field that may be absent is left out.
+    """
     if "$ref" in schema:
         return example_of(parts[schema["$ref"].rpartition("/")[2]], parts)
     if "examples" in schema:
@@ -162,7 +168,7 @@ def _body(content: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
 
 
 def _described(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The fields of a reply that say what they are, those of inner objects too, each name once."""
+    """List the described fields of a reply, those of inner objects too, each name once."""
     found: dict[str, str] = {}
 
     def look(at: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def export(database: Path | str, to: TextIO) -> int:
 
 
 def export_parquet(database: Path | str, to: BinaryIO, group: int = ROW_GROUP) -> int:
-    """The same as Parquet, a row group at a time. Raises DatabaseUnusable where pyarrow is not installed."""
+    """Write the same as Parquet, a row group at a time. Raises DatabaseUnusable where pyarrow is not installed."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -134,7 +134,7 @@ def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator
 
 
 def _counted_otherwise(db: Connection) -> Iterator[Difference]:
-    """A peer's questions have the numbers 1, 2, 3 …, and their totals add up to what the peer has."""
+    """Check that a peer's questions have the numbers 1, 2, 3 …, and that their totals add up to what the peer has."""
     c = evaluations.c
     counting = select(c.peer, c.number, c.reward, c.total, c.state).where(c.number.is_not(None)).order_by(c.peer, c.number)
     sums: dict[str, tuple[int, int, float]] = {}

@@ -80,14 +80,14 @@ def view(db: Connection, model: str | None) -> ArmsView:
 
 
 def _sizes(db: Connection) -> Sequence[ArmSize]:
-    """The largest."""
+    """Return the sizes of the largest arms."""
     c = arm_bins.c
     largest = select(c.model, c.sharing, c.peers).where(c.bin == 0, c.model.in_(_SHOWN)).order_by(c.peers.desc(), c.model).limit(2 * MODELS)
     return [ArmSize(*row) for row in db.execute(largest)]
 
 
 def _most_compared(found: Sequence[ArmSize]) -> str | None:
-    """The model with most peers on its smaller side; the largest where none has both."""
+    """Find the model with most peers on its smaller side; the largest where none has both."""
     peers: dict[str, list[int]] = defaultdict(list)
     for size in found:
         peers[size.model].append(size.peers)

@@ -25,7 +25,7 @@ _IDLE = "10s"  # of several judges, one that stands still in a transaction, as w
 
 
 def database_url(database: Path | str) -> URL:
-    """The address of a database: a path is a SQLite file. Raises DatabaseUnusable."""
+    """Return the address of a database: a path is a SQLite file. Raises DatabaseUnusable."""
     text = str(database)
     if "://" not in text:
         return URL.create("sqlite", database=text)
@@ -41,7 +41,7 @@ def database_url(database: Path | str) -> URL:
 
 
 def refuse_to_share(url: URL, shared: bool) -> None:
-    """Raises DatabaseUnusable where several judges would use a file."""
+    """Check that no file is shared. Raises DatabaseUnusable where several judges would use one."""
     if shared and url.get_backend_name() == "sqlite":
         raise DatabaseUnusable(f"{shown(url)} is a SQLite file, which one judge alone can use; leave --shared out, or use PostgreSQL")
 
@@ -55,10 +55,13 @@ class Database:
     """An open database of the newest schema. Use it from one thread at a time."""
 
     def __init__(self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False) -> None:
-        """`alone`: keep other judges out and make the schema of a new database. Otherwise it is only read, or, with `writes`,
+        """Open the database.
+
+        `alone`: keep other judges out and make the schema of a new database. Otherwise it is only read, or, with `writes`,
         written beside a judge.
         `shared`: other judges that say so may use it too, on PostgreSQL alone; one at a time is in a transaction.
-        Raises DatabaseInUse, DatabaseUnusable."""
+        Raises DatabaseInUse, DatabaseUnusable.
+        """
         url = database_url(database)
         self.name = shown(url)
         refuse_to_share(url, shared)
@@ -82,7 +85,7 @@ class Database:
             raise
 
     def begin(self) -> contextlib.AbstractContextManager[Connection]:
-        """A transaction: committed at the end, undone as a whole where something is raised."""
+        """Begin a transaction: committed at the end, undone as a whole where something is raised."""
         return self.engine.begin()
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class Database:
 
 
 def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
-    """The schema's version, and name and digest of the curriculum, of a database that is there; None: not yet. It is not moved.
+    """Return the schema's version, and name and digest of the curriculum, of an existing database; None: not yet.
 
     Raises DatabaseInUse, DatabaseUnusable.
     """
@@ -216,7 +219,7 @@ def _known(connection: Connection, name: str) -> str | None:
 
 
 def _version(connection: Connection) -> str | None:
-    """The schema's version; None: there is none yet."""
+    """Return the schema's version; None: there is none yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()

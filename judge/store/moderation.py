@@ -38,7 +38,7 @@ class ModerationEntry:
 
 
 def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: float) -> None:
-    """Raises NothingToModerate, DatabaseUnusable. The judge may run meanwhile, and heeds it within seconds."""
+    """Record the act. The judge may run meanwhile, and follows it within seconds. Raises NothingToModerate, DatabaseUnusable."""
     try:
         public_key_of(peer)
     except ValueError:
@@ -56,7 +56,7 @@ def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: floa
 
 
 def history(database: Path | str) -> Sequence[ModerationEntry]:
-    """What was done, the oldest first. Raises DatabaseUnusable."""
+    """List the acts, the oldest first. Raises DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened, opened.begin() as db:
         rows = db.execute(select(table).order_by(table.c.number)).all()
     return [ModerationEntry(row.at, row.act, row.peer, row.why) for row in rows]

@@ -92,7 +92,7 @@ class Reader:
         self._database.close()
 
     def board(self, view: BoardView) -> LeaderboardPage:
-        """The listed peers that the view asks for. Of equal ones the first by its id."""
+        """Return the listed peers that the view asks for. Equal ones are in the order of their ids."""
         wanted = _wanted(view)
         with self._database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
@@ -111,7 +111,7 @@ class Reader:
             return None if row is None else _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db))
 
     def standing(self, peer: str) -> Standing | None:
-        """A peer with its rank; 0: it is not listed."""
+        """Return a peer with its rank; 0: it is not listed."""
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
             if row is None:
@@ -131,7 +131,7 @@ class Reader:
             return arms.view(db, model)
 
     def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.
+        """Return what counts and has a number below `before`, newest first, and where the next page begins; None: nowhere.
 
         An answer is null where the question lapsed. The task and the answer are there: anybody can score it again.
         """
@@ -265,7 +265,7 @@ def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
 
 @cache
 def _curve_of(points: int) -> Select[Any]:
-    """A statement with a fixed number of numbers: it is made once, where one with a list is made each time."""
+    """Make a statement with a fixed number of numbers: it is made once, where one with a list is made each time."""
     chosen = _e.number.in_([bindparam(f"number_{place}") for place in range(points)])
     return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)
 

@@ -100,8 +100,11 @@ class Store:
     """Opened in one thread at a time; the caller sees to that (the app gives it a thread of its own)."""
 
     def __init__(self, database: Path | str, curriculum: str, *, shared: bool = False) -> None:
-        """`curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises DatabaseInUse,
-        DatabaseUnusable."""
+        """Open the store.
+
+        `curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises DatabaseInUse,
+        DatabaseUnusable.
+        """
         self.database = Database(database, shared=shared)
         self._shared = shared
         self._together: Connection | None = None  # the transaction that `together` has begun
@@ -145,7 +148,10 @@ class Store:
         self.database.close()
 
     def together(self, steps: Sequence[tuple[Callable[..., Any], Sequence[object]]]) -> list[Any]:
-        """What each of these methods returns or raises, all in one transaction. If one fails, each is done again in one of its own."""
+        """Run the steps in one transaction; return what each returns or raises.
+
+        If one fails, each is done again in a transaction of its own.
+        """
         try:
             with self.database.begin() as self._together:
                 return [step(*arguments) for step, arguments in steps]
@@ -164,13 +170,15 @@ class Store:
                 yield db
 
     def sequence(self, peer: PeerId) -> int:
-        """The highest sequence number recorded for this peer; -1: none."""
+        """Return the highest sequence number recorded for this peer; -1: none."""
         found = self._known(peer)
         return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
 
     def claim(self, peer: PeerId, sequence: int) -> int:
-        """The highest sequence number recorded for this peer before; -1: it is not known. Of one that is known a higher one is kept: so a
-        number serves once in all judges that share the database."""
+        """Keep the sequence number of a known peer. Return the highest one before; -1: the peer is not known.
+
+        So a number serves once in all judges that share the database.
+        """
         with self._begin() as db:
             found = db.execute(_KNOWN, {"of": peer}).one_or_none()
             if found is not None:
@@ -184,7 +192,7 @@ class Store:
             db.execute(update(evaluations).where(evaluations.c.state == "open", asked).values(state="void"))
 
     def standing(self, peer: PeerId) -> PeerStanding:
-        """What a peer's next question depends on."""
+        """Return what a peer's next question depends on."""
         found = self._known(peer)
         return PeerStanding() if found is None else PeerStanding(found.answered, found.window_number, found.window_asked)
 
@@ -249,8 +257,11 @@ class Store:
                     db.execute(_NOT_ANSWERED, {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)})
 
     def _count(self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any]) -> tuple[Counts, ScoreTally] | None:
-        """Close the question as the peer's next one that counts. The peer's counts before, and the tally of its newest questions with this
-        one. None: it was not open."""
+        """Close the question as the peer's next one that counts.
+
+        Returns the peer's counts before, and the tally of its newest questions with this
+        one. None: it was not open.
+        """
         before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
         counted = {"number": before.answered + before.unanswered + 1, "total": before.reward + reward, **outcome}
         if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
@@ -273,7 +284,7 @@ class Store:
                 db.execute(insert(about).values(name="probe", value=value))
 
     def void(self, question: OpenQuestion) -> None:
-        """The judge could not score the answer: the question does not count."""
+        """Close a question whose answer the judge could not score: it does not count."""
         with self._begin() as db:
             db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
 

@@ -42,7 +42,7 @@ metadata = MetaData()
 
 
 def _said() -> list[Column[Any]]:
-    """What a peer says of itself (judge/types.py), but for round and model."""
+    """Return the columns of what a peer says of itself (judge/types.py), but for round and model."""
     texts = [Column(name, AnyText) for name in ("name", "sharing", "strategy", "version", "hardware")]
     return [*texts, Column("local", NUMBER), Column("external", NUMBER)]
 

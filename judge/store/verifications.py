@@ -23,7 +23,7 @@ class VerificationRecords:
         self._begin = begin
 
     def sequence(self, peer: PeerId) -> int:
-        """The highest sequence number of this peer's uploads; -1: none."""
+        """Return the highest sequence number of this peer's uploads; -1: none."""
         with self._begin() as db:
             highest = db.scalar(select(func.max(table.c.sequence)).where(table.c.peer == peer))
         return -1 if highest is None else int(highest)

@@ -28,14 +28,14 @@ QUESTIONS = 1_000  # of a set; a peer that asks for more meets them again
 
 
 def dated_ahead(window: QuestionWindow, now: float, seconds: int) -> bool:
-    """It was published by a clock that was ahead by more than a window's length, and has been set back."""
+    """Whether it was published by a clock that was ahead by more than a window's length, and has been set back."""
     return window.published > now + seconds
 
 
 def due(
     newest: QuestionWindow | None, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes], alone: bool = True
 ) -> list[QuestionWindow]:
-    """The windows to add now, so that one is open and the next is published. `newest`: of those there are.
+    """Return the windows to add now, so that one is open and the next is published. `newest`: of those that exist.
 
     `alone`: no other judge makes windows too. Two whose clocks differ so much would add one after another for ever.
     """

@@ -24,7 +24,7 @@ class StoreWriter:
         self._worker: asyncio.Task[None] | None = None
 
     async def run(self, step: Callable[..., T], *arguments: object) -> T:
-        """What this method of the store returns or raises."""
+        """Run a method of the store in its thread; return or raise what it does."""
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(((step, arguments), outcome))
         if self._worker is None or self._worker.done():

@@ -50,7 +50,7 @@ class Evaluator:
         return reply.models
 
     async def answers(self, weights: Path, request: AnswerRequest) -> Sequence[Sequence[Completion]]:
-        """The model's answers to each question. Raises EvaluationFailed, OSError where the file cannot be read."""
+        """Return the model's answers to each question. Raises EvaluationFailed; OSError where the file cannot be read."""
         with weights.open("rb") as file:
             number = file.fileno()
             process = await asyncio.create_subprocess_exec(
@@ -87,7 +87,9 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
 
 
 async def _read_away(process: asyncio.subprocess.Process) -> None:
-    """What a process said that was killed. asyncio reads no further where too much waits, and counts it as gone only at the end of its
+    """Read what a killed process had written.
+
+    asyncio reads no further where too much waits, and counts it as gone only at the end of its
     output: `wait` would wait for ever.
     """
     assert process.stdout is not None

@@ -1,5 +1,6 @@
-"""Fetches weights from the hub that the operator named: one file of one commit of a public repository, of an adapter its configuration too.
-No token is sent.
+"""Fetches weights from the hub that the operator named.
+
+One file of one commit of a public repository is fetched, of an adapter its configuration too. No token is sent.
 
 A stranger names repository and commit; where the request goes, the operator's address says. A hub sends large files from a CDN, so
 redirects are followed, five at most: on the hub's own host and port, and else by https to addresses of the internet alone. Such a host is
@@ -29,25 +30,25 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def addresses_of(host: str) -> Sequence[str]:
-    """Raises OSError."""
+    """Look the host's addresses up. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return [str(address[0]) for *_, address in found]
 
 
 class Hub:
     def __init__(self, address: str, resolve: Resolve = addresses_of, transport: httpx2.AsyncBaseTransport | None = None) -> None:
-        """Raises VerifiedUnusable. `transport`: None: the network."""
+        """Name the hub. `transport`: None: the network. Raises VerifiedUnusable."""
         self.address = address.rstrip("/")
         if not re.fullmatch(_ADDRESS, self.address):
             raise VerifiedUnusable(f"{address} is no address of a hub; give one like https://huggingface.co with --verified-hub.")
         self._origin, self._resolve, self._transport = _origin(httpx2.URL(self.address)), resolve, transport
 
     def source(self, repo: str, commit: str, adapter: bool) -> str:
-        """The file's address."""
+        """Return the file's address."""
         return f"{self.address}/{repo}/resolve/{commit}/{'adapter_model' if adapter else 'model'}.safetensors"
 
     async def adapter_config(self, source: str) -> bytes:
-        """What the hub has beside this adapter. Raises UnfitWeights, TimeoutError."""
+        """Fetch the adapter's configuration. Raises UnfitWeights, TimeoutError."""
         async with asyncio.timeout(config.HUB_SECONDS), self.opened(source.rpartition("/")[0] + "/adapter_config.json") as (size, parts):
             if size > MAX_CONFIG:
                 raise UnfitWeights("adapter_config.json is too large", _NAME_ANOTHER)
@@ -71,7 +72,7 @@ class Hub:
                 raise UnfitWeights(f"the hub cannot be reached ({type(error).__name__})", _LATER) from None
 
     async def _answer(self, client: httpx2.AsyncClient, url: httpx2.URL) -> httpx2.Response:
-        """The last one, after redirects."""
+        """Follow redirects, and return the last response."""
         for _ in range(REDIRECTS + 1):
             response = await client.send(await self._request(client, url), stream=True)
             if not response.has_redirect_location:

@@ -169,7 +169,7 @@ class VerifiedTier:
 
     @contextlib.contextmanager
     def _place_of(self, upload: Upload, host: str) -> Iterator[str]:
-        """Keeps a place of the queue while the weights arrive; gives the peer's network. Raises Refused where there is none."""
+        """Keep a place in the queue while the weights arrive; yield the peer's network. Raises Refused where there is no place."""
         network = network_of(host)
         self._make_room(upload.peer, network)
         self._held[upload.peer] = network
@@ -183,7 +183,7 @@ class VerifiedTier:
             raise
 
     def _check_announced(self, said: AnnouncedWeights) -> None:
-        """Raises Refused where what is declared cannot be evaluated here."""
+        """Check what is declared. Raises Refused where it cannot be evaluated here."""
         if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
         model = self._model(said.model)
@@ -197,7 +197,7 @@ class VerifiedTier:
         return self.models[name]
 
     def _check_of(self, upload: Upload) -> WeightsCheck:
-        """Raises Refused where no weights of this size are taken: before a byte is read."""
+        """Check the size before a byte is read. Raises Refused where no weights of this size are taken."""
         if upload.size > self._settings.verified_bytes:
             most = self._settings.verified_bytes
             raise Refused(Refusal(413, "the weights are too large for this judge", f"It takes {most:,} bytes. Send an adapter."))
@@ -205,7 +205,7 @@ class VerifiedTier:
             return WeightsCheck(upload.size, upload.digest or None, self._model(upload.model).shapes(upload.lora_rank))
 
     def _make_room(self, peer: PeerId, network: str) -> None:
-        """Raises Refused where the peer, its network or everybody has too many uploads."""
+        """Check the limits. Raises Refused where the peer, its network or everybody has too many uploads."""
         if peer in self._held:
             raise Refused(ONE_AT_A_TIME)
         if len(self._held) >= config.VERIFIED_WAITING:
@@ -218,7 +218,7 @@ class VerifiedTier:
             raise Refused(Refusal(429, "you or your network upload too often", f"Upload again in {seconds} s.", retry_after=seconds))
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
-        """Raises Refused; TimeoutError where the sender is too slow."""
+        """Receive the weights. Raises Refused; TimeoutError where the sender is too slow."""
         loop = asyncio.get_running_loop()
         begun, received, patience = loop.time(), 0, asyncio.timeout(config.VERIFIED_STALL_SECONDS)
         try:
@@ -265,7 +265,7 @@ class VerifiedTier:
             await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
 
     async def _fetched(self, upload: Upload) -> Upload:
-        """The same with its weights on disk. Raises Refused."""
+        """Fetch the weights of an upload that names them on a hub. Raises Refused."""
         try:
             async with asyncio.timeout(config.FETCH_SECONDS):
                 with _unfit_refused():
@@ -293,7 +293,7 @@ class VerifiedTier:
             self._folder.remove(upload.id)
 
     async def _answered(self, upload: Upload) -> Sequence[VerifiedAnswer]:
-        """Raises EvaluationFailed, VerifierFailed, OSError."""
+        """Evaluate the weights. Raises EvaluationFailed, VerifierFailed, OSError."""
         tasks = await asyncio.to_thread(self._drawn)
         request = AnswerRequest(
             upload.model, upload.lora_rank, upload.digest, tuple(task.question for task in tasks), upload.answers,

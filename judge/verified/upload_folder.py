@@ -50,7 +50,7 @@ class ArrivingFile:
         self._file: BinaryIO | None = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
     def write(self, piece: bytes) -> None:
-        """Raises UnfitWeights, too."""
+        """Write and check a piece of the file. Raises OSError, UnfitWeights."""
         assert self._file is not None
         self._check.feed(piece)
         self._file.write(piece)

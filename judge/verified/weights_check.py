@@ -41,7 +41,7 @@ class _AdapterConfig(msgspec.Struct):
 
 
 def check_adapter_config(text: bytes, rank: int) -> None:
-    """Raises UnfitWeights unless an adapter is meant to be used as the judge uses it: with alpha = 2 r, everywhere."""
+    """Check that an adapter is meant to be used as the judge uses it: with alpha = 2 r, everywhere. Raises UnfitWeights."""
     try:
         said = msgspec.json.decode(text, type=_AdapterConfig)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -65,7 +65,7 @@ _Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
 
 
 def check_size(size: int, shapes: Shapes) -> None:
-    """Raises UnfitWeights where no file of these tensors has this many bytes."""
+    """Check the size. Raises UnfitWeights where no file of these tensors has this many bytes."""
     numbers = sum(math.prod(shape) for shape in shapes.values())
     least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER
     if not least <= size <= most:
@@ -78,7 +78,7 @@ def checkpoint_name(name: str) -> str:
 
 
 def with_checkpoint_names(file: bytes) -> bytes:
-    """A file that was checked."""
+    """Return a checked file with its tensors named as in a checkpoint."""
     end = 8 + int.from_bytes(file[:8], "little")
     entries = msgspec.json.decode(file[8:end], type=dict[str, msgspec.Raw])
     header = msgspec.json.encode({checkpoint_name(name): entry for name, entry in entries.items()})
@@ -86,7 +86,7 @@ def with_checkpoint_names(file: bytes) -> bytes:
 
 
 def check_header(header: bytes, data: int, shapes: Shapes) -> str:
-    """Raises UnfitWeights unless the header describes exactly these tensors in `data` bytes. Returns their number format."""
+    """Check that the header describes exactly these tensors in `data` bytes. Returns their number format. Raises UnfitWeights."""
     try:
         parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         if "__metadata__" in parts:

@@ -37,7 +37,7 @@ NICE = 10  # below the judge, which has deadlines
 
 
 def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
-    """The judge's own copy, on the CPU in one thread. OperatorError."""
+    """Open the judge's own copy, on the CPU in one thread. Raises OperatorError."""
     config = ModelConfig(name=model, device="cpu", threads=1, lora="off" if lora_rank is None else "on", lora_rank=lora_rank or 1)
     return LanguagePolicy.open(NodeConfig(model=config), 0)
 
@@ -77,7 +77,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
 
 
 def _answers(policy: LanguagePolicy, questions: tuple[str, ...], count: int, seed: int) -> list[list[GivenAnswer]]:
-    """The first greedy, the others drawn at the temperature of the defaults."""
+    """Generate the answers: the first greedy, the others drawn at the temperature of the defaults."""
     first = [[_given(answer)] for answer in policy.greedy(questions)]
     if count > 1:
         for row, generation in zip(first, policy.generate(questions, count - 1, seed=seed), strict=True):
