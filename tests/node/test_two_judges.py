@@ -1,7 +1,9 @@
 """Two judges in one swarm, found by the DHT: the node takes the one that its bootstrap peer tells of, and the other when that one dies."""
 
 import itertools
+import json
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from swarmd.daemon.judge_discovery import JudgeAdvertiser, JudgeSearch, judges_t
 from swarmd.daemon.judging import Judging
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE, identity, memory_member, until
-from tests.judge.test_client import honest, judge
+from tests.judge.test_client import graded, honest, judge, reply
 from tests.node.test_judge_records import TOPIC, build_real
 
 pytestmark = pytest.mark.net
@@ -51,7 +53,14 @@ class Judged:
 
 
 async def grade(stream: trio.SocketStream, request: bytes) -> None:
-    await stream.send_all(honest(request))
+    """What an honest judge replies, with a receipt of this peer's own answer."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    if b"/answers " not in head.splitlines()[0]:
+        await stream.send_all(honest(request))
+        return
+    peer = next(line.split(b": ")[1].decode() for line in head.splitlines() if line.lower().startswith(b"swarmd-peer"))
+    digests = [sha256(answer["text"].encode()).hexdigest() for answer in json.loads(body)["answers"]]
+    await stream.send_all(reply(graded(peer=peer, answers=digests), 200))
 
 
 async def joined(nursery: trio.Nursery) -> tuple[list[Member], str]:
