@@ -23,6 +23,7 @@ from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of
 from p2p.peers.census import Census
 from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
+from p2p.rate_limit import TokenBuckets
 from p2p.topic import Topic
 from p2p.types import (
     Answer,
@@ -44,6 +45,8 @@ NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network gr
 TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
 RETURN_EVERY = 5.0  # seconds between two attempts to come back
 AWAY = 30.0  # seconds for which we stay away from one that started earlier
+NOT_NOTED = "not noted yet"  # group of all connections whose own we have not noted: to dial again and again brings no more room
+UNKNOWN_RATE, UNKNOWN_BURST = 20.0, 60.0  # frames a second of kinds that we do not know, of one connection, that are passed on
 _REPORT_CHARGE = 5.0  # frames of quota that one report costs its author: a second of it
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class Member:
     """Implements `Transport`. `build_engine` is called once, with the engine's handlers; `run` runs the engine.
 
     admitted: called with each admitted envelope; without it bodies wait for `received`. folder: for the replay log and the scores of peers.
+    knows: whether a kind is one that this version can use; what is not is passed on at a low rate.
     also: other swarms whose members it helps meet. It passes on their frames after an inbox of their own has admitted them; these are
     received, too. A node with `also` does not train.
     """
@@ -81,6 +85,7 @@ class Member:
         admitted: Callable[[Envelope], None] | None = None,
         folder: Path | None = None,
         also: Sequence[Topic] = (),
+        knows: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.identity = identity
         self.topic = topic
@@ -88,9 +93,10 @@ class Member:
         self.reputation = self._recall.reputation
         self.inbox = Inbox(
             identity.peer_id, topic.swarm_id, limits,
-            memory=self._recall.memory, opinion=self.reputation, group_of=self.group, note=self._recall.note,
+            memory=self._recall.memory, opinion=self.reputation, group_of=lambda via: self.group(via) or NOT_NOTED, note=self._recall.note,
         )  # fmt: skip
         self._also = {topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also}
+        self._knows, self._unknown = knows, TokenBuckets[PeerId](UNKNOWN_RATE, UNKNOWN_BURST)
         self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()
         self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned
@@ -168,7 +174,10 @@ class Member:
             self.reputation.admitted(via)
         self._providers.note(outcome.author)
         self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
-        return Verdict.ACCEPT
+        if via is None or self._knows(outcome.kind) or not self._unknown.of(via, now).wait(now):
+            return Verdict.ACCEPT
+        self.ignore(Reason.UNKNOWN_KIND)
+        return Verdict.IGNORE
 
     def score(self, peer: PeerId) -> float:
         """Our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""

@@ -41,6 +41,7 @@ class Reason(Enum):
     FLOODING = "a peer sends more than it may"
     SHUNNED = "of a peer that has misbehaved"
     CROWDED = "too many unknown peers"
+    UNKNOWN_KIND = "of a kind that this version does not know, and too many to pass on"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
     # What only the trainer can find, reported back through `Transport.report`:
     UNDECODABLE = "not a rollout set"
@@ -66,6 +67,7 @@ _BLAMELESS = frozenset(
     {Reason.STALE, Reason.OLD, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
     | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
     | {Reason.USELESS}  # costs quota alone: others may learn from it
+    | {Reason.UNKNOWN_KIND}  # a later version may use it
     | {Reason.OTHER_MODALITY}  # costs nothing: others can use it
 )
 _REMEDIES = {
@@ -75,6 +77,7 @@ _REMEDIES = {
     Reason.FLOODING: "such peers are banned for a while, each time for longer",
     Reason.SHUNNED: "its frames count again when it has behaved for a while",
     Reason.CROWDED: "too many unknown peers send; peers you know are not affected",
+    Reason.UNKNOWN_KIND: "if most peers run a later version of swarmd: update yours",
     Reason.OTHER_MODALITY: "nothing to do: some peers share something else than text, and your node trains on text alone",
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }

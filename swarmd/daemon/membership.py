@@ -20,6 +20,7 @@ from p2p.sequence import SequenceFile
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, P2pEngine, PeerRequest
 from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.exchange import wire
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
@@ -103,6 +104,7 @@ def sharing_member(
         clock=time.time,
         admitted=admitted,
         folder=folder,
+        knows=lambda kind: wire.modality_of(kind) is not None,
     )
 
 

@@ -9,10 +9,10 @@ from p2p.blobs.fetch import Fetcher, Want, answer
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import MAX_BODY, seal
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import UNKNOWN_BURST, UNKNOWN_RATE, Member
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
-from swarmd.testing import NOW, TOPIC, memory_member
+from swarmd.testing import NOW, TOPIC, Clock, memory_member
 
 
 def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None) -> Member:
@@ -74,6 +74,23 @@ def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
     assert late.deliver(frames[0], None) is Verdict.IGNORE
     assert late.deliver(frames[0][:-1], None) is Verdict.REJECT
     assert b.deliver(frames[0], None) is Verdict.IGNORE
+
+
+def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
+    clock, swarm = Clock(), MemorySwarm()
+    us, via = memory_member(swarm, 1, clock, knows=lambda kind: kind == "offer"), member(swarm, 9).identity.peer_id
+    authors = [Identity.from_seed(bytes([50 + n]) * 32) for n in range(4)]
+
+    def passed_on(kind: str, count: int) -> int:
+        sealed = (seal(authors[n % 4], TOPIC.swarm_id, next(numbers), clock.now, kind, b"") for n in range(count))
+        return sum(us.deliver(frame, via) is Verdict.ACCEPT for frame in sealed)
+
+    numbers = itertools.count(1)
+    assert passed_on("later", 100) == UNKNOWN_BURST
+    assert us.rejected[Reason.UNKNOWN_KIND] == 100 - UNKNOWN_BURST
+    assert passed_on("offer", 20) == 20
+    clock.now += 1
+    assert passed_on("later", 30) == min(30, UNKNOWN_RATE)
 
 
 def test_what_nobody_would_admit_is_not_sent() -> None:
