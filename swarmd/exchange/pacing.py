@@ -10,8 +10,9 @@ heard in the place of losses. Nobody counts nodes or votes, so there is nothing 
   far less than the target is; half where far more is; a little smaller where more is; else a step larger. The step is small beside
   any pace, and goes with the logarithm of how slow the pace is, so that the slower catch up in swarms of any size.
 - **What counts.** An author counts for no more than SHARE times the median author, and a network group for no more than GROUP such
-  authors. An author that never served what it offered counts as much as those like it served of late, when we tried: so a crowd of free
-  keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
+  authors. An author that never served counts as much as those like it served in the last LONG seconds, when we tried; where we tried
+  none, not at all, once anybody has served. So a crowd of free keys that serves nothing, or a loud author, slows nobody.
+  `tests/exchange/test_pacing.py` plays them.
 
 The constants are measured by `benchmarks.simulation`; docs/simulation.md has the figures.
 """
@@ -37,7 +38,6 @@ SPREAD = 0.5  # of a gap between two offers: drawn from 1 - SPREAD to 1 + SPREAD
 OFFERS = 16_384  # remembered at most
 SHARE = 2.0
 GROUP = 8
-TRIES = 32  # fetches from authors that never served before; what is known of them fades with these
 PROVEN = 4096  # authors that served
 
 
@@ -51,7 +51,8 @@ class Heard:
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # of those in _past_of
         self._proven: OrderedDict[PeerId, None] = OrderedDict()
-        self._tried = self._served = 0.0  # of authors that never served before, fading
+        self._tries: deque[tuple[float, bool]] = deque()  # fetches of the LONG seconds from authors that never served before; came it?
+        self._now = 0.0
 
     def offer(self, author: PeerId, group: str, now: float) -> None:
         """Count an offer. group: the author's network group; "" where it is not known."""
@@ -65,8 +66,7 @@ class Heard:
         """Note that the author was asked for what it offered, and whether it served that."""
         known = author in self._proven
         if not known:
-            fade = 1 - 1 / TRIES
-            self._tried, self._served = self._tried * fade + 1, self._served * fade + served
+            self._tries.append((self._now, served))
         if served:
             self._proven[author] = None
             self._proven.move_to_end(author)
@@ -78,7 +78,8 @@ class Heard:
     def authors(self, now: float) -> float:
         """How many authors are heard, each weighed."""
         self._forget(now)
-        return sum(self._trust(author) for author in self._past_of)
+        strangers = self._strangers()
+        return sum(1.0 if author in self._proven else strangers for author in self._past_of)
 
     def rates(self, now: float) -> tuple[float, float]:
         """Offers a second over the last SHORT and LONG seconds, each author up to its share."""
@@ -89,19 +90,25 @@ class Heard:
         groups: dict[str, float] = defaultdict(float)
         for author, count in self._past_of.items():
             groups[self._group[author]] += min(count, most)
-        short = long = 0.0
+        strangers, short, long = self._strangers(), 0.0, 0.0
         for author, count in self._past_of.items():
             group = self._group[author]
             within = 1.0 if not group else min(1.0, GROUP * most / groups[group])
-            weight = min(1.0, most / count) * within * self._trust(author)
+            weight = min(1.0, most / count) * within * (1.0 if author in self._proven else strangers)
             short += weight * self._recent_of[author]
             long += weight * count
         return short / SHORT, long / LONG
 
-    def _trust(self, author: PeerId) -> float:
-        return 1.0 if author in self._proven else (self._served + 1) / (self._tried + 1)
+    def _strangers(self) -> float:
+        """Return what an author counts that never served."""
+        if not self._tries:
+            return 0.0 if self._proven else 1.0
+        return sum(served for _, served in self._tries) / len(self._tries)
 
     def _forget(self, now: float) -> None:
+        self._now = now
+        while self._tries and self._tries[0][0] <= now - LONG:
+            self._tries.popleft()
         for events, counts, seconds in ((self._recent, self._recent_of, SHORT), (self._past, self._past_of, LONG)):
             while events and (events[0][0] <= now - seconds or len(events) > OFFERS):
                 _, author = events.popleft()

@@ -28,9 +28,11 @@ class Swarm:
         self.pacing = [Pacing(heard, random.Random(f"{seed} {n}")) for n, heard in enumerate(self.heard)]
         self.ready = [seconds + rng.uniform(0, start_within) for _ in range(nodes)]
         self.sent = Counter[int]()
+        self.serving: list[set[str]] = [set() for _ in range(nodes)]  # as each node knows
+        self.offered: list[list[str]] = [[] for _ in range(nodes)]  # to each since it fetched last
 
-    def play(self, seconds: int, attack: Attack = lambda _: [], tried: float = 0.0) -> float:
-        """Offers of honest nodes a second. tried: part of the attacker's offers that are fetched, in vain."""
+    def play(self, seconds: int, attack: Attack = lambda _: []) -> float:
+        """Offers of honest nodes a second. The attacker's are fetched in vain."""
         self.sent.clear()
         rng = random.Random(self.now)
         for _ in range(seconds):
@@ -43,14 +45,26 @@ class Swarm:
                     for other, heard in enumerate(self.heard):
                         if other != n:
                             heard.offer(PeerId(str(n)), "", self.now)
-                            if rng.random() < 0.2:  # fetched
-                                heard.tried(PeerId(str(n)), served=True)
+                            self.offered[other].append(str(n))
             for author, group in attack(self.now):
-                for heard in self.heard:
+                for heard, offered in zip(self.heard, self.offered, strict=True):
                     heard.offer(PeerId(author), group, self.now)
-                    if rng.random() < tried:
-                        heard.tried(PeerId(author), served=False)
+                    offered.append(author)
+            for n in range(len(self.heard)):
+                if (self.now + n) % self.seconds == 0:
+                    self._fetch(n, rng)
         return self.sent.total() / seconds
+
+    def _fetch(self, n: int, rng: random.Random) -> None:
+        """As `swarmd.exchange.serving` chooses while many fail: one from those who never served."""
+        strangers = [author for author in self.offered[n] if author not in self.serving[n]]
+        known = [author for author in self.offered[n] if author in self.serving[n]]
+        for author in (*rng.sample(strangers, min(1, len(strangers))), *rng.sample(known, min(3, len(known)))):
+            served = author.isdigit()  # an honest node's
+            self.heard[n].tried(PeerId(author), served=served)
+            if served:
+                self.serving[n].add(author)
+        self.offered[n].clear()
 
     @property
     def fairness(self) -> float:
@@ -112,15 +126,14 @@ def test_a_loud_author_slows_the_others_by_its_part_alone(group: str) -> None:
     assert beside > before * (1 - (1 + SHARE) / 40) * 0.9
 
 
-def test_a_crowd_of_free_keys_that_serves_nothing_slows_others_far_less_than_its_part() -> None:
-    calm, beside = Swarm(40, start_within=1.0), Swarm(40, start_within=1.0)
-
-    def crowd(now: int) -> list[tuple[str, str]]:
-        return [(f"key {now % 300}", "")]  # five times what all honest nodes send
-
-    calm.play(1200)
-    beside.play(1200, crowd, tried=0.1)
-    assert beside.play(900, crowd, tried=0.1) > 0.7 * calm.play(900)  # an equal part would be 40 in 340
+@pytest.mark.parametrize("nodes, rate, keys", [(12, 14, 300), (40, 1, 300), (40, 14, 3000)])
+def test_a_crowd_of_free_keys_that_serves_nothing_slows_nobody(nodes: int, rate: int, keys: int) -> None:
+    """It sends 5 or 70 times the target, for 15 minutes."""
+    calm, beside = (Swarm(nodes, start_within=1.0) for _ in range(2))
+    calm.play(1800)
+    beside.play(1800)
+    before = calm.play(900)
+    assert beside.play(900, lambda now: [(f"key {now * rate % keys + n}", "") for n in range(rate)]) > 0.95 * before
 
 
 def test_authors_of_one_network_group_count_together_for_eight() -> None:
@@ -156,5 +169,5 @@ def test_what_is_counted_is_never_more_than_what_was_heard(events: list[tuple[in
         heard.offer(PeerId(str(author)), ("", "10.0", "11.0", "12.0")[group], now)
         heard.tried(PeerId(str(author)), served=served)
         for rate, seconds in zip(heard.rates(now), (SHORT, LONG), strict=True):
-            assert 0 < rate <= sum(then > now - seconds for then in times) / seconds + 1e-9
-        assert 0 < heard.authors(now) <= 6
+            assert 0 <= rate <= sum(then > now - seconds for then in times) / seconds + 1e-9
+        assert 0 <= heard.authors(now) <= 6
