@@ -97,7 +97,11 @@ class HivemindEngine(NetworkEngine):
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._saver.save_regularly)
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
-                    up()
+                    try:
+                        up()
+                        await trio.sleep_forever()
+                    finally:
+                        p2pd.end()  # before it can leave the topic: who leaves is kept out of the mesh for 10 s, who asks meanwhile for 60
         finally:
             starting.close()
             self._discovery = self._requests = None
