@@ -1,0 +1,126 @@
+"""The table "What each may take" of docs/admission.md: read from the code, added up, and played to its edge by all at once."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from libp2p.pubsub.pb import rpc_pb2
+
+from p2p.admission import fair_queue, replay_log, replays
+from p2p.admission.fair_queue import FairQueue
+from p2p.admission.inbox import AdmissionLimits
+from p2p.admission.replays import Holder, Memory, Replays, Trace
+from p2p.blobs import blobs
+from p2p.engines.libp2p import forwarding, request_response, rpcs
+from p2p.engines.libp2p.forwarding import ForwardQueue, ingress
+from p2p.engines.libp2p.rpcs import UnfinishedRpcs
+from p2p.types import Envelope, PeerId
+from swarmd.exchange.offers import MAX_ITEMS, Board, Offered
+from swarmd.testing import NOW
+from swarmd.types import TaskRef
+
+MIB = 1024 * 1024
+DOCUMENT = Path(__file__).parents[2] / "docs" / "admission.md"
+CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
+OFFER = 512  # bytes of one on the board, with what names it, rounded up
+AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
+
+
+@dataclass(frozen=True)
+class Limit:
+    resource: str
+    one: str  # what one may take
+    all: str  # all together
+    mib: float  # of memory, when it is full
+
+
+LIMITS = (
+    Limit("authors remembered", "a group as many as are free, a connection as many as its group leaves free",
+          f"{AdmissionLimits().authors:,}", AdmissionLimits().authors * AUTHOR / MIB),
+    Limit("frames of others that wait for a neighbour", "an equal part of group, connection and author, where it is full",
+          f"{forwarding.FRAMES} or {forwarding.BYTES // 1024} KiB each", CONNECTIONS * forwarding.BYTES / MIB),
+    Limit("RPCs begun and not finished", f"a connection one, of {rpcs.MAX_RPC // 1024} KiB", f"{rpcs.UNFINISHED // MIB} MiB",
+          rpcs.UNFINISHED / MIB),
+    Limit("admitted frames that wait to be used", "an equal part of group and author, where it is full",
+          f"{fair_queue.FRAMES:,} or {fair_queue.BYTES // MIB} MiB", fair_queue.BYTES / MIB),
+    Limit("places on the board", f"an author {MAX_ITEMS}; a group an equal part, where it is full", "8,192", 8192 * OFFER / MIB),
+    Limit("questions answered at once", f"a connection {request_response.SERVED_EACH}", f"{request_response.SERVED_AT_ONCE}",
+          request_response.SERVED_AT_ONCE * 1.0),
+    Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
+    Limit("the log of admitted frames, on disk", "a connection 200 records of 52 bytes a second", f"{replay_log.MAX_FILE // MIB} MiB", 0.0),
+)  # fmt: skip
+
+
+def table() -> list[str]:
+    total = sum(limit.mib for limit in LIMITS)
+    rows = [f"| {limit.resource} | {limit.one} | {limit.all} | {limit.mib:.0f} MiB |" for limit in LIMITS]
+    return [*rows, f"| *all of it full* | | | {total:.0f} MiB |"]
+
+
+def test_the_document_has_the_table() -> None:
+    found = re.search(r"## What each may take\n[^|]*((?:\|[^\n]*\n)+)", DOCUMENT.read_text())
+    assert found is not None
+    assert found.group(1).splitlines()[2:] == table(), "\n".join(table())
+
+
+def test_it_adds_up_to_what_a_small_machine_has() -> None:
+    assert sum(limit.mib for limit in LIMITS) <= 512
+
+
+def test_all_authors_at_once() -> None:
+    replay, limit = Replays(1000, Memory()), 1000
+    holders = [Holder(f"{n % 8}.0", PeerId(f"c{n}")) for n in range(CONNECTIONS)]
+    for n in range(20 * limit):
+        trace = Trace(n.to_bytes(32, "big"), 1, int(NOW * 1000))
+        if replay.refuses(trace, holders[n % CONNECTIONS], NOW) is None:
+            replay.remember(trace, holders[n % CONNECTIONS], NOW)
+    assert len(replay) <= limit
+    assert replay.refuses(Trace(b"new", 1, int(NOW * 1000)), Holder("9.0", PeerId("new")), NOW) is None
+
+
+def test_all_connections_to_one_neighbour_at_once() -> None:
+    queue = ForwardQueue(b"me")
+    for n in range(5000):
+        ingress.set((f"{n % 8}.0", f"c{n % CONNECTIONS}"))
+        queue.push(rpc_pb2.RPC(publish=[rpc_pb2.Message(from_id=b"%d" % n, data=bytes(4000))]))
+    held = []
+    while (rpc := queue.pop()) is not None:
+        held.append(rpc)
+    assert len(held) <= forwarding.FRAMES and sum(rpc.ByteSize() for rpc in held) <= forwarding.BYTES
+
+
+def test_all_unfinished_rpcs_at_once() -> None:
+    class Begun:
+        """A stream as the budget sees it."""
+
+        def __init__(self, peer: str) -> None:
+            self.peer, self.ended = peer, False
+
+        def end(self) -> None:
+            self.ended = True
+
+    cut: list[str] = []
+    budget = UnfinishedRpcs(lambda peer, why: cut.append(peer))
+    begun = [Begun(f"c{n}") for n in range(CONNECTIONS)]
+    for stream in begun:
+        budget.hold(stream, rpcs.MAX_RPC if stream.peer != "c0" else 1000)  # type: ignore[arg-type]
+    left = sum(not stream.ended for stream in begun)
+    assert left * rpcs.MAX_RPC <= rpcs.UNFINISHED + rpcs.MAX_RPC and "c0" not in cut
+
+
+def test_all_that_waits_to_be_used_at_once() -> None:
+    queue = FairQueue()
+    queue.put(Envelope(PeerId("honest"), 1, NOW, "offer", b"x", group="9.0"))
+    for n in range(4000):
+        queue.put(Envelope(PeerId(f"a{n}"), n, NOW, "offer", bytes(20_000), group=f"{n % 8}.0"))
+    assert queue.bytes <= fair_queue.BYTES and len(queue) <= fair_queue.FRAMES
+    assert queue.drain()[0].author == "honest"
+
+
+def test_all_places_on_the_board_at_once() -> None:
+    board = Board(lambda ref: True, kept_rounds=4)
+    board.add([Offered(PeerId("x honest"), TaskRef("sums", 1), b"honest", 100, None, "9.0")])
+    for n in range(400):
+        who, group = PeerId(f"a{n}"), f"{n % 8}.0"
+        board.add([Offered(who, TaskRef("sums", k), b"%d %d" % (n, k), 100, None, group) for k in range(2 * MAX_ITEMS)])
+    assert len(board) == 8192 and "x honest" in {item.author for item in board}
