@@ -75,7 +75,7 @@ def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int,
 
 @pytest.mark.net
 def test_who_comes_by_another_connection_is_passed_on(tmp_path: Path) -> None:
-    result = attack(tmp_path, seconds=15.0)
+    result = attack(tmp_path, connections=4, seconds=15.0)  # a fifth, and A or C may lose its place in B's mesh (docs/admission.md)
     assert result.written > 3000 and result.passed_on > 300  # most of what may be passed on is the attacker's
     assert result.missed <= 0.05 and result.middle_missed == 0
 

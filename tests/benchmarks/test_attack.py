@@ -10,7 +10,7 @@ from tests.attacks.harness import Attack
 
 FOLDER = Path(__file__).parents[1] / "attacks"
 VARIANTS = {"sybil_offers"}  # of another, and played with it
-TESTS_ALONE = {"model_folder"}  # cases without a figure
+TESTS_ALONE = {"limits", "model_folder"}  # cases without a figure
 
 
 def test_every_attack_is_known() -> None:
