@@ -5,7 +5,7 @@ addresses, pushes out its own, and who holds little loses nothing. An author who
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from p2p.types import PeerId
@@ -46,7 +46,7 @@ class Holders(Generic[K]):
     """Entries by key, oldest first, and whose each is."""
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[K, tuple[str, PeerId]] = OrderedDict()
+        self._owners: dict[K, tuple[str, PeerId]] = {}
         self._groups: _Tally[str] = _Tally()
         self._authors: dict[str, _Tally[PeerId]] = {}
         self._entries: dict[tuple[str, PeerId], OrderedDict[K, None]] = {}
@@ -70,10 +70,6 @@ class Holders(Generic[K]):
         if not self._entries[owner]:
             del self._entries[owner]
 
-    def of(self, author: PeerId, group: str) -> list[K]:
-        """Return the keys of an author's entries, oldest first."""
-        return list(self._entries.get((group or author, author), ()))
-
     def excess(self) -> K:
         """Return the key of the entry to drop first. Raises KeyError where there is none."""
         group = self._groups.most()
@@ -81,6 +77,3 @@ class Holders(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._owners)
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._owners)

@@ -192,9 +192,9 @@ class Gatherer:
             self._fill()
 
     def _unserved(self, fetch: _Fetch) -> None:
-        """A fetch failed: say what the author's part in it was."""
+        """Charge the author for a blob that nobody had, or that it has not itself."""
         author, said, now = fetch.item.author, fetch.replies.get(fetch.item.author), self._clock()
-        log.info("nobody has what %s offered; itself: %s", author, said.value if said else "not asked")
+        log.info("%s does not serve what it offered: %s", author, said.value if said else "not asked")
         given = now - fetch.since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE):
             return  # the author had no time to answer

@@ -236,6 +236,22 @@ async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_
     assert b.rollouts() == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.gatherer.missed == 1
 
 
+async def test_who_offers_what_another_has_is_charged_and_its_author_is_fetched_from(autojump_clock: trio.testing.MockClock) -> None:
+    """A plagiarist copies an offer into a frame of its own, is heard first and holds nothing; the author serves."""
+    author, thief, b = joined(1, 2, 3, wanted=1)
+    rollout = Rollout(TaskRef("bf", 7), (Completion("an answer", True), Completion("another", True)), author.id)
+    (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
+    author.member.hold(blob)
+    async with running(b):
+        thief.member.publish(offers.KIND, body)
+        await settled(1)
+        assert not b.got and b.member.reports == {Reason.NOT_ITS_OWN: 1}
+        assert b.gatherer.document()["set_aside"] == 1, "it said that it has it not"
+        author.member.publish(offers.KIND, body)
+        await settled(1)
+    assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
+
+
 async def test_what_is_fetched_goes_by_sharing_take(autojump_clock: trio.testing.MockClock) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
     gatherer, choice = gatherer_of(b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0))
