@@ -8,7 +8,7 @@ help:
 	@echo "make test-all     every test"
 	@echo "make lint         ruff"
 	@echo "make types        mypy"
-	@echo "make format       ruff's safe corrections"
+	@echo "make format       ruff's layout, and its safe corrections"
 	@echo "make benchmarks   list the benchmarks"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make ci           what CI runs"
@@ -27,12 +27,14 @@ test-all:
 
 lint: setup
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
 types: setup
 	.venv/bin/mypy
 
 format: setup
 	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
 
 benchmarks:
 	@echo "One command each, after scripts/setup:"

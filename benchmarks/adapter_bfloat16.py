@@ -1,17 +1,21 @@
-"""Compares what a young LoRA adapter changes in answers and in updates on a bfloat16 base, with what it changes in float32.
+"""Compares what a young LoRA adapter changes in answers and in updates on a bfloat16 base, with what it
+changes in float32.
 
     python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0] [--json]
 
-One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions of 32 random tokens; the
-advantage of a completion follows from how many of its tokens are of the lower half of the vocabulary. The update is the node's own.
+One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions
+of 32 random tokens; the advantage of a completion follows from how many of its tokens are of the lower half
+of the vocabulary. The update is the node's own.
 
     same batch       one batch over and over; the gain is on it
     fresh batches    a new one for each update; the gain is on the last four that were trained on
 
-Gain: mean over tokens of A (log p − log p without the adapter), p as each sees it: the sampler (one token at a time, prompts shared, as
-it decodes), the learner (its packed pass), and float32 weights with the same adapter: the truth. Beside them the two ways that were left:
-W + s B A folded into bfloat16 weights, and peft's own forward, which adds the adapter to a rounded product. Energy lost: of s B A, the
-share Σ (rounded − exact)² / Σ exact², now and where it is folded. ±: the standard error of sampler less learner, over completions.
+Gain: mean over tokens of A (log p − log p without the adapter), p as each sees it: the sampler (one token at
+a time, prompts shared, as it decodes), the learner (its packed pass), and float32 weights with the same
+adapter: the truth. Beside them the two ways that were left: W + s B A folded into bfloat16 weights, and
+peft's own forward, which adds the adapter to a rounded product. Energy lost: of s B A, the share Σ (rounded −
+exact)² / Σ exact², now and where it is folded. ±: the standard error of sampler less learner, over
+completions.
 """
 
 import argparse
@@ -42,9 +46,13 @@ SEEN = ("sampler", "learner", "float32", "folded", "peft")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.adapter_bfloat16", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.adapter_bfloat16", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--rate", type=float, default=1e-5)
-    parser.add_argument("--updates", type=lambda text: tuple(map(int, text.split(","))), default=(1, 10, 30, 100))
+    parser.add_argument(
+        "--updates", type=lambda text: tuple(map(int, text.split(","))), default=(1, 10, 30, 100)
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights, adapter and batches")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -57,7 +65,11 @@ def main() -> None:
             found.append(figures)
             gains = "  ".join(f"{figures['gain'][name]:+.5f}" for name in SEEN)
             lost = f"{figures['lost']['now']:8.4%} {figures['lost']['folded']:6.1%}"
-            print(f"{figures['batches']:5} {figures['updates']:4} | {lost} | {gains}  ± {figures['error']:.5f}", file=out, flush=True)
+            print(
+                f"{figures['batches']:5} {figures['updates']:4} | {lost} | {gains}  ± {figures['error']:.5f}",
+                file=out,
+                flush=True,
+            )
     if arguments.json:
         print(json.dumps({"schema": 1, "rate": arguments.rate, "seed": arguments.seed, "figures": found}))
 
@@ -65,12 +77,17 @@ def main() -> None:
 def play(rate: float, marks: Sequence[int], fresh: bool, seed: int) -> Iterator[dict[str, Any]]:
     """Figures after each of so many updates."""
     base = make(seed)
-    network, exact = (with_adapter(copy.deepcopy(base).to(dtype), RANK, seed).eval() for dtype in (torch.bfloat16, torch.float32))
+    network, exact = (
+        with_adapter(copy.deepcopy(base).to(dtype), RANK, seed).eval()
+        for dtype in (torch.bfloat16, torch.float32)
+    )
     adopt(network)
     learner, truth = learner_of(network, rate), learner_of(exact, rate)
     ways: dict[str, Callable[[list[Row]], Any]] = {
-        "sampler": lambda rows: sampled(network, rows), "learner": learner.logprobs, "float32": truth.logprobs,
-    }  # fmt: skip
+        "sampler": lambda rows: sampled(network, rows),
+        "learner": learner.logprobs,
+        "float32": truth.logprobs,
+    }
     generator = torch.Generator().manual_seed(seed + 1)
     trained = [batch(generator) for _ in range(max(marks) if fresh else 1)]
     for n in range(1, max(marks) + 1):
@@ -90,9 +107,12 @@ def play(rate: float, marks: Sequence[int], fresh: bool, seed: int) -> Iterator[
             each["folded"] = gains(sampled(folded, rows), before["sampler"])
         apart = each["sampler"] - each["learner"]
         yield {
-            "batches": "fresh" if fresh else "same", "updates": n, "lost": {"now": lost_now(network), "folded": lost},
-            "gain": {name: float(values.mean()) for name, values in each.items()}, "error": float(apart.std() / len(apart) ** 0.5),
-        }  # fmt: skip
+            "batches": "fresh" if fresh else "same",
+            "updates": n,
+            "lost": {"now": lost_now(network), "folded": lost},
+            "gain": {name: float(values.mean()) for name, values in each.items()},
+            "error": float(apart.std() / len(apart) ** 0.5),
+        }
 
 
 def make(seed: int) -> nn.Module:
@@ -114,13 +134,19 @@ def batch(generator: torch.Generator) -> list[Row]:
         rewards = (completions < VOCABULARY // 2).sum(1).float()
         advantages = (rewards - rewards.mean()) / rewards.std()
         weight = 1 / (QUESTIONS * COMPLETIONS * TOKENS)
-        rows += [Row(prompt, tuple(c), a, None, weight) for c, a in zip(completions.tolist(), advantages.tolist(), strict=True)]
+        rows += [
+            Row(prompt, tuple(c), a, None, weight)
+            for c, a in zip(completions.tolist(), advantages.tolist(), strict=True)
+        ]
     return rows
 
 
 @torch.inference_mode()
 def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float]]:
-    """Log-probabilities of the completions as decoding computes them: its own steps, with the tokens given."""
+    """Log-probabilities of the completions as decoding computes them.
+
+    Its own steps, with the tokens given.
+    """
     prompts = list(dict.fromkeys(row.prompt for row in rows))
     tokens = torch.tensor([row.completion for row in rows])
     decoded = SharedPrefix(network, prompts, COMPLETIONS, TOKENS, CPU)
@@ -135,7 +161,9 @@ def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float
 
 def gains(found: dict[Row, Sequence[float]], before: dict[Row, Sequence[float]]) -> Tensor:
     """Of each completion: the mean over its tokens of A (log p − log p before)."""
-    return torch.stack([row.advantage * (torch.tensor(p) - torch.tensor(before[row])).mean() for row, p in found.items()])
+    return torch.stack(
+        [row.advantage * (torch.tensor(p) - torch.tensor(before[row])).mean() for row, p in found.items()]
+    )
 
 
 @torch.no_grad()

@@ -1,10 +1,13 @@
-"""Seconds until a node that is alone, refused or beside its twin says why. Real `swarmd join` processes on loopback, the tiny model.
+"""Seconds until a node that is alone, refused or beside its twin says why.
+
+Real `swarmd join` processes on loopback, the tiny model.
 
     python -m benchmarks.alone [CAUSE…] [--json]
     python -m benchmarks.alone --healthy 3600 [--pace 2]
 
-Each cause is brought about, and the time is taken from when it is true and the node answers `swarmd status`, to when the status names it.
---healthy: three nodes for so many seconds, and how often one of them says that something is wrong. Nothing is right but 0.
+Each cause is brought about, and the time is taken from when it is true and the node answers `swarmd status`,
+to when the status names it. --healthy: three nodes for so many seconds, and how often one of them says that
+something is wrong. Nothing is right but 0.
 """
 
 import argparse
@@ -29,7 +32,10 @@ PATIENCE = 120.0  # seconds
 OPTIONS = ("--model", "tiny", "--device", "cpu", "--pace", "5")
 MODULE = "import runpy, sys; sys.argv[0] = 'swarmd'; runpy.run_module('swarmd', run_name='__main__')"
 FAST_CLOCK = f"import time; now = time.time; time.time = lambda: now() + 600; {MODULE}"
-OTHER_VERSION = "import importlib.metadata as m; real = m.version; m.version = lambda n: '0.2.0' if n == 'reasoning-gym' else real(n)"
+OTHER_VERSION = (
+    "import importlib.metadata as m; real = m.version; m.version = lambda n: '0.2.0' if n == 'reasoning-gym'"
+    " else real(n)"
+)
 DEAD_KEY = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
 Document = Mapping[str, Any]
@@ -86,7 +92,11 @@ def nobody(nodes: Nodes, _folder: Path) -> Result:
 
 
 def dead_address(nodes: Nodes, _folder: Path) -> Result:
-    nodes[0].command = [*nodes[0].command, "--bootstrap", f"/ip4/127.0.0.1/tcp/{free_ports(1)[0]}/p2p/{DEAD_KEY}"]
+    nodes[0].command = [
+        *nodes[0].command,
+        "--bootstrap",
+        f"/ip4/127.0.0.1/tcp/{free_ports(1)[0]}/p2p/{DEAD_KEY}",
+    ]
     nodes[0].start()
     return timed(nodes[0], trouble("does not answer"))
 
@@ -114,7 +124,8 @@ def clock_off(nodes: Nodes, _folder: Path) -> Result:
 
 
 def banned(nodes: Nodes, _folder: Path) -> Result:
-    _hold_against(nodes[:1], nodes[1], offences=200)  # for which it is banned six times, the last time for half an hour
+    # For which it is banned six times, the last time for half an hour
+    _hold_against(nodes[:1], nodes[1], offences=200)
     nodes[0].start()
     up(nodes[0])
     nodes[1].start()
@@ -152,7 +163,9 @@ def other_judge(nodes: Nodes, folder: Path) -> Result:
     with local_judge(folder, "sapo-9") as url:
         nodes[0].command = [*nodes[0].command, "--judge", url]
         nodes[0].start()
-        return timed(nodes[0], lambda status: "asks sapo-9" in status["judge"]["cause"] and status["judge"]["cause"])
+        return timed(
+            nodes[0], lambda status: "asks sapo-9" in status["judge"]["cause"] and status["judge"]["cause"]
+        )
 
 
 def paused(nodes: Nodes, _folder: Path) -> Result:
@@ -216,12 +229,26 @@ def healthy(seconds: float, pace: float, folder: Path) -> dict[str, Any]:
             time.sleep(1.0)
         given = [(node.status() or {}).get("given") for node in nodes]
         rounds = [node.lines()[-1]["round"] for node in nodes]
-        logged = [line for node in nodes for line in (node.folder / "swarmd.log").read_text().splitlines() if "isolation_watch" in line]
-    return {"seconds": now, "asked": asked, "alarms": alarms, "logged": logged, "rounds": rounds, "given": given}
+        logged = [
+            line
+            for node in nodes
+            for line in (node.folder / "swarmd.log").read_text().splitlines()
+            if "isolation_watch" in line
+        ]
+    return {
+        "seconds": now,
+        "asked": asked,
+        "alarms": alarms,
+        "logged": logged,
+        "rounds": rounds,
+        "given": given,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.alone", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.alone", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument("causes", nargs="*", metavar="CAUSE", help=", ".join(CAUSES))
     parser.add_argument("--healthy", type=float, default=0.0, help="seconds")
     parser.add_argument("--pace", type=float, default=2.0, help="seconds a round, with --healthy")

@@ -2,13 +2,15 @@
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
-NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner,
-unserved, opener, singles, loud, deafener, halver, crowder, starver, or, against a judge,
-judge-readers, judge-board, judge-sessions, judge-forger.
-`python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
-With --json the last line is one object:
-    {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
-A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do not.
+NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring,
+poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, or, against a judge,
+judge-readers, judge-board, judge-sessions, judge-forger. `python -m benchmarks.attack NAME --help` lists its
+options. The figures as a table: docs/admission.md, docs/judge-protocol.md. With --json the last line is one
+object:
+    {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most},
+    "held": bool}
+A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do
+not.
 """
 
 import argparse
@@ -22,10 +24,31 @@ from importlib import import_module
 from tests.attacks.harness import Attack
 
 NAMES = (
-    "liar", "flooder", "replayer", "forger", "sybil", "eclipse", "slow", "bomb", "names", "oversized", "scoring", "poisoner",
-    "unserved", "opener", "singles", "loud", "deafener", "halver", "crowder", "starver",
-    "judge-readers", "judge-board", "judge-sessions", "judge-forger",
-)  # fmt: skip
+    "liar",
+    "flooder",
+    "replayer",
+    "forger",
+    "sybil",
+    "eclipse",
+    "slow",
+    "bomb",
+    "names",
+    "oversized",
+    "scoring",
+    "poisoner",
+    "unserved",
+    "opener",
+    "singles",
+    "loud",
+    "deafener",
+    "halver",
+    "crowder",
+    "starver",
+    "judge-readers",
+    "judge-board",
+    "judge-sessions",
+    "judge-forger",
+)
 
 
 def attack_named(name: str) -> Attack:
@@ -50,7 +73,9 @@ def _quiet() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.attack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.attack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=NAMES, metavar="NAME")
     name = parser.parse_args(given[:1]).name
@@ -65,7 +90,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"{figure:24} {figures[figure]:10.4g}   at most {most:g}\n")
     if "--json" in given:
         work = {"attack": name, "options": options}
-        print(json.dumps({"schema": 1, "work": work, "figures": figures, "bounds": bounds, "held": held}), flush=True)
+        print(
+            json.dumps({"schema": 1, "work": work, "figures": figures, "bounds": bounds, "held": held}),
+            flush=True,
+        )
     raise SystemExit(0 if held else 1)
 
 

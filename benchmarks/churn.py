@@ -2,8 +2,9 @@
 
     python -m benchmarks.churn [--kills 20] [--nodes 3] [--seed 0] [--json]
 
-The nodes save every 5 s here, in place of every minute, so that kills meet young and old checkpoints. rounds_lost counts the finished
-rounds that a kill lost (each takes half a second at least); they are run again. At most those since the last whole checkpoint may be lost.
+The nodes save every 5 s here, in place of every minute, so that kills meet young and old checkpoints.
+rounds_lost counts the finished rounds that a kill lost (each takes half a second at least); they are run
+again. At most those since the last whole checkpoint may be lost.
 
 Prints a line a kill and a table; with --json the last line is one object.
 """
@@ -29,7 +30,8 @@ from swarmd.errors import SwarmdError
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
 from swarmd.trainer.checkpoint import saved_in
 
-CHECKPOINT = 5.0  # seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
+# Seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
+CHECKPOINT = 5.0
 LOOK = 0.1  # seconds between two looks
 PATIENCE = 240.0  # seconds for anything to happen
 
@@ -54,11 +56,20 @@ class Kill:
         return 0 if self.round_resumed is None else self.round_before - self.round_resumed
 
 
-def churn(folder: Path, kills: int, seed: int = 0, nodes: int = 3, pace: float = 0.5, talk: Callable[[str], None] = print) -> list[Kill]:
+def churn(
+    folder: Path,
+    kills: int,
+    seed: int = 0,
+    nodes: int = 3,
+    pace: float = 0.5,
+    talk: Callable[[str], None] = print,
+) -> list[Kill]:
     """Start a swarm on the tiny model, kill `kills` times, wait for the recovery each time."""
     rng = random.Random(seed)
     done = []
-    with local_swarm(folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(CHECKPOINT)) as swarm:
+    with local_swarm(
+        folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(CHECKPOINT)
+    ) as swarm:
         for node in swarm:
             node.start()
         for node in swarm:
@@ -74,7 +85,11 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     node = rng.choice(list(swarm))
     process = rng.choice(["daemon", "trainer", "verifier"])
     status = _known(node, swarm)
-    pid = {"daemon": status["pid"], "trainer": status["trainer"]["pid"], "verifier": status["trainer"]["verifier_pid"]}[process]
+    pid = {
+        "daemon": status["pid"],
+        "trainer": status["trainer"]["pid"],
+        "verifier": status["trainer"]["verifier_pid"],
+    }[process]
     time.sleep(rng.random())  # any moment of a round: generating, scoring, training, saving
     others = {other.name: _round(other) for other in swarm if other is not node}
     log_before = node.log.stat().st_size
@@ -85,9 +100,14 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     up = receiving = None
     if process == "daemon":
         up, receiving = _rejoin(node, swarm)
-    if process != "verifier":  # before it resumes, metrics.jsonl may hold a round that ended between our look and the kill
-        _until(lambda: _resumed(node, log_before) is not None, f"{node.name} to go on from a checkpoint", swarm)
-    _until(lambda: _round(node) > before, f"{node.name} to finish a round after the loss of its {process}", swarm)
+    # Before it resumes, metrics.jsonl may hold a round that ended between our look and the kill
+    if process != "verifier":
+        _until(
+            lambda: _resumed(node, log_before) is not None, f"{node.name} to go on from a checkpoint", swarm
+        )
+    _until(
+        lambda: _round(node) > before, f"{node.name} to finish a round after the loss of its {process}", swarm
+    )
     for other in swarm:
         if other is not node:
             _until(lambda other=other: _round(other) > others[other.name], f"{other.name} to go on", swarm)  # type: ignore[misc]
@@ -177,7 +197,9 @@ def _looks() -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -185,7 +207,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         kills = churn(
-            Path(folder), arguments.kills, arguments.seed, arguments.nodes, talk=lambda text: print(text, file=sys.stderr, flush=True)
+            Path(folder),
+            arguments.kills,
+            arguments.seed,
+            arguments.nodes,
+            talk=lambda text: print(text, file=sys.stderr, flush=True),
         )
     ups = [k.up_seconds for k in kills if k.up_seconds is not None]
     receiving = [k.receiving_seconds for k in kills if k.receiving_seconds is not None]

@@ -1,6 +1,9 @@
-"""Compares a whole round (generate and one update) with a peer's trainer: `python -m benchmarks.round --peer`.
+"""Compares a whole round (generate and one update) with a peer's trainer.
 
-The two sides are child processes that play in turn, one torch thread each. The peer runs from its published package.
+`python -m benchmarks.round --peer`.
+
+The two sides are child processes that play in turn, one torch thread each. The peer runs from its published
+package.
 """
 
 import json
@@ -26,12 +29,23 @@ class Side:
 
     def __init__(self, name: str, command: list[str], folder: Path, device: str) -> None:
         self._name, self._log = name, folder / f"{name}.log"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         if device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""  # some trainers take the card without being asked
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=ROOT
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=ROOT,
             )
         self._answer()
 
@@ -49,7 +63,9 @@ class Side:
         last = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
         status = self._process.wait()
         self.close()
-        raise SystemExit(f"The side {self._name!r} of the comparison ended with status {status}. It last said:\n{last}")
+        raise SystemExit(
+            f"The side {self._name!r} of the comparison ended with status {status}. It last said:\n{last}"
+        )
 
     def close(self) -> None:
         self._process.kill()
@@ -67,7 +83,14 @@ def beside(arguments: Namespace, plan: Plan) -> None:
         script += ["--defaults"] if arguments.defaults else []
         sides: list[Side] = []
         try:
-            sides.append(Side("swarmd", [sys.executable, "-m", "benchmarks.peers.ours", str(folder)], Path(scratch), plan.device))
+            sides.append(
+                Side(
+                    "swarmd",
+                    [sys.executable, "-m", "benchmarks.peers.ours", str(folder)],
+                    Path(scratch),
+                    plan.device,
+                )
+            )
             sides.append(Side(arguments.peer, script, Path(scratch), plan.device))
             rounds = [[side.play() for side in sides] for _ in range(WARM_UP + plan.pairs)][WARM_UP:]
         finally:
@@ -78,5 +101,11 @@ def beside(arguments: Namespace, plan: Plan) -> None:
         ours, peer = (statistics.median(pair[side][figure] for pair in rounds) for side in (0, 1))
         return ours, peer
 
-    more = {"generate": medians("generate"), "tokens_generated": medians("tokens"), "peak_MiB": medians("peak_mib")}
-    report(arguments, plan, arguments.peer, [(ours["seconds"], peer["seconds"]) for ours, peer in rounds], more)
+    more = {
+        "generate": medians("generate"),
+        "tokens_generated": medians("tokens"),
+        "peak_MiB": medians("peak_mib"),
+    }
+    report(
+        arguments, plan, arguments.peer, [(ours["seconds"], peer["seconds"]) for ours, peer in rounds], more
+    )

@@ -1,9 +1,13 @@
-"""Compares generation with transformers' generate: same model, prompts, number and lengths of completions, one torch thread, one process.
+"""Compares generation with transformers' generate.
 
-    python -m benchmarks.decode [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64] [--pairs 5] [--json]
+Same model, prompts, number and lengths of completions, one torch thread, one process.
 
-8 questions of ReasoningGYM, 8 completions each. "varied" imposes a length on each row by the stopping rule, the same on both sides; random
-numbers differ. generate gets a batch padded on the left, in which each prompt stands once for every completion: the way it is used.
+    python -m benchmarks.decode [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64] [--pairs 5]
+    [--json]
+
+8 questions of ReasoningGYM, 8 completions each. "varied" imposes a length on each row by the stopping rule,
+the same on both sides; random numbers differ. generate gets a batch padded on the left, in which each prompt
+stands once for every completion: the way it is used.
 """
 
 import tempfile
@@ -17,7 +21,18 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from benchmarks import workload
 from benchmarks.meter import Meter
-from benchmarks.pairs import Pairs, Plan, add_options, alternate, lengths_of, material, parser_of, plan_of, report, result
+from benchmarks.pairs import (
+    Pairs,
+    Plan,
+    add_options,
+    alternate,
+    lengths_of,
+    material,
+    parser_of,
+    plan_of,
+    report,
+    result,
+)
 from swarmd.policy.attention.attention import adopt
 from swarmd.policy.inference.decode import Sampling, decode_rows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
@@ -27,12 +42,22 @@ from swarmd.policy.models.device import seeded
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of("decode", __doc__)
     add_options(parser)
-    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as one object on the last line; the table goes to stderr",
+    )
     arguments = parser.parse_args(argv)
     plan = plan_of(arguments)
     pairs = measure(plan)
     total, found = sum(lengths_of(plan)), result(pairs)
-    report(arguments, plan, "generate", pairs, {"tokens_per_second": (total / found["ours"], total / found["peer"])})
+    report(
+        arguments,
+        plan,
+        "generate",
+        pairs,
+        {"tokens_per_second": (total / found["ours"], total / found["peer"])},
+    )
 
 
 def measure(plan: Plan, warm_up: int = 1) -> Pairs:
@@ -51,7 +76,9 @@ def measure(plan: Plan, warm_up: int = 1) -> Pairs:
 
 
 @torch.inference_mode()
-def ours(network: Any, prompts: Sequence[Sequence[int]], copies: int, lengths: Sequence[int], device: torch.device) -> None:
+def ours(
+    network: Any, prompts: Sequence[Sequence[int]], copies: int, lengths: Sequence[int], device: torch.device
+) -> None:
     assert adopt(network)
     rows = SharedPrefix(network, prompts, copies, max(lengths), device)
     sampling = Sampling(max(lengths), workload.POSITIONS, frozenset(), 1.0)
@@ -60,7 +87,9 @@ def ours(network: Any, prompts: Sequence[Sequence[int]], copies: int, lengths: S
 
 
 @torch.inference_mode()
-def generate(network: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device) -> None:
+def generate(
+    network: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device
+) -> None:
     each = [p for p in prompts for _ in range(len(lengths) // len(prompts))]
     width = max(map(len, each))
     targets = torch.tensor(lengths, device=device)

@@ -1,9 +1,12 @@
-"""Bytes that an interrupted download fetches twice: kill -9 at random moments, from a server on loopback that speaks the hub's protocol.
+"""Bytes that an interrupted download fetches twice.
+
+Kill -9 at random moments, from a server on loopback that speaks the hub's protocol.
 
     python -m benchmarks.download [--megabytes 200] [--kills 5] [--seed 1] [--rate 40]
 
-The server sends at --rate MB a second. "twice" counts what it had handed to its socket past the point from which the next process asked on:
-what was in the sockets' buffers, and the chunk in hand (1 MiB). The content is compared in the end.
+The server sends at --rate MB a second. "twice" counts what it had handed to its socket past the point from
+which the next process asked on: what was in the sockets' buffers, and the chunk in hand (1 MiB). The content
+is compared in the end.
 """
 
 import argparse
@@ -30,7 +33,8 @@ class WeightServer(BaseHTTPRequestHandler):
 
     files: dict[str, bytes]
     rate: float  # bytes a second
-    spans: list[list[int]]  # of the large file: first byte asked for, and the one after the last that was sent
+    # Of the large file: first byte asked for, and the one after the last that was sent
+    spans: list[list[int]]
     sent = threading.Condition()
 
     def do_GET(self) -> None:
@@ -38,7 +42,14 @@ class WeightServer(BaseHTTPRequestHandler):
         if parts[:1] == ["resolve"]:
             self.send_file(parts[2])
         elif parts[:1] == ["tree"]:
-            self.send(json.dumps([{"type": "file", "path": n, "size": len(b), "oid": "0" * 40} for n, b in self.files.items()]).encode())
+            self.send(
+                json.dumps(
+                    [
+                        {"type": "file", "path": n, "size": len(b), "oid": "0" * 40}
+                        for n, b in self.files.items()
+                    ]
+                ).encode()
+            )
         else:
             self.send(json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode())
 
@@ -55,7 +66,12 @@ class WeightServer(BaseHTTPRequestHandler):
     def send_file(self, name: str) -> None:
         body = self.files[name]
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
-        self.send(body[start:], 206 if start else 200, ETag=f'"{hashlib.sha256(body).hexdigest()}"', X_Repo_Commit=COMMIT)
+        self.send(
+            body[start:],
+            206 if start else 200,
+            ETag=f'"{hashlib.sha256(body).hexdigest()}"',
+            X_Repo_Commit=COMMIT,
+        )
         if self.command == "HEAD" or len(body) < 10_000:
             return
         span = [start, start]
@@ -85,14 +101,22 @@ def measure(size: int, kills: int, seed: int, rate: float) -> tuple[list[list[in
     threading.Thread(target=server.serve_forever, daemon=True).start()
     moments = sorted(rng.randrange(size) for _ in range(kills))
     with tempfile.TemporaryDirectory() as home:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HTTP", "http"))}
-        environment = kept | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HTTP", "http"))
+        }
+        environment = kept | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": home,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
         environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
         for moment in [*moments, None]:
             with subprocess.Popen([sys.executable, "-c", FETCH], env=environment) as process:
                 if moment is not None:
                     with WeightServer.sent:
-                        WeightServer.sent.wait_for(lambda moment=moment: bool(spans) and spans[-1][1] >= moment, 300)
+                        WeightServer.sent.wait_for(
+                            lambda moment=moment: bool(spans) and spans[-1][1] >= moment, 300
+                        )
                     process.kill()
         (whole,) = Path(home).rglob(f"snapshots/*/{NAME}")
         same = whole.read_bytes() == files[NAME]
@@ -102,7 +126,9 @@ def measure(size: int, kills: int, seed: int, rate: float) -> tuple[list[list[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.download", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.download", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
@@ -113,7 +139,10 @@ def main() -> None:
     twice = [max(0, end - following) for (_, end), (following, _) in itertools.pairwise(spans)]
     for (start, end), again in zip(spans, [*twice, 0], strict=True):
         print(f"{start:>12,} {end:>12,} {again / 1e6:>10.2f}")
-    print(f"content as it is: {same}; sent twice: {sum(twice) / 1e6:.2f} MB in {arguments.kills} kills, at most {max(twice) / 1e6:.2f} MB")
+    print(
+        f"content as it is: {same}; sent twice: {sum(twice) / 1e6:.2f} MB in {arguments.kills} kills, at most"
+        f" {max(twice) / 1e6:.2f} MB"
+    )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# What pip is asked for, in turn; the peer itself is last. GenRL's whole list is more than a hundred packages, of a chain's client among
-# them, that its trainer never imports: it comes without, and what the trainer does import is named.
+# What pip is asked for, in turn; the peer itself is last. GenRL's whole list is more than a hundred packages,
+# of a chain's client among them, that its trainer never imports: it comes without, and what the trainer does
+# import is named.
 PACKAGES = {
     "trl": [["torch==2.13.0", "transformers==5.23.0", "trl==1.16.0"]],
     "genrl": [
@@ -16,7 +17,10 @@ PACKAGES = {
         ["--no-deps", "gensyn-genrl==0.3.0"],
     ],
     # Its exchange, with the network library that `pip install gensyn-genrl` brings.
-    "genrl-exchange": [["torch==2.13.0", "hivemind==1.1.12", "psutil==7.2.2"], ["--no-deps", "gensyn-genrl==0.3.0"]],
+    "genrl-exchange": [
+        ["torch==2.13.0", "hivemind==1.1.12", "psutil==7.2.2"],
+        ["--no-deps", "gensyn-genrl==0.3.0"],
+    ],
 }
 
 
@@ -37,10 +41,12 @@ def environment_of(peer: str, folder: Path) -> Path:
         for step in steps:
             subprocess.run(step, check=True, stdout=sys.stderr)
     except (OSError, subprocess.CalledProcessError) as error:  # no network, no room, no venv module
-        lines = "\n".join("    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps])
+        lines = "\n".join(
+            "    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps]
+        )
         raise SystemExit(
-            f"The environment for {peer} could not be made: {error}. It needs a network once. Where there is one, run\n{lines}\n"
-            "and give the folder with --environment."
+            f"The environment for {peer} could not be made: {error}. It needs a network once. Where there is"
+            f" one, run\n{lines}\nand give the folder with --environment."
         ) from error
     return python
 

@@ -1,14 +1,19 @@
-"""How long until every node of a swarm holds what it chose to train on, and what that costs in bytes: real processes over loopback.
+"""How long until every node of a swarm holds what it chose to train on, and what that costs in bytes.
 
-    python -m benchmarks.exchange [--nodes 8] [--kib 32] [--engine libp2p|hivemind|mixed] [--peer genrl] [--rounds 10] [--json]
+Real processes over loopback.
 
-In each round all nodes share a set of KIB kilobytes (rollouts of 4 KiB) at the same moment, and each gathers four rollouts of others.
-"node": from that moment until one node holds its four. "every": until the last of them does. Bytes are what the sockets of all nodes
-received (`ss`, duplicates included), per byte of rollout content that was gathered; what they receive when nothing is shared is told
-beside it, for a round of a real model takes longer than one of these.
+    python -m benchmarks.exchange [--nodes 8] [--kib 32] [--engine libp2p|hivemind|mixed] [--peer genrl]
+    [--rounds 10] [--json]
 
---peer genrl: GenRL 0.3.0's exchange, from its published package in an environment of its own (build/peers, or the folder
-$BENCHMARK_PEERS): every node gathers the sets of all others through hivemind's DHT. The two play one after the other in one run.
+In each round all nodes share a set of KIB kilobytes (rollouts of 4 KiB) at the same moment, and each gathers
+four rollouts of others. "node": from that moment until one node holds its four. "every": until the last of
+them does. Bytes are what the sockets of all nodes received (`ss`, duplicates included), per byte of rollout
+content that was gathered; what they receive when nothing is shared is told beside it, for a round of a real
+model takes longer than one of these.
+
+--peer genrl: GenRL 0.3.0's exchange, from its published package in an environment of its own (build/peers, or
+the folder $BENCHMARK_PEERS): every node gathers the sets of all others through hivemind's DHT. The two play
+one after the other in one run.
 """
 
 import argparse
@@ -38,7 +43,10 @@ WARM_UP = 2  # rounds
 
 @dataclass(frozen=True)
 class Side:
-    """What one kind of nodes needed: seconds, by round and node; bytes and CPU seconds of all nodes together, over all rounds."""
+    """What one kind of nodes needed.
+
+    Seconds, by round and node; bytes and CPU seconds of all nodes together, over all rounds.
+    """
 
     rounds: Sequence[Sequence[float]]
     expected: int  # nodes that should have held something, over all rounds
@@ -72,20 +80,29 @@ class Side:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.exchange", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.exchange",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--kib", type=int, default=32, help="of rollouts that each node shares in a round")
     parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds before the first round: a swarm has much to tell at its start")
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=20.0,
+        help="seconds before the first round: a swarm has much to tell at its start",
+    )
     parser.add_argument("--peer", choices=["genrl"])
     parser.add_argument("--environment", type=Path, help="the peer's; made where it is missing")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     python = None
     if arguments.peer:
-        python = environment_of("genrl-exchange", arguments.environment or default_environment("genrl-exchange"))
+        python = environment_of(
+            "genrl-exchange", arguments.environment or default_environment("genrl-exchange")
+        )
     with tempfile.TemporaryDirectory() as folder:
         ours = measure(Path(folder) / "ours", arguments)
         peer = measure(Path(folder) / "peer", arguments, python) if python is not None else None
@@ -93,8 +110,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         work = {name: getattr(arguments, name) for name in ("nodes", "kib", "engine", "peer", "rounds")}
         mine, theirs = quantile(ours.every, 50), quantile(peer.every, 50) if peer is not None else None
-        found = {"schema": 1, "work": work, "ours": mine, "peer": theirs, "ratio": theirs / mine if theirs else None}
-        print(json.dumps({**found, **ours.figures(), "peer_figures": peer.figures() if peer is not None else None}), flush=True)
+        found = {
+            "schema": 1,
+            "work": work,
+            "ours": mine,
+            "peer": theirs,
+            "ratio": theirs / mine if theirs else None,
+        }
+        print(
+            json.dumps(
+                {**found, **ours.figures(), "peer_figures": peer.figures() if peer is not None else None}
+            ),
+            flush=True,
+        )
 
 
 def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = None) -> Side:
@@ -121,25 +149,49 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
         time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
         seconds = time.monotonic() - since
         received, cpu = received_so_far() - received - chatter * seconds, _cpu(nodes) - cpu - upkeep * seconds
-        content = sum(held["bytes"] for node in nodes for held in node.said("held") if held["held"] >= WARM_UP)
-    return Side(rounds, arguments.nodes * arguments.rounds, received, content, cpu, upkeep / arguments.nodes, chatter / arguments.nodes)
+        content = sum(
+            held["bytes"] for node in nodes for held in node.said("held") if held["held"] >= WARM_UP
+        )
+    return Side(
+        rounds,
+        arguments.nodes * arguments.rounds,
+        received,
+        content,
+        cpu,
+        upkeep / arguments.nodes,
+        chatter / arguments.nodes,
+    )
 
 
-def _start(folder: Path, number: int, bootstrap: Sequence[str], arguments: argparse.Namespace, python: Path | None) -> ProbeProcess:
+def _start(
+    folder: Path, number: int, bootstrap: Sequence[str], arguments: argparse.Namespace, python: Path | None
+) -> ProbeProcess:
     if python is not None:
         return ProbeProcess(
-            folder, bootstrap=bootstrap, engine="hivemind", python=python, module="benchmarks.peers.genrl_exchange",
+            folder,
+            bootstrap=bootstrap,
+            engine="hivemind",
+            python=python,
+            module="benchmarks.peers.genrl_exchange",
             more=["--nodes", str(arguments.nodes)],
-        )  # fmt: skip
+        )
     engine = ("libp2p", "hivemind")[number % 2] if arguments.engine == "mixed" else arguments.engine
-    return ProbeProcess(folder, bootstrap=bootstrap, engine=engine, module="benchmarks.exchange_node", more=["--wanted", str(WANTED)])
+    return ProbeProcess(
+        folder,
+        bootstrap=bootstrap,
+        engine=engine,
+        module="benchmarks.exchange_node",
+        more=["--wanted", str(WANTED)],
+    )
 
 
 def _play(nodes: Sequence[ProbeProcess], number: int, kib: int) -> list[float]:
     """One round: how long each node took, less those that did not get there."""
     at = time.time() + 0.5
     for node in nodes:
-        node.order(round=number, at=at, rollouts=max(1, kib * 1024 // ROLLOUT), bytes=min(ROLLOUT, kib * 1024))
+        node.order(
+            round=number, at=at, rollouts=max(1, kib * 1024 // ROLLOUT), bytes=min(ROLLOUT, kib * 1024)
+        )
     until = time.monotonic() + ROUND_LIMIT
     found = []
     for node in nodes:
@@ -162,8 +214,8 @@ def _cpu(nodes: Sequence[ProbeProcess]) -> float:
 
 
 class Traffic:
-    """Bytes that the TCP sockets of all nodes have received so far, those that have ended in between as of the last look. Each byte over
-    loopback is received once.
+    """Bytes that the TCP sockets of all nodes have received so far, those that have ended in between as of
+    the last look. Each byte over loopback is received once.
     """
 
     def __init__(self, nodes: Sequence[ProbeProcess]) -> None:
@@ -172,7 +224,9 @@ class Traffic:
 
     def __call__(self) -> int:
         pids = {pid for node in self._nodes if (said := node.last("cpu")) for pid in said["pids"]}
-        lines = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            ["ss", "-tinpHO"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         for line in lines:
             owners = {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
             if owners & pids and (found := re.search(r"bytes_received:(\d+)", line)):
@@ -188,7 +242,11 @@ def quantile(seconds: Sequence[float], percent: int) -> float:
 
 
 def show(ours: Side, peer: Side | None, arguments: argparse.Namespace, out: Any) -> None:
-    print(f"{arguments.nodes} nodes, {arguments.kib} KiB each a round, {arguments.rounds} rounds, engine {arguments.engine}", file=out)
+    print(
+        f"{arguments.nodes} nodes, {arguments.kib} KiB each a round, {arguments.rounds} rounds, engine"
+        f" {arguments.engine}",
+        file=out,
+    )
     print(f"{'':34} {'swarmd':>10}" + (f" {'genrl':>10} {'ratio':>7}" if peer else ""), file=out)
     rows = {
         "a node holds its choice, p50, ms": ("node_p50", 1000),

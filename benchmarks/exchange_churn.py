@@ -2,9 +2,10 @@
 
     python -m benchmarks.exchange_churn [--nodes 16] [--times 3] [--engine libp2p|hivemind|mixed] [--json]
 
-All nodes share sets of 32 KiB and gather four rollouts a round. Then a third is killed with SIGKILL. Every rollout that two nodes
-or more held, and one of the living still does, is asked for by a living node that has it not, which knows the author alone. Then
-the killed are started again under the same identities, while the others go on sharing: how long after its start each hears something.
+All nodes share sets of 32 KiB and gather four rollouts a round. Then a third is killed with SIGKILL. Every
+rollout that two nodes or more held, and one of the living still does, is asked for by a living node that has
+it not, which knows the author alone. Then the killed are started again under the same identities, while the
+others go on sharing: how long after its start each hears something.
 """
 
 import argparse
@@ -46,7 +47,13 @@ class Swarm:
         engine = ("libp2p", "hivemind")[n % 2] if self._engine == "mixed" else self._engine
         bootstrap = [node.addresses[0] for node in list(self.nodes.values())[:3]]
         more = ["--wanted", str(WANTED)]
-        node = ProbeProcess(self._folder / str(n), bootstrap=bootstrap, engine=engine, module="benchmarks.exchange_node", more=more)
+        node = ProbeProcess(
+            self._folder / str(n),
+            bootstrap=bootstrap,
+            engine=engine,
+            module="benchmarks.exchange_node",
+            more=more,
+        )
         self.nodes[n] = self._stack.enter_context(node)
         return node
 
@@ -68,7 +75,12 @@ class Swarm:
         for node in self.nodes.values():
             node.order(list=mark)
         for n, node in self.nodes.items():
-            listed = node.wait(lambda node=node: next((said for said in node.said("listed") if said["listed"] == mark), None), PATIENCE)
+            listed = node.wait(
+                lambda node=node: next(
+                    (said for said in node.said("listed") if said["listed"] == mark), None
+                ),
+                PATIENCE,
+            )
             for name, size in listed["blobs"].items():
                 found.setdefault(name, (size, set()))[1].add(n)
         return found
@@ -76,7 +88,9 @@ class Swarm:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.exchange_churn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.exchange_churn",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--times", type=int, default=3)
@@ -87,9 +101,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         report = measure(Swarm(stack, Path(folder), arguments.nodes, arguments.engine), arguments)
     out = sys.stderr if arguments.json else sys.stdout
-    print(f"{arguments.nodes} nodes, engine {arguments.engine}, a third killed {arguments.times} times", file=out)
-    print(f"rollouts with a living holder that were not to be had   {report['unobtainable']} of {report['asked']}", file=out)
-    print(f"heard something after the start, median / slowest, s    {report['first_p50']:.2f} / {report['first_max']:.2f}", file=out)
+    print(
+        f"{arguments.nodes} nodes, engine {arguments.engine}, a third killed {arguments.times} times",
+        file=out,
+    )
+    print(
+        f"rollouts with a living holder that were not to be had   {report['unobtainable']} of"
+        f" {report['asked']}",
+        file=out,
+    )
+    print(
+        f"heard something after the start, median / slowest, s    {report['first_p50']:.2f} /"
+        f" {report['first_max']:.2f}",
+        file=out,
+    )
     if arguments.json:
         work = {k: getattr(arguments, k) for k in ("nodes", "times", "engine", "seed")}
         print(json.dumps({"schema": 1, "work": work, **report}), flush=True)
@@ -114,12 +139,27 @@ def measure(swarm: Swarm, arguments: argparse.Namespace) -> dict[str, Any]:
         while not all(node.last("first") for node in back) and time.monotonic() < until:
             swarm.share()
         first += [said["first"] if (said := node.last("first")) else PATIENCE for node in back]
-    return {"asked": asked, "unobtainable": missing, "first_p50": statistics.median(first), "first_max": max(first), "first": first}
+    return {
+        "asked": asked,
+        "unobtainable": missing,
+        "first_p50": statistics.median(first),
+        "first_max": max(first),
+        "first": first,
+    }
 
 
-def _ask(swarm: Swarm, before: dict[str, tuple[int, set[int]]], killed: Sequence[int], rng: random.Random) -> tuple[int, int]:
-    """How many were not to be had, of how many. The author is one of the killed wherever one of them held it: the hardest case."""
-    held = {name: (size, holders) for name, (size, holders) in before.items() if len(holders) >= 2 and holders - set(killed)}
+def _ask(
+    swarm: Swarm, before: dict[str, tuple[int, set[int]]], killed: Sequence[int], rng: random.Random
+) -> tuple[int, int]:
+    """How many were not to be had, of how many.
+
+    The author is one of the killed wherever one of them held it: the hardest case.
+    """
+    held = {
+        name: (size, holders)
+        for name, (size, holders) in before.items()
+        if len(holders) >= 2 and holders - set(killed)
+    }
     hard = sorted(held, key=lambda name: (not held[name][1] & set(killed), name))[:ASKED]
     orders: dict[int, list[str]] = defaultdict(list)
     for name in hard:
@@ -133,7 +173,12 @@ def _ask(swarm: Swarm, before: dict[str, tuple[int, set[int]]], killed: Sequence
     for asker, names in orders.items():
         node = swarm.nodes[asker]
         for name in names:
-            said = node.wait(lambda node=node, name=name: next((s for s in node.said("fetched") if s["fetched"] == name), None), PATIENCE)
+            said = node.wait(
+                lambda node=node, name=name: next(
+                    (s for s in node.said("fetched") if s["fetched"] == name), None
+                ),
+                PATIENCE,
+            )
             missing += not said["found"]
     return missing, sum(map(len, orders.values()))
 

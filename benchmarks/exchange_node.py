@@ -1,12 +1,14 @@
-"""One node of `benchmarks.exchange`: shares rollouts and gathers those of others as a daemon does, and trains nothing.
+"""One node of `benchmarks.exchange`: shares rollouts and gathers those of others as a daemon does, and trains
+nothing.
 
 JSON lines, as `benchmarks.probe`. In:
-{"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}   then share n rollouts of b bytes, and begin a round of our own
+{"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}   then share n rollouts of b bytes, and
+begin a round of our own
 {"list": any}                                                          say which blobs are at hand
 {"fetch": id, "size": bytes, "author": peer id}                        fetch this one blob, within ten seconds
-Out: {"up": [addresses], "id": peer id}, {"peers": [ids]} when they change, {"held": r, "after": seconds, "bytes": content},
-{"listed": any, "blobs": {id: bytes}}, {"fetched": id, "found": whether}, {"first": seconds after the start} at the first frame that comes,
-{"cpu": seconds, "pids": [...]} every half second.
+Out: {"up": [addresses], "id": peer id}, {"peers": [ids]} when they change, {"held": r, "after": seconds,
+"bytes": content}, {"listed": any, "blobs": {id: bytes}}, {"fetched": id, "found": whether}, {"first": seconds
+after the start} at the first frame that comes, {"cpu": seconds, "pids": [...]} every half second.
 """
 
 import argparse
@@ -79,11 +81,16 @@ class Node:
 
     async def _obey(self, order: dict[str, Any]) -> None:
         if "list" in order:
-            say(listed=order["list"], blobs={name.hex(): size for name, size in self.member.blobs.sizes().items()})
+            say(
+                listed=order["list"],
+                blobs={name.hex(): size for name, size in self.member.blobs.sizes().items()},
+            )
         elif "fetch" in order:
             blob = None
             with trio.move_on_after(10):
-                blob = await self.member.fetch(Want(bytes.fromhex(order["fetch"]), order["size"], [order["author"]]))
+                blob = await self.member.fetch(
+                    Want(bytes.fromhex(order["fetch"]), order["size"], [order["author"]])
+                )
             say(fetched=order["fetch"], found=blob is not None)
         else:
             await self._play(order)

@@ -1,9 +1,12 @@
-"""Whom the gate shuts out, and what it lets in, for each margin. Prints a table; nothing is attacked and nothing learnt from others.
+"""Whom the gate shuts out, and what it lets in, for each margin.
+
+Prints a table; nothing is attacked and nothing learnt from others.
 
     python -m benchmarks.gate_margins [--rounds 0 50 150] [--margins 1 1.25 1.5 2] [--questions 200]
 
-Each of the tiny models trains alone, and is kept as it was after so many rounds. Each of them then answers the same questions; each judges
-all the others' usable rollouts by limits from its own answers, and those of one of them with each poison in their right answers.
+Each of the tiny models trains alone, and is kept as it was after so many rounds. Each of them then answers
+the same questions; each judges all the others' usable rollouts by limits from its own answers, and those of
+one of them with each poison in their right answers.
 """
 
 import argparse
@@ -44,7 +47,9 @@ def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int
             yield model, until, learner.policy
 
 
-def usable(verifier: Verifier, policy: LanguagePolicy, tasks: Sequence[Task]) -> tuple[list[Scored], list[Scored]]:
+def usable(
+    verifier: Verifier, policy: LanguagePolicy, tasks: Sequence[Task]
+) -> tuple[list[Scored], list[Scored]]:
     """All its answers as it sampled them; and those that one would train on, as others get them."""
     answers = policy.generate([task.question for task in tasks], COMPLETIONS)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)])
@@ -71,11 +76,16 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
         if (model, behind) == POISONED:
             sent |= {label: [poisoned(s, poison) for s in sent[name]] for label, poison in POISONS.items()}
     found = []
-    cut = {author: [Gate(answer_end=answer_end).cut(s) for s in rollouts] for author, rollouts in sent.items()}
+    cut = {
+        author: [Gate(answer_end=answer_end).cut(s) for s in rollouts] for author, rollouts in sent.items()
+    }
     for model, behind, policy in stages(verifier, rounds):  # the same again: one seed, one run
         name = f"{model} {behind}"
         looked_at = {
-            author: [replace(s, tokens=tokens) for s, tokens in zip(rollouts, policy.logprobs(rollouts), strict=True)]
+            author: [
+                replace(s, tokens=tokens)
+                for s, tokens in zip(rollouts, policy.logprobs(rollouts), strict=True)
+            ]
             for author, rollouts in cut.items()
             if author != name
         }
@@ -84,7 +94,9 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gate_margins", description="whom the gate shuts out")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gate_margins", description="whom the gate shuts out"
+    )
     parser.add_argument("--rounds", type=int, nargs="+", default=[0, 50, 150])
     parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.25, 1.5, 2.0])
     parser.add_argument("--questions", type=int, default=200)
@@ -103,8 +115,15 @@ def main() -> None:
                 away[author] += len(rollouts) - passed
             print(f"margin {margin}: limits of {judge.name:15} {gate.limits}")
         honest = [author for author in of if author not in POISONS]
-        print(f"margin {margin}: of honest rollouts {sum(away[a] for a in honest) / sum(of[a] for a in honest):.2%} turned away: ", end="")
-        print(", ".join(f"{author} {away[author] / of[author]:.1%} of {of[author]}" for author in of), flush=True)
+        print(
+            f"margin {margin}: of honest rollouts"
+            f" {sum(away[a] for a in honest) / sum(of[a] for a in honest):.2%} turned away: ",
+            end="",
+        )
+        print(
+            ", ".join(f"{author} {away[author] / of[author]:.1%} of {of[author]}" for author in of),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Measures a node as a guest: how soon it stops, and the share of the CPU that it takes.
 
-python -m benchmarks.guest stops [--times 200]      a real trainer, paused and let go on; seconds from the decision to its rest
-python -m benchmarks.guest share [--cpu "25 %"] [--seconds 300]   a real node; CPU seconds of all its processes, by the kernel's count
+python -m benchmarks.guest stops [--times 200]      a real trainer, paused and let go on; seconds from the
+decision to its rest
+python -m benchmarks.guest share [--cpu "25 %"] [--seconds 300]   a real node; CPU seconds of all its
+processes, by the kernel's count
 """
 
 import argparse
@@ -56,7 +58,9 @@ async def stops(times: int, folder: Path) -> dict[str, object]:
             pass
         return time.monotonic() - begun
 
-    start = link.StartTrainer(config.model_dump_json(), str(folder), "12D3KooWbenchmark", 1, curriculum_of(config).digest)
+    start = link.StartTrainer(
+        config.model_dump_json(), str(folder), "12D3KooWbenchmark", 1, curriculum_of(config).digest
+    )
     child = TrainerChild(start, folder / "trainer.log", on_message, print)
     guest = Guest(config, folder, Traffic(), NoSwarm(), child.tell, print, look=lambda *_: MachineFacts())
     seconds: list[float] = []
@@ -71,13 +75,41 @@ async def stops(times: int, folder: Path) -> dict[str, object]:
             await until("training")
         child.stop()
     lines = len((folder / "metrics.jsonl").read_text().splitlines())
-    return {"times": times, "median": median(seconds), "worst": max(seconds), "rounds": rounds, "lines": lines, "restarts": child.restarts}
+    return {
+        "times": times,
+        "median": median(seconds),
+        "worst": max(seconds),
+        "rounds": rounds,
+        "lines": lines,
+        "restarts": child.restarts,
+    }
 
 
 def share(cpu: str, seconds: float, folder: Path) -> dict[str, object]:
-    command = [sys.executable, "-m", "swarmd", "join", "--model", "tiny", "--device", "cpu", "--state-dir", str(folder)]
-    environment = os.environ | {"SWARMD_LIMITS_CPU": cpu, "SWARMD_LIMITS_PRIORITY": "normal", "SWARMD_SWARM_MDNS": "off"}
-    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as node:
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        "--model",
+        "tiny",
+        "--device",
+        "cpu",
+        "--state-dir",
+        str(folder),
+    ]
+    environment = os.environ | {
+        "SWARMD_LIMITS_CPU": cpu,
+        "SWARMD_LIMITS_PRIORITY": "normal",
+        "SWARMD_SWARM_MDNS": "off",
+    }
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as node:
         try:
             begin = _first_round(folder)
             before, at = _spent(node.pid), time.monotonic()
@@ -109,7 +141,10 @@ def _first_round(folder: Path) -> int:
 
 
 def _spent(pid: int) -> float:
-    """CPU seconds so far of it and all its descendants: of each that runs, and of its children that have ended."""
+    """CPU seconds so far of it and all its descendants.
+
+    Of each that runs, and of its children that have ended.
+    """
     node, found = psutil.Process(pid), 0.0
     for process in [*node.children(recursive=True), node]:
         with contextlib.suppress(psutil.NoSuchProcess):  # its parent has its time by now
@@ -118,7 +153,9 @@ def _spent(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="what", required=True)
     commands.add_parser("stops").add_argument("--times", type=int, default=200)
     sharing = commands.add_parser("share")
@@ -126,7 +163,11 @@ def main() -> None:
     sharing.add_argument("--seconds", type=float, default=300.0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = trio.run(stops, given.times, Path(folder)) if given.what == "stops" else share(given.cpu, given.seconds, Path(folder))
+        found = (
+            trio.run(stops, given.times, Path(folder))
+            if given.what == "stops"
+            else share(given.cpu, given.seconds, Path(folder))
+        )
     print(json.dumps(found, indent=1))
 
 

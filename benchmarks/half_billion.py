@@ -1,14 +1,20 @@
-"""One round of a model of Qwen2.5-0.5B's exact configuration, with random weights: seconds, and the most memory it takes.
+"""One round of a model of Qwen2.5-0.5B's exact configuration, with random weights.
 
-    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16] [--questions 8] [--completions 8]
-                                      [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1] [--json]
+Seconds, and the most memory it takes.
 
-Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards, so that every
-completion has a gradient; one update. Model, plan, answers and update are the node's own. --memory: GB that the plan may count on having.
+    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16]
+    [--questions 8] [--completions 8]
+                                      [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1]
+                                      [--json]
 
-The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of our own: the ids above its
-vocabulary are drawn and trained on like any others, they have no text. On a CPU, seconds are CPU seconds of all threads, and the peak
-is the largest resident set of the whole process, loading included; on CUDA, wall seconds, and what torch has held on the device.
+Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards,
+so that every completion has a gradient; one update. Model, plan, answers and update are the node's own.
+--memory: GB that the plan may count on having.
+
+The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of
+our own: the ids above its vocabulary are drawn and trained on like any others, they have no text. On a CPU,
+seconds are CPU seconds of all threads, and the peak is the largest resident set of the whole process, loading
+included; on CUDA, wall seconds, and what torch has held on the device.
 """
 
 import argparse
@@ -44,11 +50,19 @@ CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as
     "tie_word_embeddings": True,
 }
 
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.half_billion", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.half_billion", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--lora", choices=["on", "off"], default="on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="auto: as a node would choose")
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="auto: as a node would choose",
+    )
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--completions", type=int, default=8, help="of each question")
     parser.add_argument("--tokens", type=int, default=64, help="of each completion")
@@ -56,7 +70,8 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
     parser.add_argument("--threads", type=int, default=1, help="of torch; 0: what a node would take")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)  # a child of this program, so that making does not count
+    # A child of this program, so that making does not count
+    parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.make:
@@ -84,14 +99,18 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     config = NodeConfig.model_validate(
         {
             "model": {
-                "name": str(folder), "device": arguments.device, "lora": arguments.lora, "system_prompt": workload.SYSTEM,
-                "threads": arguments.threads, "dtype": arguments.dtype,
+                "name": str(folder),
+                "device": arguments.device,
+                "lora": arguments.lora,
+                "system_prompt": workload.SYSTEM,
+                "threads": arguments.threads,
+                "dtype": arguments.dtype,
             },
             "round": {"local": arguments.questions, "completions": arguments.completions},
             "generate": {"max_new_tokens": arguments.tokens, "engine": "own"},
             "train": {"optimizer": arguments.optimizer},
         }
-    )  # fmt: skip
+    )
     meter = Meter(arguments.device)
     begun = meter.begin()
     policy = LanguagePolicy.open(config, 0, lambda _: int(arguments.memory * 1e9))
@@ -132,18 +151,36 @@ def show(figures: dict[str, Any], arguments: argparse.Namespace) -> None:
     out = sys.stderr if arguments.json else sys.stdout
     seconds, peak = figures["seconds"], figures["peak_GB"]
     way = f"LoRA of rank {figures['lora']}" if figures["lora"] else "all weights"
-    print(f"{figures['parameters']:,} parameters, {figures['dtype']}, {way}, {figures['optimizer']}, on {arguments.device}", file=out)
-    print(f"{arguments.questions} questions × {arguments.completions} completions × {arguments.tokens} tokens", file=out)
+    print(
+        f"{figures['parameters']:,} parameters, {figures['dtype']}, {way}, {figures['optimizer']}, on"
+        f" {arguments.device}",
+        file=out,
+    )
+    print(
+        f"{arguments.questions} questions × {arguments.completions} completions × {arguments.tokens} tokens",
+        file=out,
+    )
     for name, value in seconds.items():
         print(f"  {name:10} {value:9.1f} s", file=out)
-    print(f"  {figures['threads']} threads; answers and update took {figures['wall']:.1f} s of wall time", file=out)
+    print(
+        f"  {figures['threads']} threads; answers and update took {figures['wall']:.1f} s of wall time",
+        file=out,
+    )
     made, trained = figures["tokens"] / seconds["generate"], figures["trained"] / seconds["train"]
     print(f"  {made:.1f} tokens a second made, {trained:.1f} trained", file=out)
     planned = figures["planned_GB"]
-    print(f"  peak {peak['all']:.2f} GB ({peak['generate']:.2f} until the answers were there); planned {planned:.2f} GB", file=out)
+    print(
+        f"  peak {peak['all']:.2f} GB ({peak['generate']:.2f} until the answers were there); planned"
+        f" {planned:.2f} GB",
+        file=out,
+    )
     if arguments.json:
         ours = seconds["generate"] + seconds["train"]
-        print(json.dumps({"schema": 1, "work": vars(arguments), "ours": ours, "peer": None, "ratio": None, **figures}))
+        print(
+            json.dumps(
+                {"schema": 1, "work": vars(arguments), "ours": ours, "peer": None, "ratio": None, **figures}
+            )
+        )
 
 
 if __name__ == "__main__":

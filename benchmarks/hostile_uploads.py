@@ -1,12 +1,15 @@
-"""Two hundred uploads that must not be loaded, against a real judge: what each costs it, and whether any gets through.
+"""Two hundred uploads that must not be loaded, against a real judge.
+
+What each costs it, and whether any gets through.
 
     python -m benchmarks.hostile_uploads [--seed 1] [--json]
 
-The judge is a process of its own on loopback, with the tiny model. Each upload comes from another peer and another network. Seconds are
-from the first byte sent to the last byte of the refusal; memory is what the judge's peak rises by (VmHWM, reset before each: Linux). A slow
-upload never sends its last byte: its seconds are the judge's patience, so its processor time is what counts. At the end good weights are
-uploaded, which have to be evaluated, and refused uploads must have left no file, no row, and started no process.
-With --json the last line is one object. Exit code 1 where something got through or a bound is broken.
+The judge is a process of its own on loopback, with the tiny model. Each upload comes from another peer and
+another network. Seconds are from the first byte sent to the last byte of the refusal; memory is what the
+judge's peak rises by (VmHWM, reset before each: Linux). A slow upload never sends its last byte: its seconds
+are the judge's patience, so its processor time is what counts. At the end good weights are uploaded, which
+have to be evaluated, and refused uploads must have left no file, no row, and started no process. With --json
+the last line is one object. Exit code 1 where something got through or a bound is broken.
 """
 
 import argparse
@@ -52,8 +55,26 @@ class Cost:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    options = ["--port", "0", "--json", "--curriculum", "tiny-9", "--verified-bytes", str(CAP), "--proxy", "127.0.0.1"]
-    command = [sys.executable, "-m", "judge.cli", "serve", "--database", str(folder / "judge.sqlite3"), *options]
+    options = [
+        "--port",
+        "0",
+        "--json",
+        "--curriculum",
+        "tiny-9",
+        "--verified-bytes",
+        str(CAP),
+        "--proxy",
+        "127.0.0.1",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "judge.cli",
+        "serve",
+        "--database",
+        str(folder / "judge.sqlite3"),
+        *options,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -66,9 +87,18 @@ def send(url: str, number: int, upload: HostileUpload) -> tuple[int, Any]:
     """Status and document of the answer."""
     peer = SigningPeer(number, url)
     body = upload.body
-    said = {"model": "tiny", "curriculum": TINY_9.digest, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()} | upload.said
+    said = {
+        "model": "tiny",
+        "curriculum": TINY_9.digest,
+        "bytes": len(body),
+        "sha256": hashlib.sha256(body).hexdigest(),
+    } | upload.said
     target = "/v1/verified?" + urlencode(said)
-    headers = {**peer.headers("POST", target, b""), **upload.headers, "x-forwarded-for": f"198.{18 + number % 2}.{number // 2}.7"}
+    headers = {
+        **peer.headers("POST", target, b""),
+        **upload.headers,
+        "x-forwarded-for": f"198.{18 + number % 2}.{number // 2}.7",
+    }
     message = f"POST\n{url}\n{target}\n{peer.sequence}\n{said['sha256']}"
     headers["swarmd-signature"] = peer.identity.sign(b"swarmd judge request v1", message.encode()).hex()
     if upload.slow:
@@ -83,7 +113,10 @@ def _drip(url: str, target: str, headers: dict[str, str], body: bytes, size: int
     import socket
 
     parts = urlsplit(url)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in {**headers, "host": parts.netloc, "content-length": f"{size}"}.items())
+    lines = "".join(
+        f"{name}: {value}\r\n"
+        for name, value in {**headers, "host": parts.netloc, "content-length": f"{size}"}.items()
+    )
     with socket.create_connection((parts.hostname, parts.port), 120) as connection:
         connection.sendall(f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode() + body)
         answer = b""
@@ -130,13 +163,18 @@ def left_behind(folder: Path) -> tuple[int, int]:
 def evaluated(url: str, weights: bytes) -> Any:
     status, queued = send(url, 500, HostileUpload("good", weights))
     assert status == 202, queued
-    while (found := httpx2.get(f"{url}/v1/verified/{queued['verification']}").json())["state"] in ("queued", "running"):
+    while (found := httpx2.get(f"{url}/v1/verified/{queued['verification']}").json())["state"] in (
+        "queued",
+        "running",
+    ):
         time.sleep(0.2)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
@@ -145,7 +183,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary, serving(Path(temporary)) as (url, judge):
         costs = list(measured(url, judge, shapes, given.seed))
         files, rows = left_behind(Path(temporary))
-        processes = len([child for child in judge.children(recursive=True) if "judge.verified" in " ".join(child.cmdline())])
+        processes = len(
+            [
+                child
+                for child in judge.children(recursive=True)
+                if "judge.verified" in " ".join(child.cmdline())
+            ]
+        )
         good = evaluated(url, weights)
     quick = [cost for cost in costs if cost.kind != "slow"]
     loaded = sum(cost.status < 400 for cost in costs) + rows + files + processes
@@ -159,10 +203,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "worst_memory": max(cost.memory for cost in costs),
         "good": {name: good.get(name) for name in ("state", "score", "n", "error")},
     }
-    held = loaded == 0 and figures["worst_cpu"] < MOST_SECONDS and figures["worst_memory"] < MOST_MEMORY and good["state"] == "done"
+    held = (
+        loaded == 0
+        and figures["worst_cpu"] < MOST_SECONDS
+        and figures["worst_memory"] < MOST_MEMORY
+        and good["state"] == "done"
+    )
     print(table(costs))
-    print(f"\nloaded {loaded}, worst {figures['worst_seconds']:.3f} s, {figures['worst_memory'] / 2**20:.1f} MiB")
-    print(f"slow ones are ended after {config.VERIFIED_STALL_SECONDS:g} s; then good weights: {figures['good']}")
+    print(
+        f"\nloaded {loaded}, worst {figures['worst_seconds']:.3f} s,"
+        f" {figures['worst_memory'] / 2**20:.1f} MiB"
+    )
+    print(
+        f"slow ones are ended after {config.VERIFIED_STALL_SECONDS:g} s; then good weights: {figures['good']}"
+    )
     if given.json:
         print(json.dumps({"schema": 1, "work": {"seed": given.seed}, "figures": figures, "held": held}))
     return 0 if held else 1

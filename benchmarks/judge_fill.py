@@ -1,13 +1,17 @@
-"""Fills a judge's database with evaluations of peers that learn, by bulk insert; then measures answers that it gives.
+"""Fills a judge's database with evaluations of peers that learn, by bulk insert.
+
+Then measures answers that it gives.
 
     python -m benchmarks.judge_fill judge.sqlite3 --evaluations 1000000 --peers 5000
     python -m benchmarks.judge_fill judge.sqlite3 --read 200
 
-The first takes a minute of CPU for a million. Peers differ in skill, in how often they are evaluated and in when they begin; half of them
-are in the swarm and learn a fifth faster. `swarmd-judge serve --curriculum tiny-9 --database judge.sqlite3` shows the pages.
+The first takes a minute of CPU for a million. Peers differ in skill, in how often they are evaluated and in
+when they begin; half of them are in the swarm and learn a fifth faster. `swarmd-judge serve --curriculum
+tiny-9 --database judge.sqlite3` shows the pages.
 
-The second times what a judge does for its answers. "cold": its work in this process, with nothing kept from before, in seconds of CPU.
-The others: over HTTP, as a reader has them from a real judge on loopback, which keeps some answers for a few seconds.
+The second times what a judge does for its answers. "cold": its work in this process, with nothing kept from
+before, in seconds of CPU. The others: over HTTP, as a reader has them from a real judge on loopback, which
+keeps some answers for a few seconds.
 """
 
 import argparse
@@ -35,21 +39,56 @@ from judge.store.tables import evaluations, peers
 from p2p.identity import Identity, nickname
 from swarmd.tasks.curriculum import TINY_9
 
-MODELS = ("tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "qwen2.5-0.5b", "qwen2.5-0.5b", "qwen3-0.6b")
+MODELS = (
+    "tiny",
+    "tiny",
+    "tiny",
+    "tiny",
+    "tiny",
+    "tiny",
+    "tiny",
+    "qwen2.5-0.5b",
+    "qwen2.5-0.5b",
+    "qwen3-0.6b",
+)
 EPOCH = time.time() - 35 * 86_400  # some peers are seen today
 AT_A_TIME = 50_000  # rows
-SINGLE = ("/swarm", "/join", "/about", "/docs", "/metrics", "/healthz", "/openapi.json", "/v1/judge", "/v1/windows")
+SINGLE = (
+    "/swarm",
+    "/join",
+    "/about",
+    "/docs",
+    "/metrics",
+    "/healthz",
+    "/openapi.json",
+    "/v1/judge",
+    "/v1/windows",
+)
 WORDS = ("otter", "node 4", "12D3KooWA", "tin", "q")
 ORDERS = ("score", "seen", "reward", "new", "questions")
 
 
-def history(number: int, many: int, rng: random.Random, alive: bool = False) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A peer and its evaluations, as a judge would have them. `alive`: seen within minutes; one of eight is solo, and none has a name."""
+def history(
+    number: int, many: int, rng: random.Random, alive: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A peer and its evaluations, as a judge would have them.
+
+    `alive`: seen within minutes; one of eight is solo, and none has a name.
+    """
     swarm, model = number % 8 != 7 if alive else number % 2 == 0, MODELS[number // 2 % len(MODELS)]
     skill, every = rng.lognormvariate(0.0, 0.25), rng.choice((1, 1, 2, 3))
     peer = Identity.from_seed(number.to_bytes(32, "big")).peer_id
-    said = {"name": f"node {number}", "sharing": "swarm" if swarm else "solo", "strategy": "uniform positive", "version": "0.2.0"}
-    said |= {"hardware": rng.choice(("cpu", "cuda", "mps")), "local": 4 if swarm else 8, "external": 4 if swarm else 0}
+    said = {
+        "name": f"node {number}",
+        "sharing": "swarm" if swarm else "solo",
+        "strategy": "uniform positive",
+        "version": "0.2.0",
+    }
+    said |= {
+        "hardware": rng.choice(("cpu", "cuda", "mps")),
+        "local": 4 if swarm else 8,
+        "external": 4 if swarm else 0,
+    }
     begun, pace = EPOCH + rng.uniform(0, 33 * 86_400), rng.uniform(20, 200)
     if alive:
         said.pop("name")
@@ -63,17 +102,38 @@ def history(number: int, many: int, rng: random.Random, alive: bool = False) -> 
         rewards.append(reward)
         total, answered = total + reward, answered + (not lapsed)
         row = {
-            "id": f"{rng.getrandbits(128):032x}", "peer": peer, "round": round_number, "model": model,
-            "specialty": rng.choice(TINY_9.specialties), "n": 10**9 + rng.randrange(10**6), "asked_at": begun + pace * round_number,
-            "state": "unanswered" if lapsed else "graded", "number": place, "reward": reward, "total": total, "answers": 1,
-            "reason": LAPSED if lapsed else "correct" if reward else "wrong", "seconds": None if lapsed else rng.uniform(0.1, 9.0),
-            "answer": None if lapsed else f"I add the numbers. <answer>{rng.randrange(1000)}</answer>", "ended": None if lapsed else 1,
-            "correct": None if lapsed else int(reward), **said,
-        }  # fmt: skip
+            "id": f"{rng.getrandbits(128):032x}",
+            "peer": peer,
+            "round": round_number,
+            "model": model,
+            "specialty": rng.choice(TINY_9.specialties),
+            "n": 10**9 + rng.randrange(10**6),
+            "asked_at": begun + pace * round_number,
+            "state": "unanswered" if lapsed else "graded",
+            "number": place,
+            "reward": reward,
+            "total": total,
+            "answers": 1,
+            "reason": LAPSED if lapsed else "correct" if reward else "wrong",
+            "seconds": None if lapsed else rng.uniform(0.1, 9.0),
+            "answer": None if lapsed else f"I add the numbers. <answer>{rng.randrange(1000)}</answer>",
+            "ended": None if lapsed else 1,
+            "correct": None if lapsed else int(reward),
+            **said,
+        }
         rows.append(row)
     recent = rewards[-WINDOW:]
-    score = {"low": always(int(sum(recent)), len(recent)).low, "recent_right": int(sum(recent)), "recent_n": len(recent)}
-    newest = {"round": rows[-1]["round"], "round_at": rows[-1]["asked_at"], "pace": 3600 / pace, "nickname": nickname(peer)}
+    score = {
+        "low": always(int(sum(recent)), len(recent)).low,
+        "recent_right": int(sum(recent)),
+        "recent_n": len(recent),
+    }
+    newest = {
+        "round": rows[-1]["round"],
+        "round_at": rows[-1]["asked_at"],
+        "pace": 3600 / pace,
+        "nickname": nickname(peer),
+    }
     seen = {"first_seen": rows[0]["asked_at"], "last_seen": rows[-1]["asked_at"] + 1, "sequence": many}
     return {
         "peer": peer,
@@ -88,7 +148,9 @@ def history(number: int, many: int, rng: random.Random, alive: bool = False) -> 
     }, rows
 
 
-def histories(many: int, of: int, seed: int, alive: bool = False) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def histories(
+    many: int, of: int, seed: int, alive: bool = False
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Few peers have many evaluations, as in any crowd of volunteers."""
     rng = random.Random(seed)
     weights = [rng.lognormvariate(0.0, 0.8) for _ in range(of)]
@@ -124,14 +186,18 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
 
 
 def read(database: str, times: int) -> Iterator[dict[str, Any]]:
-    """How long each answer takes, the judge's processor time for it, and how large it is. Each time another part of it is asked for."""
+    """How long each answer takes, the judge's processor time for it, and how large it is.
+
+    Each time another part of it is asked for.
+    """
     yield from cold(database, times)
     with serving(database) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
         for name, address in targets(http).items():
             took, size, before = [], 0, cpu_seconds(process.pid)["judge"]
             for place in range(times):
                 begun = time.monotonic()
-                while (answer := http.get(address(place))).status_code == 429:  # as much as one network may have
+                # As much as one network may have
+                while (answer := http.get(address(place))).status_code == 429:
                     time.sleep(float(answer.headers["retry-after"]))
                     begun = time.monotonic()
                 took.append(1000 * (time.monotonic() - begun))
@@ -144,12 +210,18 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
 
 
 def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
-    """The addresses of every page and answer, so that no two calls ask for the same part where there are several."""
+    """The addresses of every page and answer, so that no two calls ask for the same part where there are
+    several.
+    """
     after, nodes = 0, []
     while len(nodes) < 200:
         page = http.get("/v1/leaderboard", params={"after": after}).json()
         nodes, after = nodes + [peer["peer"] for peer in page["peers"]], page["more_after"]
-    shown = [row["evaluation"] for node in nodes[:10] for row in http.get(f"/v1/peers/{node}", params={"limit": 20}).json()["evaluations"]]
+    shown = [
+        row["evaluation"]
+        for node in nodes[:10]
+        for row in http.get(f"/v1/peers/{node}", params={"limit": 20}).json()["evaluations"]
+    ]
     models = (*sorted(set(MODELS)), "none")
     return {
         "/": lambda i: f"/?after={50 * i % 4900}",
@@ -186,12 +258,16 @@ def cold(database: str, times: int) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("database", help="a file or a postgresql:// address; new, unless --read")
     parser.add_argument("--evaluations", type=int, default=1_000_000)
     parser.add_argument("--peers", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--read", type=int, default=0, metavar="TIMES", help="ask a judge that serves it instead")
+    parser.add_argument(
+        "--read", type=int, default=0, metavar="TIMES", help="ask a judge that serves it instead"
+    )
     given = parser.parse_args()
     if given.read:
         for line in read(given.database, given.read):

@@ -1,14 +1,17 @@
-"""A judge under load: evaluations a second, their latency, the judge's CPU; and whether kill -9 loses what was acknowledged.
+"""A judge under load: evaluations a second, their latency, the judge's CPU.
+
+And whether kill -9 loses what was acknowledged.
 
     python -m benchmarks.judge_load --rate 200 --seconds 120
     python -m benchmarks.judge_load --workers 2 --database postgresql://…
     python -m benchmarks.judge_load --kills 100
 
-An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. A key's round
-grows with each. The judge is a process of its own on loopback; the client shares the machine with it. With --workers there are several
-judges of one PostgreSQL, and a key goes always to the same one. Latency is that of one request, from its due time at --rate, so a judge
-that lags behind is seen to. A judge makes its questions in its first half minute; with --up 0 the load comes meanwhile.
-With --kills the judge is killed at random moments under load, and every acknowledged answer is looked for afterwards.
+An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. A
+key's round grows with each. The judge is a process of its own on loopback; the client shares the machine with
+it. With --workers there are several judges of one PostgreSQL, and a key goes always to the same one. Latency
+is that of one request, from its due time at --rate, so a judge that lags behind is seen to. A judge makes its
+questions in its first half minute; with --up 0 the load comes meanwhile. With --kills the judge is killed at
+random moments under load, and every acknowledged answer is looked for afterwards.
 """
 
 import argparse
@@ -58,11 +61,13 @@ class Caller:
 
     async def post(self, peer: SigningPeer, target: str, document: dict[str, Any]) -> tuple[int, Any]:
         body = encode(document)
-        network = int(peer.identity.public_key[0])  # as a proxy would say: fresh keys of one network are limited
+        # As a proxy would say: fresh keys of one network are limited
+        network = int(peer.identity.public_key[0])
         near = {"host": "judge", "content-length": str(len(body)), "x-forwarded-for": f"198.18.{network}.7"}
         headers = {**peer.headers("POST", target, body), **near}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        if self._streams is None or self._streams[0].at_eof():  # a judge ends a connection that is idle for five seconds
+        # A judge ends a connection that is idle for five seconds
+        if self._streams is None or self._streams[0].at_eof():
             self.close()
             self._streams = await asyncio.open_connection(*self._address)
         reader, writer = self._streams
@@ -138,7 +143,10 @@ async def hold_half_open(urls: list[str], many: int) -> None:
 
 @contextlib.contextmanager
 def half_open(urls: list[str], many: int) -> Iterator[None]:
-    """They are held by a process of their own: what opening a thousand at once costs is not the latency of others."""
+    """They are held by a process of their own.
+
+    What opening a thousand at once costs is not the latency of others.
+    """
     holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(urls, many), daemon=True)
     if not many:
         yield
@@ -158,7 +166,18 @@ def _hold(urls: list[str], many: int) -> None:
 
 @contextlib.contextmanager
 def serving(database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "judge.cli", "serve", "--database", database, "--curriculum", "tiny-9", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "judge.cli",
+        "serve",
+        "--database",
+        database,
+        "--curriculum",
+        "tiny-9",
+        "--port",
+        "0",
+    ]
     command += ["--json", "--proxy", "127.0.0.1", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -172,14 +191,20 @@ def cpu_seconds(pids: list[int]) -> dict[str, float]:
     """By process: the judges themselves, and their children that score."""
     judges = [psutil.Process(pid) for pid in pids]
     children = [child for judge in judges for child in judge.children(recursive=True)]
-    return {name: sum(sum(one.cpu_times()[:2]) for one in ones) for name, ones in (("judge", judges), ("scoring", children))}
+    return {
+        name: sum(sum(one.cpu_times()[:2]) for one in ones)
+        for name, ones in (("judge", judges), ("scoring", children))
+    }
 
 
 def loaded(given: argparse.Namespace) -> dict[str, Any]:
     load = Load()
     with contextlib.ExitStack() as stack:
         shared = ["--shared"] if given.workers > 1 else []
-        judges = [stack.enter_context(serving(given.database, "--key", given.key, *shared)) for _ in range(given.workers)]
+        judges = [
+            stack.enter_context(serving(given.database, "--key", given.key, *shared))
+            for _ in range(given.workers)
+        ]
         urls, pids = [url for _, url in judges], [process.pid for process, _ in judges]
         peers = [SigningPeer(number, urls[number % len(urls)]) for number in range(given.keys)]
         time.sleep(given.up)
@@ -189,10 +214,16 @@ def loaded(given: argparse.Namespace) -> dict[str, Any]:
         took, after = time.monotonic() - begun, cpu_seconds(pids)
     cuts = statistics.quantiles(load.seconds, n=100)
     return {
-        "evaluations": load.evaluations, "a_second": round(load.evaluations / took, 1), "errors": dict(load.errors),
-        "p50_ms": round(1000 * cuts[49], 1), "p99_ms": round(1000 * cuts[98], 1), "longest_ms": round(1000 * max(load.seconds), 1),
-        "cpu_ms_an_evaluation": {name: round(1000 * (after[name] - before[name]) / load.evaluations, 2) for name in after},
-    }  # fmt: skip
+        "evaluations": load.evaluations,
+        "a_second": round(load.evaluations / took, 1),
+        "errors": dict(load.errors),
+        "p50_ms": round(1000 * cuts[49], 1),
+        "p99_ms": round(1000 * cuts[98], 1),
+        "longest_ms": round(1000 * max(load.seconds), 1),
+        "cpu_ms_an_evaluation": {
+            name: round(1000 * (after[name] - before[name]) / load.evaluations, 2) for name in after
+        },
+    }
 
 
 def killed(given: argparse.Namespace) -> dict[str, Any]:
@@ -219,8 +250,16 @@ def killed(given: argparse.Namespace) -> dict[str, Any]:
             asyncio.run(run(process, peers))
             sequence += 1_000_000
     with serving(given.database, "--key", given.key) as (_, url):
-        kept = {entry["evaluation"] for peer in sorted(set(load.acknowledged.values())) for entry in history(url, peer)}
-    return {"kills": given.kills, "acknowledged": len(load.acknowledged), "lost": len(load.acknowledged.keys() - kept)}
+        kept = {
+            entry["evaluation"]
+            for peer in sorted(set(load.acknowledged.values()))
+            for entry in history(url, peer)
+        }
+    return {
+        "kills": given.kills,
+        "acknowledged": len(load.acknowledged),
+        "lost": len(load.acknowledged.keys() - kept),
+    }
 
 
 def history(url: str, peer: str) -> Iterator[dict[str, Any]]:
@@ -232,16 +271,29 @@ def history(url: str, peer: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rate", type=float, default=200.0, help="evaluations a second")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--up", type=float, default=30.0, help="seconds that the judge has been up when the load begins")
+    parser.add_argument(
+        "--up", type=float, default=30.0, help="seconds that the judge has been up when the load begins"
+    )
     parser.add_argument("--keys", type=int, default=400)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1, help="judges of one PostgreSQL")
-    parser.add_argument("--half-open", type=int, default=0, help="connections that send half a request, beside the load")
-    parser.add_argument("--kills", type=int, default=0, help="kill the judge so often instead, and look for what it acknowledged")
-    parser.add_argument("--database", default="", help="a file or a postgresql:// address; by default a new file")
+    parser.add_argument(
+        "--half-open", type=int, default=0, help="connections that send half a request, beside the load"
+    )
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=0,
+        help="kill the judge so often instead, and look for what it acknowledged",
+    )
+    parser.add_argument(
+        "--database", default="", help="a file or a postgresql:// address; by default a new file"
+    )
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -2,10 +2,12 @@
 
     python -m benchmarks.judge_significance --runs 1000
 
-A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its pace and how often it is
-evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to the next, so its evaluations depend on each other. Nodes
-begin at different times and leave for good at different rounds. Somebody looks at the corrected tests after every fifth round of the clock,
-and at the anytime verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py, comparison.py and anytime.py.
+A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its
+pace and how often it is evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to
+the next, so its evaluations depend on each other. Nodes begin at different times and leave for good at
+different rounds. Somebody looks at the corrected tests after every fifth round of the clock, and at the
+anytime verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py, comparison.py
+and anytime.py.
 """
 
 import argparse
@@ -51,8 +53,14 @@ def node_answers(sharing: str, node: int, gain: float, rng: random.Random) -> It
 
 def answers(swarm: int, solo: int, gain: float, rng: random.Random) -> list[Answer]:
     """Of all nodes, by the clock."""
-    nodes = [(sharing, node) for sharing, many in zip(ARMS, (swarm, solo), strict=True) for node in range(many)]
-    found = [answer for sharing, node in nodes for answer in node_answers(sharing, node, gain if sharing == "swarm" else 1.0, rng)]
+    nodes = [
+        (sharing, node) for sharing, many in zip(ARMS, (swarm, solo), strict=True) for node in range(many)
+    ]
+    found = [
+        answer
+        for sharing, node in nodes
+        for answer in node_answers(sharing, node, gain if sharing == "swarm" else 1.0, rng)
+    ]
     return sorted(found, key=lambda answer: answer.at)
 
 
@@ -63,24 +71,33 @@ class Looking:
         self._progress: dict[tuple[str, int], PeerProgress] = {}
         self.bins: dict[str, dict[int, BinSums]] = {arm: {} for arm in ARMS}
         self.finishers: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
-        self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}  # answers and rewards, as if each answer stood for itself
+        # Answers and rewards, as if each answer stood for itself
+        self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}
         self.verdict = False  # that the swarm is better, anytime
 
     def add(self, answer: Answer) -> None:
         self.plain[answer.sharing][0] += 1
         self.plain[answer.sharing][1] += answer.reward
         key, bins = (answer.sharing, answer.node), self.bins[answer.sharing]
-        self._progress[key], closed = advance(self._progress.get(key), answer.sharing, answer.round, answer.reward)
+        self._progress[key], closed = advance(
+            self._progress.get(key), answer.sharing, answer.round, answer.reward
+        )
         for bin in closed:
             had = bins.get(bin.bin, BinSums(0, 0.0, 0.0))
             bins[bin.bin] = BinSums(had.peers + 1, had.total + bin.value, had.squares + bin.value**2)
             if bin.bin in HORIZONS:
                 self.finishers[answer.sharing][bin.bin].append(bin.value)
-                self.verdict = self.verdict or paired_test(self.finishers["swarm"], self.finishers["solo"]).better is True
+                self.verdict = (
+                    self.verdict
+                    or paired_test(self.finishers["swarm"], self.finishers["solo"]).better is True
+                )
 
 
 def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
-    """One-sided p of the two-sample test of shares over all answers: what one would do who takes no notice of nodes."""
+    """One-sided p of the two-sample test of shares over all answers.
+
+    What one would do who takes no notice of nodes.
+    """
     (n, right), (n_solo, right_solo) = swarm, solo
     share = (right + right_solo) / (n + n_solo)
     error = sqrt(share * (1 - share) * (1 / n + 1 / n_solo))
@@ -88,20 +105,30 @@ def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
 
 
 def stays(tests: Sequence[RoundTest], p: Callable[[RoundTest], float]) -> bool:
-    return stays_from([(test.round, test.difference, p(test)) for test in tests]) is not None and tests[-1].difference > 0
+    return (
+        stays_from([(test.round, test.difference, p(test)) for test in tests]) is not None
+        and tests[-1].difference > 0
+    )
 
 
 RULES: Mapping[str, Callable[[Looking, Sequence[RoundTest]], bool]] = {
     "anytime verdict": lambda looking, _: looking.verdict,
     "Holm": lambda _, tests: stays(tests, lambda test: test.holm),
     "Benjamini-Hochberg": lambda _, tests: stays(tests, lambda test: test.benjamini_hochberg),
-    "some round, not corrected": lambda _, tests: any(test.p < LEVEL and test.difference > 0 for test in tests),
-    "all answers, nodes ignored": lambda looking, _: pooled_p(looking.plain["swarm"], looking.plain["solo"]) < LEVEL / 2,
+    "some round, not corrected": lambda _, tests: any(
+        test.p < LEVEL and test.difference > 0 for test in tests
+    ),
+    "all answers, nodes ignored": lambda looking, _: (
+        pooled_p(looking.plain["swarm"], looking.plain["solo"]) < LEVEL / 2
+    ),
 }
 
 
 def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str], int | None]:
-    """The rules that called the swarm better at the end; those that did at some look; and Holm's first round at the end."""
+    """The rules that called the swarm better at the end.
+
+    Those that did at some look; and Holm's first round at the end.
+    """
     looking, ever, looks = Looking(), set[str](), 0
     for answer in answers(swarm, solo, gain, rng):
         if answer.at // LOOK != looks:
@@ -124,11 +151,16 @@ def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -
     for swarm, solo in sizes:
         end, ever, firsts = Counter[str](), Counter[str](), []
         for run in range(runs):
-            at_the_end, at_some, first = played(swarm, solo, gain, random.Random(f"{seed} {swarm} {solo} {gain} {run}"))
+            at_the_end, at_some, first = played(
+                swarm, solo, gain, random.Random(f"{seed} {swarm} {solo} {gain} {run}")
+            )
             end.update(at_the_end)
             ever.update(at_some)
             firsts += [first] if first is not None and "Holm" in at_the_end else []
-        shares = {name: {"end": round(100 * end[name] / runs, 1), "ever": round(100 * ever[name] / runs, 1)} for name in RULES}
+        shares = {
+            name: {"end": round(100 * end[name] / runs, 1), "ever": round(100 * ever[name] / runs, 1)}
+            for name in RULES
+        }
         yield {
             "swarm": swarm,
             "solo": solo,
@@ -143,7 +175,10 @@ def printed(title: str, rows: Iterator[dict[str, object]], as_json: bool) -> Non
     print(f"\n{title}" if not as_json else "", flush=True)
     if not as_json:
         print(
-            "| swarm | solo | " + " | ".join(f"{name}: end, ever" for name in RULES) + " | Holm from round |\n|" + "---|" * (len(RULES) + 3)
+            "| swarm | solo | "
+            + " | ".join(f"{name}: end, ever" for name in RULES)
+            + " | Holm from round |\n|"
+            + "---|" * (len(RULES) + 3)
         )
     for row in rows:
         if as_json:
@@ -152,18 +187,33 @@ def printed(title: str, rows: Iterator[dict[str, object]], as_json: bool) -> Non
         shares = row["better_%"]
         assert isinstance(shares, dict)
         cells = [f"{share['end']}, {share['ever']}" for share in shares.values()]
-        print(f"| {row['swarm']} | {row['solo']} | " + " | ".join(cells) + f" | {row['holm_from'] or '–'} |", flush=True)
+        print(
+            f"| {row['swarm']} | {row['solo']} | " + " | ".join(cells) + f" | {row['holm_from'] or '–'} |",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1_000, help="of each A/A row; a fifth as many of each row with a gain")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=int, default=1_000, help="of each A/A row; a fifth as many of each row with a gain"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     same, real = [(8, 8), (24, 24), (60, 12)], [(8, 8), (24, 24), (48, 48), (100, 100), (200, 200), (200, 40)]
-    printed("A/A: called better, % of runs (both sides the same)", table(same, 1.0, given.runs, given.seed), given.json)
-    printed("True gain of 20 %: called better, % of runs", table(real, 1.2, max(1, given.runs // 5), given.seed), given.json)
+    printed(
+        "A/A: called better, % of runs (both sides the same)",
+        table(same, 1.0, given.runs, given.seed),
+        given.json,
+    )
+    printed(
+        "True gain of 20 %: called better, % of runs",
+        table(real, 1.2, max(1, given.runs // 5), given.seed),
+        given.json,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Measures time and peak memory. Standard library only, unless CUDA is used: the peers' environments import it."""
+"""Measures time and peak memory.
+
+Standard library only, unless CUDA is used: the peers' environments import it.
+"""
 
 import resource
 import sys
@@ -7,9 +10,12 @@ from typing import Any
 
 
 class Meter:
-    """On the CPU: CPU seconds of this process, all threads, and its largest resident set so far. Waiting for a turn costs nothing.
+    """On the CPU: CPU seconds of this process, all threads, and its largest resident set so far.
 
-    On CUDA: wall seconds, the device's work included, and the most that torch has held there since the last `begin`.
+    Waiting for a turn costs nothing.
+
+    On CUDA: wall seconds, the device's work included, and the most that torch has held there since the last
+    `begin`.
     """
 
     def __init__(self, device: str) -> None:
@@ -35,4 +41,6 @@ class Meter:
     def peak_mib(self) -> float:
         if self._cuda is not None:
             return float(self._cuda.max_memory_allocated()) / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            1024 if sys.platform != "darwin" else 1024**2
+        )

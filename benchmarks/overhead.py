@@ -1,13 +1,17 @@
-"""CPU and memory of a node besides training: one `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers, full speed.
+"""CPU and memory of a node besides training.
 
-    python -m benchmarks.overhead [--model tiny] [--local 8] [--external 0] [--rounds 60] [--seconds 0] [--set WORDS] [--json]
+One `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers, full speed.
 
-A round's wall time runs from one line of metrics.jsonl to the next. Overhead is what is left of it beside generate, score and train: share,
-collect, checkpoint (what the round stood still for one) and the gap, which is in no stage. What a save written meanwhile costs the
-stages themselves shows in the round's wall time. CPU seconds a round are of each process as a whole (Linux; elsewhere left out).
-Written is what each process had the disk write, in MB (10^6 bytes) a second: checkpoints, metrics, logs, everything (Linux). A checkpoint
-comes each minute: to have some of them in it, measure for --seconds 120 at least.
---set gives `swarmd join` more words. The first rounds do not count.
+    python -m benchmarks.overhead [--model tiny] [--local 8] [--external 0] [--rounds 60] [--seconds 0] [--set
+    WORDS] [--json]
+
+A round's wall time runs from one line of metrics.jsonl to the next. Overhead is what is left of it beside
+generate, score and train: share, collect, checkpoint (what the round stood still for one) and the gap, which
+is in no stage. What a save written meanwhile costs the stages themselves shows in the round's wall time. CPU
+seconds a round are of each process as a whole (Linux; elsewhere left out). Written is what each process had
+the disk write, in MB (10^6 bytes) a second: checkpoints, metrics, logs, everything (Linux). A checkpoint
+comes each minute: to have some of them in it, measure for --seconds 120 at least. --set gives `swarmd join`
+more words. The first rounds do not count.
 """
 
 import argparse
@@ -33,7 +37,9 @@ REST = ("share", "collect", "checkpoint")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--local", type=int, default=8)
     parser.add_argument("--external", type=int, default=0)
@@ -42,8 +48,20 @@ def main() -> None:
     parser.add_argument("--set", default="", metavar="WORDS", help="more words for `swarmd join`")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    words = ["--model", arguments.model, "--device", "cpu", "--local", str(arguments.local), "--external", str(arguments.external)]
-    with tempfile.TemporaryDirectory() as folder, local_swarm(Path(folder), 1, [*words, *shlex.split(arguments.set)]) as (node,):
+    words = [
+        "--model",
+        arguments.model,
+        "--device",
+        "cpu",
+        "--local",
+        str(arguments.local),
+        "--external",
+        str(arguments.external),
+    ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        local_swarm(Path(folder), 1, [*words, *shlex.split(arguments.set)]) as (node,),
+    ):
         node.start()
         begun = _after(node, SETTLING)
         done = _after(node, SETTLING + arguments.rounds, begun.at + arguments.seconds)
@@ -51,12 +69,18 @@ def main() -> None:
     seconds = split(lines)
     rounds, took = done.round - begun.round, done.at - begun.at
     cpu = {name: (done.cpu[name] - begun.cpu[name]) / rounds for name in done.cpu.keys() & begun.cpu.keys()}
-    written = {name: (done.written[name] - begun.written[name]) / took / 1e6 for name in done.written.keys() & begun.written.keys()}
+    written = {
+        name: (done.written[name] - begun.written[name]) / took / 1e6
+        for name in done.written.keys() & begun.written.keys()
+    }
     out = sys.stderr if arguments.json else sys.stdout
     wall = statistics.median(seconds["round"])
     print(f"{'median of ' + str(len(lines) - 1) + ' rounds':20} {'seconds':>8} {'share':>7}", file=out)
     for name, values in seconds.items():
-        print(f"{name:20} {statistics.median(values):8.4f} {statistics.median(shares(values, seconds['round'])):7.1%}", file=out)
+        print(
+            f"{name:20} {statistics.median(values):8.4f} {statistics.median(shares(values, seconds['round'])):7.1%}",
+            file=out,
+        )
     for name, value in sorted(cpu.items()):
         print(f"{'CPU, ' + name:20} {value:8.4f}", file=out)
     for name, value in sorted(written.items()):
@@ -65,7 +89,12 @@ def main() -> None:
         print(f"{'MB/s written, all':22} {sum(written.values()):6.4f}   over {took:.0f} s", file=out)
     if arguments.json:
         share = statistics.median(shares(seconds["overhead"], seconds["round"]))
-        figures = {"ours": share, "round_seconds": wall, "seconds": {name: statistics.median(v) for name, v in seconds.items()}, "cpu": cpu}
+        figures = {
+            "ours": share,
+            "round_seconds": wall,
+            "seconds": {name: statistics.median(v) for name, v in seconds.items()},
+            "cpu": cpu,
+        }
         figures |= {"written_mb_s": written, "measured_seconds": took}
         print(json.dumps({"schema": 1, "work": vars(arguments), **figures}))
 
@@ -106,7 +135,11 @@ def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
     status = node.status()
     if status is None:
         raise LabFailed(f"{node.name} does not answer; see {node.log}")
-    pids = {"daemon": status["pid"], "trainer": status["trainer"]["pid"], "verifier": status["trainer"]["verifier_pid"]}
+    pids = {
+        "daemon": status["pid"],
+        "trainer": status["trainer"]["pid"],
+        "verifier": status["trainer"]["verifier_pid"],
+    }
     return _Reading(
         status["round"],
         time.monotonic(),
@@ -116,7 +149,10 @@ def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """User and system time of a process and of the children it has waited for; None where the system does not say (proc(5))."""
+    """User and system time of a process and of the children it has waited for.
+
+    None where the system does not say (proc(5)).
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

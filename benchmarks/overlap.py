@@ -2,10 +2,10 @@
 
     python -m benchmarks.overlap [CURRICULUM ...] [--training 4000] [--held-out 1000] [--seeds 1 2 3]
 
-A judge draws from numbers that no node trains on, and of texts that none trains on where there are enough (swarmd/tasks/held_out.py). 4,000
-training questions of a specialty are what eight nodes ask in a thousand rounds. Prints the share of the judge's questions whose text is
-not among so many training questions, the mean of the seeds with its extremes. `judge.figures.overlap` holds the means, and the judge's page
-shows them.
+A judge draws from numbers that no node trains on, and of texts that none trains on where there are enough
+(swarmd/tasks/held_out.py). 4,000 training questions of a specialty are what eight nodes ask in a thousand
+rounds. Prints the share of the judge's questions whose text is not among so many training questions, the mean
+of the seeds with its extremes. `judge.figures.overlap` holds the means, and the judge's page shows them.
 """
 
 import argparse
@@ -19,7 +19,9 @@ from swarmd.tasks.source import CurriculumTasks
 
 
 def new_shares(curriculum: Curriculum, training: int, asked: int, seed: int) -> dict[str, float]:
-    """By specialty: of about `asked` questions, the share whose text is not among `training` training questions."""
+    """By specialty: of about `asked` questions, the share whose text is not among `training` training
+    questions.
+    """
     texts, rng = defaultdict(list), random.Random(seed)
     tasks, window = CurriculumTasks(curriculum), rng.randbytes(held_out.SEED_BYTES)
     for index in range(asked * len(curriculum.specialties)):
@@ -33,7 +35,9 @@ def new_shares(curriculum: Curriculum, training: int, asked: int, seed: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("curricula", nargs="*", default=list(CURRICULA), metavar="CURRICULUM")
     parser.add_argument("--training", type=int, default=4000)
     parser.add_argument("--held-out", type=int, default=1000)

@@ -1,10 +1,13 @@
-"""What the node's page and /metrics cost the daemon, as a share of a core. A swarm of `swarmd join` on loopback; one node is looked at.
+"""What the node's page and /metrics cost the daemon, as a share of a core.
+
+A swarm of `swarmd join` on loopback; one node is looked at.
 
     python -m benchmarks.page [--nodes 2] [--pairs 6] [--seconds 20] [--pace 1] [--json]
 
-CPU seconds of that node's daemon (its own process alone) in windows of --seconds, by turns: nothing, the page shown (one reader of its
-events), /metrics scraped each second, and nothing again, --pairs times. The first window after a change does not count its first second.
-The cost is the median of the differences from the mean of the windows of nothing before and after.
+CPU seconds of that node's daemon (its own process alone) in windows of --seconds, by turns: nothing, the page
+shown (one reader of its events), /metrics scraped each second, and nothing again, --pairs times. The first
+window after a change does not count its first second. The cost is the median of the differences from the mean
+of the windows of nothing before and after.
 """
 
 import argparse
@@ -30,11 +33,17 @@ PATIENCE = 300.0  # seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.page", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--pace", default="1", help="seconds of a round at least; at 1 all of the page that can change does so each second")
+    parser.add_argument(
+        "--pace",
+        default="1",
+        help="seconds of a round at least; at 1 all of the page that can change does so each second",
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with socket.socket() as free:
@@ -49,7 +58,9 @@ def main() -> None:
         address = call(nodes[0].folder, "ui")["address"]
         watched = {"page": lambda: _shown(address), "metrics": lambda: _scraped(port)}
         measured = _measure(nodes[0], arguments.pairs, arguments.seconds, watched)
-    document = {name: {"median": statistics.median(values), "values": values} for name, values in measured.items()}
+    document = {
+        name: {"median": statistics.median(values), "values": values} for name, values in measured.items()
+    }
     if arguments.json:
         print(json.dumps({"schema": 1, **document}))
         return
@@ -59,7 +70,10 @@ def main() -> None:
 
 
 def _measure(
-    node: LocalNode, pairs: int, seconds: float, watched: Mapping[str, Callable[[], AbstractContextManager[None]]]
+    node: LocalNode,
+    pairs: int,
+    seconds: float,
+    watched: Mapping[str, Callable[[], AbstractContextManager[None]]],
 ) -> dict[str, list[float]]:
     assert node.process is not None
     daemon = psutil.Process(node.process.pid)

@@ -32,7 +32,9 @@ class Plan:
     device: str = "cpu"
 
     def work(self) -> workload.Work:
-        return workload.Work(self.size, self.lengths, self.questions, self.tokens, self.device, self.completions)
+        return workload.Work(
+            self.size, self.lengths, self.questions, self.tokens, self.device, self.completions
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,8 +44,14 @@ class Plan:
 def add_options(parser: Any) -> None:
     """The options of a Plan; `plan_of` reads them. parser: or one of its groups."""
     parser.add_argument("--size", choices=list(workload.SIZES), help="parameters of the model (2.4m)")
-    parser.add_argument("--lengths", choices=["full", "varied"], help="of completions: all --tokens, or a third on average (varied)")
-    parser.add_argument("--questions", choices=workload.SETS, help="which eight; see benchmarks/workload.py (trials)")
+    parser.add_argument(
+        "--lengths",
+        choices=["full", "varied"],
+        help="of completions: all --tokens, or a third on average (varied)",
+    )
+    parser.add_argument(
+        "--questions", choices=workload.SETS, help="which eight; see benchmarks/workload.py (trials)"
+    )
     parser.add_argument("--tokens", type=tokens, help="the longest completion (64)")
     parser.add_argument("--completions", type=positive, help="of each question (8)")
     parser.add_argument("--pairs", type=positive, help="how many, after a warm-up (5)")
@@ -51,7 +59,11 @@ def add_options(parser: Any) -> None:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    given = {name: value for name in Plan.__dataclass_fields__ if (value := getattr(arguments, name, None)) is not None}
+    given = {
+        name: value
+        for name in Plan.__dataclass_fields__
+        if (value := getattr(arguments, name, None)) is not None
+    }
     plan = Plan(**given)
     if plan.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(f"--device cuda: this torch ({torch.__version__}) sees no CUDA device.")
@@ -61,7 +73,9 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 def parser_of(program: str, text: str | None) -> argparse.ArgumentParser:
     """Shows the whole text of the module as its help."""
     return argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{program}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m benchmarks.{program}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
@@ -73,7 +87,9 @@ def positive(text: str) -> int:
 
 def tokens(text: str) -> int:
     if positive(text) > LONGEST:
-        raise argparse.ArgumentTypeError(f"at most {LONGEST}: the models read {workload.POSITIONS} tokens, the question included")
+        raise argparse.ArgumentTypeError(
+            f"at most {LONGEST}: the models read {workload.POSITIONS} tokens, the question included"
+        )
     return int(text)
 
 
@@ -81,22 +97,32 @@ def material(folder: Path, plan: Plan) -> tuple[Any, list[list[int]]]:
     """A fresh network of the work in this folder, and its questions as prompts."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     _, questions = workload.read(folder)
-    messages = [[{"role": "system", "content": workload.SYSTEM}, {"role": "user", "content": question}] for question in questions]
+    messages = [
+        [{"role": "system", "content": workload.SYSTEM}, {"role": "user", "content": question}]
+        for question in questions
+    ]
     texts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for m in messages]
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=plan.dtype).eval().to(plan.device)
     return network, [tokenizer(t)["input_ids"] for t in texts]
 
 
 def lengths_of(plan: Plan) -> list[int]:
-    """Target lengths of the completions: all the longest, or lognormal with a mean of 22.6 where the longest is 64; it grows in step."""
+    """Target lengths of the completions.
+
+    All the longest, or lognormal with a mean of 22.6 where the longest is 64; it grows in step.
+    """
     count = workload.COUNT * plan.completions
     if plan.lengths == "full":
         return [plan.tokens] * count
-    drawn = torch.empty(count).log_normal_(3.1, 0.6, generator=torch.Generator().manual_seed(1)) * (plan.tokens / 64)
+    drawn = torch.empty(count).log_normal_(3.1, 0.6, generator=torch.Generator().manual_seed(1)) * (
+        plan.tokens / 64
+    )
     return [int(n) for n in drawn.clamp(min(4, plan.tokens), plan.tokens)]
 
 
-def alternate(ours: Callable[[], object], peer: Callable[[], object], pairs: int, meter: Meter, warm_up: int = 1) -> Pairs:
+def alternate(
+    ours: Callable[[], object], peer: Callable[[], object], pairs: int, meter: Meter, warm_up: int = 1
+) -> Pairs:
     """Seconds of each pair, after so many more."""
     found = []
     for _ in range(warm_up + pairs):
@@ -116,25 +142,48 @@ def result(pairs: Pairs) -> dict[str, float]:
 
 
 def report(
-    arguments: argparse.Namespace, plan: Plan, peer: str, pairs: Pairs, more: Mapping[str, tuple[float, float]] | None = None
+    arguments: argparse.Namespace,
+    plan: Plan,
+    peer: str,
+    pairs: Pairs,
+    more: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
-    """A table, and with --json one object as the last line. more: figures beside the seconds, of both sides."""
+    """A table, and with --json one object as the last line.
+
+    more: figures beside the seconds, of both sides.
+    """
     found, ratios = result(pairs), sorted(theirs / ours for ours, theirs in pairs)
     out = sys.stderr if arguments.json else sys.stdout
     clock = "CPU seconds" if plan.device == "cpu" else "wall seconds"
-    what = f"{plan.size}, {plan.lengths}, at most {plan.tokens} tokens, questions {plan.questions}, {plan.device}"
+    what = (
+        f"{plan.size}, {plan.lengths}, at most {plan.tokens} tokens, questions {plan.questions},"
+        f" {plan.device}"
+    )
     print(f"median of {len(pairs)} pairs; {what}", file=out)
     print(f"{'':20} {'swarmd':>10} {peer:>20} {'ratio':>7}", file=out)
-    print(f"{clock:20} {found['ours']:10.3f} {found['peer']:20.3f} {found['ratio']:7.2f}   {ratios[0]:.2f} to {ratios[-1]:.2f}", file=out)
-    figures = {name: {"ours": a, "peer": b, "ratio": b / a if a else None} for name, (a, b) in (more or {}).items()}
+    print(
+        f"{clock:20} {found['ours']:10.3f} {found['peer']:20.3f} {found['ratio']:7.2f}   {ratios[0]:.2f} to"
+        f" {ratios[-1]:.2f}",
+        file=out,
+    )
+    figures = {
+        name: {"ours": a, "peer": b, "ratio": b / a if a else None} for name, (a, b) in (more or {}).items()
+    }
     for name, row in figures.items():
         ratio = "" if row["ratio"] is None else f"{row['ratio']:7.2f}"
         print(f"{name.replace('_', ' '):20} {row['ours']:10.2f} {row['peer']:20.2f} {ratio}", file=out)
     if arguments.json:
-        print(json.dumps({"schema": 1, "work": work_of(arguments, plan), **found, "ratios": ratios, **figures}), flush=True)
+        print(
+            json.dumps({"schema": 1, "work": work_of(arguments, plan), **found, "ratios": ratios, **figures}),
+            flush=True,
+        )
 
 
 def work_of(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     """For the last line: what was asked for, defaults included."""
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items() if name != "json"}
+    options = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(arguments).items()
+        if name != "json"
+    }
     return options | {name: getattr(plan, name) for name in Plan.__dataclass_fields__}

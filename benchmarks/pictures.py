@@ -1,7 +1,9 @@
 """Draws the pictures of the documents anew.
 
-    python -m benchmarks.pictures judge docs/judge.png          the judge's front page, with made-up nodes; 10 s
-    python -m benchmarks.pictures page docs/page.png            the page of a real node that trains with two others; 3 minutes
+    python -m benchmarks.pictures judge docs/judge.png          the judge's front page, with made-up nodes; 10
+    s
+    python -m benchmarks.pictures page docs/page.png            the page of a real node that trains with two
+    others; 3 minutes
     python -m benchmarks.pictures long docs/long.png            lines of docs/data/long.csv
     python -m benchmarks.pictures figure-3 docs/figure-3.png    lines of docs/data/figure-3.csv
     swarmd demo --out demo && cp demo/rewards.png docs/demo.png
@@ -27,8 +29,12 @@ from swarmd.lab.demo.processes import local_judge, local_swarm
 from tests.page.chromium import Tab, chromium
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
-AWAY = (("nobody", "nobody away", "better", 0.029, 160), ("a fifth", "a fifth away", "not known", 0.19, None),
-        ("half", "half away", "not known", 1.0, None))  # of docs/experiments.md: verdict, p, and from which round it stays significant
+AWAY = (
+    ("nobody", "nobody away", "better", 0.029, 160),
+    ("a fifth", "a fifth away", "not known", 0.19, None),
+    # Of docs/experiments.md: verdict, p, and from which round it stays significant
+    ("half", "half away", "not known", 1.0, None),
+)
 NODES = 16  # of each kind in it
 
 ROUNDS = 150  # of the node whose page is shown
@@ -72,8 +78,18 @@ def long(to: Path, _scratch: Path) -> None:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for (name, *shares), colour in zip(settings, COLOURS, strict=False):
-        axes.plot([int(number) for number in rounds[1:]], [float(share) for share in shares], color=colour, linewidth=2, label=name)
-    axes.set(xlabel="round", ylabel="share of right answers", title="Own / others' rollouts in a batch; mean of all nodes and three seeds")
+        axes.plot(
+            [int(number) for number in rounds[1:]],
+            [float(share) for share in shares],
+            color=colour,
+            linewidth=2,
+            label=name,
+        )
+    axes.set(
+        xlabel="round",
+        ylabel="share of right answers",
+        title="Own / others' rollouts in a batch; mean of all nodes and three seeds",
+    )
     axes.set_ylim(0, 0.8)
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
@@ -87,10 +103,17 @@ def figure_3(to: Path, _scratch: Path) -> None:
     figure = Figure(figsize=(12.6, 4.4), layout="constrained")
     shown = []
     for away, title, verdict, p, begins in AWAY:
-        found = {"model": title, "fewest_peers": 6, "significant_from": {"holm": begins}, "anytime": {"verdict": verdict, "p": p}}
+        found = {
+            "model": title,
+            "fewest_peers": 6,
+            "significant_from": {"holm": begins},
+            "anytime": {"verdict": verdict, "p": p},
+        }
         for arm in ("swarm", "solo"):
             mine = [row for row in rows if (row["away"], row["arm"]) == (away, arm)]
-            found[arm] = {name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")}
+            found[arm] = {
+                name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")
+            }
             found[arm]["peers"] = [NODES] * len(mine)
         shown.append(found)
     judge_figure.draw(figure, shown)
@@ -101,7 +124,9 @@ DRAW = {"judge": judge, "page": page, "long": long, "figure-3": figure_3}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("picture", choices=DRAW)
     parser.add_argument("to", type=Path)
     given = parser.parse_args()

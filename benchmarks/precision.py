@@ -1,9 +1,11 @@
-"""Whether small steps are lost: how far weights in bfloat16 get, beside what float32 does with the same gradients.
+"""Whether small steps are lost.
+
+How far weights in bfloat16 get, beside what float32 does with the same gradients.
 
     python -m benchmarks.precision [--steps 200] [--rate 1e-6] [--json]
 
-The weights of the tiny model are stepped along made-up gradients that keep their direction, with noise as large upon it, the same for
-every way, and every way begins from the same weights:
+The weights of the tiny model are stepped along made-up gradients that keep their direction, with noise as
+large upon it, the same for every way, and every way begins from the same weights:
 
     float32              the measure: plain AdamW on float32 weights
     bfloat16, plain      the peer: torch's AdamW on bfloat16 weights, as most trainers do it
@@ -11,9 +13,9 @@ every way, and every way begins from the same weights:
     bfloat16, stochastic ours: train.precision = "stochastic"
     …, 8 bits            ours: with train.optimizer = "adamw8bit", where bitsandbytes is installed
 
-"gone" is the way from the start along float32's own, as a share of float32's: 1 is all of it, 0 is nowhere. With a master copy it is the
-copy that goes; "shown" is the same of the bfloat16 weights that the model computes with, which follow in steps of their own. "moments" is
-Adam's memory.
+"gone" is the way from the start along float32's own, as a share of float32's: 1 is all of it, 0 is nowhere.
+With a master copy it is the copy that goes; "shown" is the same of the bfloat16 weights that the model
+computes with, which follow in steps of their own. "moments" is Adam's memory.
 """
 
 import argparse
@@ -32,7 +34,9 @@ from swarmd.policy.training.optimizer import MASTER, Optimizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.precision", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.precision", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1e-6)
     parser.add_argument("--json", action="store_true")
@@ -40,18 +44,40 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = table(arguments.steps, arguments.rate)
     out = sys.stderr if arguments.json else sys.stdout
-    print(f"{'':24} {'gone':>8} {'shown':>8} {'moments':>10} {'CPU s':>8}   {arguments.steps} steps of {arguments.rate:g}", file=out)
+    print(
+        f"{'':24} {'gone':>8} {'shown':>8} {'moments':>10} {'CPU s':>8}   {arguments.steps} steps of"
+        f" {arguments.rate:g}",
+        file=out,
+    )
     for name, row in rows.items():
-        print(f"{name:24} {row['gone']:8.3f} {row['shown']:8.3f} {row['moments'] / 1e6:7.2f} MB {row['seconds']:8.2f}", file=out)
+        print(
+            f"{name:24} {row['gone']:8.3f} {row['shown']:8.3f} {row['moments'] / 1e6:7.2f} MB"
+            f" {row['seconds']:8.2f}",
+            file=out,
+        )
     if arguments.json:
         ours, peer = rows["bfloat16, master"]["gone"], rows["bfloat16, plain"]["gone"]
-        print(json.dumps({"schema": 1, "work": vars(arguments), "ours": ours, "peer": peer, "ratio": peer / ours, "rows": rows}))
+        print(
+            json.dumps(
+                {
+                    "schema": 1,
+                    "work": vars(arguments),
+                    "ours": ours,
+                    "peer": peer,
+                    "ratio": peer / ours,
+                    "rows": rows,
+                }
+            )
+        )
 
 
 def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
     """Of each way: gone and shown, as shares; bytes of the moments; CPU seconds."""
     ways = {"float32": ("float32", "adamw", "master"), "bfloat16, plain": ("bfloat16", "plain", "master")}
-    ways |= {"bfloat16, master": ("bfloat16", "adamw", "master"), "bfloat16, stochastic": ("bfloat16", "adamw", "stochastic")}
+    ways |= {
+        "bfloat16, master": ("bfloat16", "adamw", "master"),
+        "bfloat16, stochastic": ("bfloat16", "adamw", "stochastic"),
+    }
     if importlib.util.find_spec("bitsandbytes"):
         ways["bfloat16, master, 8 bits"] = ("bfloat16", "adamw8bit", "master")
         ways["bfloat16, stoch., 8 bits"] = ("bfloat16", "adamw8bit", "stochastic")
@@ -71,9 +97,14 @@ def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
 
 
 def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tuple[Tensor, Tensor, int, float]:
-    """The way from the start, flat, of what takes the steps and of the weights; bytes of Adam's moments; CPU seconds."""
+    """The way from the start, flat, of what takes the steps and of the weights.
+
+    Bytes of Adam's moments; CPU seconds.
+    """
     # From weights that both can show, so that the start is the same.
-    network = load_model(NodeConfig().model.model_copy(update={"device": "cpu", "dtype": "bfloat16"}), 0).network
+    network = load_model(
+        NodeConfig().model.model_copy(update={"device": "cpu", "dtype": "bfloat16"}), 0
+    ).network
     network = network if dtype == "bfloat16" else network.float()
     weights = dict(network.named_parameters())
     start = flat(weights)
@@ -99,7 +130,9 @@ def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
     """The same for every way: a direction of each weight's own, and noise as large."""
     directions, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + step)
     for weight in weights.values():
-        gradient = torch.randn(weight.shape, generator=directions) + torch.randn(weight.shape, generator=noise)
+        gradient = torch.randn(weight.shape, generator=directions) + torch.randn(
+            weight.shape, generator=noise
+        )
         weight.grad = (1e-3 * gradient).to(weight.dtype)
 
 

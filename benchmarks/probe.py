@@ -1,15 +1,21 @@
-"""One member of a swarm as a program, `python -m benchmarks.probe`: JSON lines in, JSON lines out. It trains nothing.
+"""One member of a swarm as a program, `python -m benchmarks.probe`: JSON lines in, JSON lines out.
+
+It trains nothing.
 
 For tests and benchmarks with real processes, and to try by hand whether two machines reach each other.
 
-In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c times, s seconds apart; without count once
+In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c times, s seconds apart; without
+    count once
       {"hold": n}                              have a blob of n random bytes at hand
       {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}      get one, s seconds at most
       {"shut_out": peer id, "seconds": s}      have no connection with this peer
       end of input                             leave
-Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds},
-      {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had it,
-      {"peers": [ids]} and {"twin": null, "earlier" or "later"} when they change: whether there is another node with its key, and which of
+Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n,
+"at": time, "delay": seconds},
+      {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had
+      it,
+      {"peers": [ids]} and {"twin": null, "earlier" or "later"} when they change: whether there is another
+      node with its key, and which of
       the two this one is, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
 """
 
@@ -74,7 +80,9 @@ class Probe:
             self.member.engine.shut_out(order["shut_out"], order["seconds"])
             return
         if "fetch" in order:
-            await self._fetch(Want(bytes.fromhex(order["fetch"]), order["size"], order["holders"]), order["seconds"])
+            await self._fetch(
+                Want(bytes.fromhex(order["fetch"]), order["size"], order["holders"]), order["seconds"]
+            )
             return
         for _ in range(order.get("count", 1)):
             self.member.publish("probe", os.urandom(order["publish"]))
@@ -85,7 +93,11 @@ class Probe:
         since, blob = time.monotonic(), None
         with trio.move_on_after(seconds):
             blob = await self.member.fetch(want)
-        say(fetched=want.id.hex(), bytes=len(blob) if blob is not None else None, seconds=time.monotonic() - since)
+        say(
+            fetched=want.id.hex(),
+            bytes=len(blob) if blob is not None else None,
+            seconds=time.monotonic() - since,
+        )
 
     async def _tell(self) -> None:
         peers: list[PeerId] = []
@@ -100,12 +112,22 @@ class Probe:
                 say(peers=now)
                 peers = now
             rejected = {reason.name: count for reason, count in self.member.rejected.items()}
-            say(cpu=time.process_time(), rejected=rejected, restarts=getattr(self.member.engine, "restarts", 0))
+            say(
+                cpu=time.process_time(),
+                rejected=rejected,
+                restarts=getattr(self.member.engine, "restarts", 0),
+            )
             await trio.sleep(self._arguments.report)
 
     def _admitted(self, envelope: Envelope) -> None:
         now = time.time()
-        say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), at=now, delay=now - envelope.sent_at)
+        say(
+            got=envelope.sequence,
+            author=envelope.author,
+            bytes=len(envelope.body),
+            at=now,
+            delay=now - envelope.sent_at,
+        )
 
     def _numbers(self, numbers: Iterator[int]) -> Iterator[int]:
         for self._last in numbers:
@@ -129,21 +151,38 @@ def say(**message: Any) -> None:
 def options(module: str, about: str) -> argparse.ArgumentParser:
     """Of a process that `ProbeProcess` starts."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
-    parser.add_argument("--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept"
+    )
     parser.add_argument("--swarm", default="probe", help="name of the swarm")
     parser.add_argument("--digest", default="0", help="digest of the swarm")
     parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddress")
-    parser.add_argument("--bootstrap", action="append", default=[], help="multiaddress ending in /p2p/<peer id>; may be repeated")
-    parser.add_argument("--engine", default="libp2p", choices=["auto", "libp2p", "hivemind"], help="what moves the frames")
+    parser.add_argument(
+        "--bootstrap",
+        action="append",
+        default=[],
+        help="multiaddress ending in /p2p/<peer id>; may be repeated",
+    )
+    parser.add_argument(
+        "--engine", default="libp2p", choices=["auto", "libp2p", "hivemind"], help="what moves the frames"
+    )
     return parser
 
 
-def build_engine(given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None) -> P2pEngine:
+def build_engine(
+    given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None
+) -> P2pEngine:
     """The engine that the options ask for."""
     return engine(choose(given.engine).name)(
-        identity, Topic(given.swarm, given.digest), handlers, listen=[given.listen], bootstrap=given.bootstrap, addressbook=addressbook,
-        clock=time.time, rng=random.Random(identity.peer_id),
-    )  # fmt: skip
+        identity,
+        Topic(given.swarm, given.digest),
+        handlers,
+        listen=[given.listen],
+        bootstrap=given.bootstrap,
+        addressbook=addressbook,
+        clock=time.time,
+        rng=random.Random(identity.peer_id),
+    )
 
 
 def main() -> None:

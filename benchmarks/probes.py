@@ -33,13 +33,28 @@ class ProbeProcess:
         more: Sequence[str] = (),  # options
         python: Path | str = sys.executable,
     ) -> None:
-        command = [str(python), "-m", module, *more, "--folder", str(folder), "--listen", listen, "--digest", digest, "--engine", engine]
+        command = [
+            str(python),
+            "-m",
+            module,
+            *more,
+            "--folder",
+            str(folder),
+            "--listen",
+            listen,
+            "--digest",
+            digest,
+            "--engine",
+            engine,
+        ]
         for address in bootstrap:
             command += ["--bootstrap", address]
         folder.mkdir(parents=True, exist_ok=True)
         self.started = time.monotonic()
         with (folder / "stderr").open("ab") as stderr:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+            )
         self._folder = folder
         self._said: list[dict[str, Any]] = []
         self._changed = threading.Condition()
@@ -89,15 +104,23 @@ class ProbeProcess:
         self.process.stdin.flush()
 
     def wait(self, condition: Callable[[], Any], seconds: float) -> Any:
-        """What the condition gives once it is true; it is looked at whenever the probe says something. Raises TimeoutError."""
+        """What the condition gives once it is true; it is looked at whenever the probe says something.
+
+        Raises TimeoutError.
+        """
         until = time.monotonic() + seconds
         while True:
             if found := condition():
                 return found
             with self._changed:
-                if time.monotonic() > until or (self.process.poll() is not None and not self._reader.is_alive()):
+                if time.monotonic() > until or (
+                    self.process.poll() is not None and not self._reader.is_alive()
+                ):
                     latest = {next(iter(message)): message for message in self._said}  # of each kind
-                    raise TimeoutError(f"exit code {self.process.poll()}, last said {[*latest.values()]}, errors: {self.errors()[-2000:]}")
+                    raise TimeoutError(
+                        f"exit code {self.process.poll()}, last said {[*latest.values()]}, errors:"
+                        f" {self.errors()[-2000:]}"
+                    )
                 self._changed.wait(0.5)
 
     def wait_for_peers(self, count: int, seconds: float) -> None:

@@ -1,16 +1,24 @@
-"""Experience replay against plain runs on the tiny model: rollouts generated until a held-out pass@1 is reached.
+"""Experience replay against plain runs on the tiny model.
+
+Rollouts generated until a held-out pass@1 is reached.
 
     python -m benchmarks.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
-    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     a sweep: each side at its own best
-    python -m benchmarks.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded     on seeds that chose nothing
-    python -m benchmarks.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 --importance-cap 0 --max-kl 0.1 [--unguarded]
-                                                                              the guard, and what happens without it
+    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     a sweep: each
+    side at its own best
+    python -m benchmarks.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded     on
+    seeds that chose nothing
+    python -m benchmarks.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 --importance-cap 0
+    --max-kl 0.1 [--unguarded]
+                                                                              the guard, and what happens
+                                                                              without it
 
-Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A side's best rate is the one with
-the greatest mean of its curve, over seeds. The target is nine tenths of the way from the start to where the plain runs at their best rate
-end; a plain run that did not get there counts as if its last rollout had, which favours it. Compute counts a generated rollout `--mu`
-times as dear as one trained on, whatever both cost here, and one without advantage costs nothing to train on, on either side. In the last
-line, `ratio` is plain over replay in rollouts generated to the target (median of pairs); null where replay did not get there.
+Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A
+side's best rate is the one with the greatest mean of its curve, over seeds. The target is nine tenths of the
+way from the start to where the plain runs at their best rate end; a plain run that did not get there counts
+as if its last rollout had, which favours it. Compute counts a generated rollout `--mu` times as dear as one
+trained on, whatever both cost here, and one without advantage costs nothing to train on, on either side. In
+the last line, `ratio` is plain over replay in rollouts generated to the target (median of pairs); null where
+replay did not get there.
 """
 
 import argparse
@@ -43,14 +51,19 @@ from swarmd.types import Task, TaskRef
 
 REACHED = 0.9  # of the plain side's gain: the target
 PASS_AT = 8
-BEST = {"tiny": (5e-4, 2e-4), "tiny-latent": (3e-4, 3e-4)}  # rates found, plain and with replay (docs/performance.md)
+# Rates found, plain and with replay (docs/performance.md)
+BEST = {"tiny": (5e-4, 2e-4), "tiny-latent": (3e-4, 3e-4)}
 SETTING = {"tiny": (4, 32), "tiny-latent": (2, 24)}  # and updates a round, and the pool's size
 FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "cpu_seconds")
 
 
 @dataclass
 class Run:
-    """One side of a pair. curve: (rollouts generated, rollouts trained on, held-out pass@1); what had no gradient was not trained on."""
+    """One side of a pair.
+
+    curve: (rollouts generated, rollouts trained on, held-out pass@1); what had no gradient was not trained
+    on.
+    """
 
     rate: float
     seed: int
@@ -70,7 +83,12 @@ class Run:
 
     def until(self, target: float, mu: float) -> tuple[float | None, float | None]:
         """Rollouts generated, and compute, when the curve first crosses the target, between two looks."""
-        smooth = rising([statistics.fmean(p for _, _, p in self.curve[max(0, i - 1) : i + 2]) for i in range(len(self.curve))])
+        smooth = rising(
+            [
+                statistics.fmean(p for _, _, p in self.curve[max(0, i - 1) : i + 2])
+                for i in range(len(self.curve))
+            ]
+        )
         points = [(g, mu * g + t, p) for (g, t, _), p in zip(self.curve, smooth, strict=True)]
         for (g0, c0, p0), (g1, c1, p1) in pairwise(points):
             if p0 < target <= p1:
@@ -85,7 +103,9 @@ class Run:
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """The nearest curve that never falls (least squares, by pooling neighbours that do), so that one lucky look is no crossing."""
+    """The nearest curve that never falls (least squares, by pooling neighbours that do), so that one lucky
+    look is no crossing.
+    """
     blocks: list[tuple[float, int]] = []
     for value in values:
         blocks.append((value, 1))
@@ -112,7 +132,9 @@ def main() -> None:
         for rate, height in told["heights"][side].items():
             print(f"{side:7} at {rate}: mean of the curve {height:.3f}", file=out)
         print(f"{side:7} at its best: " + ", ".join(f"{k} {v}" for k, v in told[side].items()), file=out)
-    print(f"target {told['target']:.3f}, ratio {told['ratio']}, compute ratio {told['compute_ratio']}", file=out)
+    print(
+        f"target {told['target']:.3f}, ratio {told['ratio']}, compute ratio {told['compute_ratio']}", file=out
+    )
     if arguments.json:
         each = {side: [asdict(one) for one in done] for side, done in runs.items()}
         print(json.dumps({"schema": 3, "work": vars(arguments), **told, "runs": each}))
@@ -122,13 +144,29 @@ def _arguments() -> argparse.Namespace:
     def rates(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
 
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.replay", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     for name, kind, default in (
-        ("rounds", int, 120), ("seeds", int, 3), ("first-seed", int, 1), ("rates", rates, ()), ("replay-rates", rates, ()),
-        ("local", int, 8), ("answers", int, 3),
-        ("updates", int, 0), ("batch", int, 8), ("size", int, 0), ("age", int, 32), ("bias", float, 0.9), ("strategy", str, "uniform"),
-        ("importance-cap", float, 2.0), ("max-kl", float, 1.0), ("mu", float, 6.0), ("every", int, 10), ("items", int, 24),
-    ):  # fmt: skip
+        ("rounds", int, 120),
+        ("seeds", int, 3),
+        ("first-seed", int, 1),
+        ("rates", rates, ()),
+        ("replay-rates", rates, ()),
+        ("local", int, 8),
+        ("answers", int, 3),
+        ("updates", int, 0),
+        ("batch", int, 8),
+        ("size", int, 0),
+        ("age", int, 32),
+        ("bias", float, 0.9),
+        ("strategy", str, "uniform"),
+        ("importance-cap", float, 2.0),
+        ("max-kl", float, 1.0),
+        ("mu", float, 6.0),
+        ("every", int, 10),
+        ("items", int, 24),
+    ):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--model", choices=BEST, default="tiny")
     parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
@@ -157,14 +195,22 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
 
 
 def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str, Any]:
-    """ours: rollouts generated to the target with replay, peer: without, each at its best rate. Medians and ranges over the seeds."""
+    """ours: rollouts generated to the target with replay, peer: without, each at its best rate.
+
+    Medians and ranges over the seeds.
+    """
     heights = {"plain": _heights(plain), "replay": _heights(replay)}
     peer, ours = _best(plain), _best(replay)
-    start, end = (statistics.median(values) for values in ([r.curve[0][2] for r in peer], [r.pass_1 for r in peer]))
+    start, end = (
+        statistics.median(values) for values in ([r.curve[0][2] for r in peer], [r.pass_1 for r in peer])
+    )
     target = start + REACHED * (end - start)
     reached = [[r.until(target, mu) for r in side] for side in (peer, ours)]
     reached[0] = [there if there[0] else r.spent(mu) for there, r in zip(reached[0], peer, strict=True)]
-    ratios = [[a[which] / b[which] if a[which] and b[which] else None for a, b in zip(*reached, strict=True)] for which in (0, 1)]
+    ratios = [
+        [a[which] / b[which] if a[which] and b[which] else None for a, b in zip(*reached, strict=True)]
+        for which in (0, 1)
+    ]
 
     def side(runs: Sequence[Run], there: Sequence[tuple[float | None, float | None]]) -> dict[str, Any]:
         figures = {"generated": [r[0] for r in there], "compute": [r[1] for r in there]}
@@ -188,11 +234,15 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
 
 def _heights(runs: Sequence[Run]) -> Mapping[str, float]:
     rates = sorted({r.rate for r in runs})
-    return {f"{rate:g}": round(statistics.fmean(r.height for r in runs if r.rate == rate), 4) for rate in rates}
+    return {
+        f"{rate:g}": round(statistics.fmean(r.height for r in runs if r.rate == rate), 4) for rate in rates
+    }
 
 
 def _best(runs: Sequence[Run]) -> list[Run]:
-    best = max({r.rate for r in runs}, key=lambda rate: statistics.fmean(r.height for r in runs if r.rate == rate))
+    best = max(
+        {r.rate for r in runs}, key=lambda rate: statistics.fmean(r.height for r in runs if r.rate == rate)
+    )
     return sorted((r for r in runs if r.rate == best), key=lambda r: r.seed)
 
 
@@ -200,7 +250,11 @@ def _spread(values: Sequence[Any]) -> dict[str, Any]:
     """null where a run never got there."""
     if any(value is None for value in values):
         return {"median": None, "low": None, "high": None}
-    return {"median": round(statistics.median(values), 4), "low": round(min(values), 4), "high": round(max(values), 4)}
+    return {
+        "median": round(statistics.median(values), 4),
+        "low": round(min(values), 4),
+        "high": round(max(values), 4),
+    }
 
 
 def _line(one: Run) -> str:
@@ -219,12 +273,18 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
         begun = time.process_time()
         report = run_round(t, node)
         result.cpu_seconds += time.process_time() - begun
-        trained, tokens, drawn = trained + report.update.tokens, tokens + report.tokens_generated, drawn + report.generated
+        trained, tokens, drawn = (
+            trained + report.update.tokens,
+            tokens + report.tokens_generated,
+            drawn + report.generated,
+        )
         result.clip_fraction += report.update.clip_fraction / rounds
         result.drift += report.update.drift / rounds
         result.staleness += report.staleness_mean / rounds
         if t % every == 0:
-            result.curve.append((drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, answers)[0]))
+            result.curve.append(
+                (drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, answers)[0])
+            )
     result.rests = node.schedule.state.rests
     result.pass_1, result.pass_8 = _held_out(config, policy, verifier, items, PASS_AT)
     return result
@@ -233,13 +293,21 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
 def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundParts, LanguagePolicy]:
     identity = Identity.from_seed(bytes([seed]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
-    member = Member(identity, topic, partial(MemorySwarm().join, identity.peer_id), sequence=iter(range(1, 2**31)), clock=time.time)
+    member = Member(
+        identity,
+        topic,
+        partial(MemorySwarm().join, identity.peer_id),
+        sequence=iter(range(1, 2**31)),
+        clock=time.time,
+    )
     policy = LanguagePolicy.open(config, seed)
     exchange = RolloutExchange(member, config.model.name, curriculum_of(config))
     return build(config, seed, identity.peer_id, exchange, policy, verifier), policy
 
 
-def _held_out(config: NodeConfig, policy: LanguagePolicy, verifier: Verifier, items: int, samples: int) -> tuple[float, float]:
+def _held_out(
+    config: NodeConfig, policy: LanguagePolicy, verifier: Verifier, items: int, samples: int
+) -> tuple[float, float]:
     """pass@1 and pass@`samples` on items no node trains on, the same each time."""
     drawn = _questions(curriculum_of(config).name, items)
     answers = policy.generate([task.question for task in drawn], samples)
@@ -250,7 +318,11 @@ def _held_out(config: NodeConfig, policy: LanguagePolicy, verifier: Verifier, it
 @cache
 def _questions(curriculum: str, items: int) -> Sequence[Task]:
     tasks, rng = CurriculumTasks(CURRICULA[curriculum]), random.Random(0)
-    refs = [TaskRef(s, rng.randrange(HELD_OUT, HELD_OUT_END)) for s in tasks.curriculum.specialties for _ in range(items)]
+    refs = [
+        TaskRef(s, rng.randrange(HELD_OUT, HELD_OUT_END))
+        for s in tasks.curriculum.specialties
+        for _ in range(items)
+    ]
     return [task for ref in refs if (task := tasks.task(ref)) is not None]
 
 

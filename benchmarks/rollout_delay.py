@@ -2,9 +2,9 @@
 
     python -m benchmarks.rollout_delay [--nodes N] [--kib K] [--messages M] [--every S] [--json]
 
-Every node publishes M frames of K KiB, S seconds apart, while all listen. The delay of a frame is from its sealing to its
-admission, at each receiver ("one") and at the last of them ("all"). CPU is that of all nodes while they publish, per frame and
-receiver, upkeep included; what upkeep alone takes is measured afterwards.
+Every node publishes M frames of K KiB, S seconds apart, while all listen. The delay of a frame is from its
+sealing to its admission, at each receiver ("one") and at the last of them ("all"). CPU is that of all nodes
+while they publish, per frame and receiver, upkeep included; what upkeep alone takes is measured afterwards.
 """
 
 import argparse
@@ -43,7 +43,10 @@ def main() -> None:
 def measure(folder: Path, nodes: int, kib: int, messages: int, every: float) -> dict[str, Any]:
     with ExitStack() as stack:
         probes = [stack.enter_context(ProbeProcess(folder / "0"))]
-        probes += [stack.enter_context(ProbeProcess(folder / str(n), bootstrap=probes[0].addresses)) for n in range(1, nodes)]
+        probes += [
+            stack.enter_context(ProbeProcess(folder / str(n), bootstrap=probes[0].addresses))
+            for n in range(1, nodes)
+        ]
         ids = {probe.peer_id for probe in probes}
         for probe in probes:
             probe.wait_for_peers(min(len(ids) - 1, 4), 60)
@@ -64,7 +67,9 @@ def measure(folder: Path, nodes: int, kib: int, messages: int, every: float) -> 
         return _report(probes, nodes, kib, messages, spent, idle_rate)
 
 
-def _report(probes: Sequence[ProbeProcess], nodes: int, kib: int, messages: int, spent: float, idle_rate: float) -> dict[str, Any]:
+def _report(
+    probes: Sequence[ProbeProcess], nodes: int, kib: int, messages: int, spent: float, idle_rate: float
+) -> dict[str, Any]:
     one: list[float] = []
     by_frame: dict[tuple[str, int], list[float]] = defaultdict(list)
     for probe in probes:
@@ -91,7 +96,11 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
     if len(seconds) < 2:
         return {"p50": 0.0, "p95": 0.0, "max": 0.0}
     cuts = statistics.quantiles(seconds, n=20, method="inclusive")
-    return {"p50": round(1000 * cuts[9], 1), "p95": round(1000 * cuts[18], 1), "max": round(1000 * max(seconds), 1)}
+    return {
+        "p50": round(1000 * cuts[9], 1),
+        "p95": round(1000 * cuts[18], 1),
+        "max": round(1000 * max(seconds), 1),
+    }
 
 
 def _cpu(probes: Sequence[ProbeProcess]) -> float:
@@ -99,10 +108,17 @@ def _cpu(probes: Sequence[ProbeProcess]) -> float:
 
 
 def table(report: dict[str, Any]) -> str:
-    lines = [f"{report['nodes']} nodes, {report['kib']} KiB: {report['delivered']} of {report['expected']} deliveries\n"]
+    lines = [
+        f"{report['nodes']} nodes, {report['kib']} KiB: {report['delivered']} of"
+        f" {report['expected']} deliveries\n"
+    ]
     lines.append(f"{'delay, ms':<24}{'p50':>10}{'p95':>10}{'max':>10}\n")
     for name, key in (("to one other node", "delay_one_ms"), ("to all other nodes", "delay_all_ms")):
-        lines.append(f"{name:<24}" + "".join(f"{report[key][column]:>10.1f}" for column in ("p50", "p95", "max")) + "\n")
+        lines.append(
+            f"{name:<24}"
+            + "".join(f"{report[key][column]:>10.1f}" for column in ("p50", "p95", "max"))
+            + "\n"
+        )
     lines.append(f"CPU per frame and receiver {report['cpu_ms_per_frame_and_receiver']} ms; ")
     lines.append(f"idle {report['idle_cpu_percent_per_node']} % of a core per node\n")
     return "".join(lines)

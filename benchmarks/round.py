@@ -1,16 +1,22 @@
-"""What a round costs. Alone: each stage of ours, in one process. With --peer: ours beside another trainer's, on the same work.
+"""What a round costs.
 
-    python -m benchmarks.round [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30] [--json]
-    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m] [--lengths full|varied] [--questions trials|sapo-9] [--tokens 64]
-                               [--completions 8] [--pairs 5] [--environment FOLDER] [--defaults] [--device cpu|cuda] [--json]
+Alone: each stage of ours, in one process. With --peer: ours beside another trainer's, on the same work.
 
-Alone: with --external, a second node of the same kind shares over the memory engine; its cost is not counted. CPU seconds are this
-process's alone: the verifier's show up in the wall time of "score". Wall and CPU are taken in alternate rounds; medians, after two
-rounds each of warm-up.
+    python -m benchmarks.round [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30]
+    [--json]
+    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m] [--lengths full|varied] [--questions
+    trials|sapo-9] [--tokens 64]
+                               [--completions 8] [--pairs 5] [--environment FOLDER] [--defaults] [--device
+                               cpu|cuda] [--json]
 
-Beside a peer: generate and one update on 8 questions, 8 completions each. The peer runs from its published package in an environment of
-its own, made at the first run (build/peers, or the folder $BENCHMARK_PEERS). The two play in turn, one torch thread each; the ratio is the
-median over the pairs of the peer's CPU seconds over ours.
+Alone: with --external, a second node of the same kind shares over the memory engine; its cost is not counted.
+CPU seconds are this process's alone: the verifier's show up in the wall time of "score". Wall and CPU are
+taken in alternate rounds; medians, after two rounds each of warm-up.
+
+Beside a peer: generate and one update on 8 questions, 8 completions each. The peer runs from its published
+package in an environment of its own, made at the first run (build/peers, or the folder $BENCHMARK_PEERS). The
+two play in turn, one torch thread each; the ratio is the median over the pairs of the peer's CPU seconds over
+ours.
 """
 
 import argparse
@@ -55,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("round", __doc__)
     parser.add_argument("--peer", choices=compare.TRAINERS, help="whose trainer to set ours beside")
-    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as one object on the last line; the table goes to stderr",
+    )
     one = parser.add_argument_group("alone")
     one.add_argument("--model", help="(tiny)")
     one.add_argument("--local", type=positive, help="own rollouts a round (8)")
@@ -63,9 +73,14 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     one.add_argument("--rounds", type=positive, help="how many of each clock (30)")
     two = parser.add_argument_group("beside a peer")
     add_options(two)
-    two.add_argument("--environment", type=Path, help="folder of the peer's virtual environment; made where it is missing")
     two.add_argument(
-        "--defaults", action="store_true", default=None, help="the peer with its default checkpointing and minibatches, not the cheapest"
+        "--environment", type=Path, help="folder of the peer's virtual environment; made where it is missing"
+    )
+    two.add_argument(
+        "--defaults",
+        action="store_true",
+        default=None,
+        help="the peer with its default checkpointing and minibatches, not the cheapest",
     )
     arguments = parser.parse_args(argv)
     misplaced, place = (one, "without") if arguments.peer else (two, "with")
@@ -80,7 +95,13 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def alone(arguments: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    work: dict[str, Any] = {"model": "tiny", "local": 8, "external": 0, "completions": 8, "rounds": 30} | given
+    work: dict[str, Any] = {
+        "model": "tiny",
+        "local": 8,
+        "external": 0,
+        "completions": 8,
+        "rounds": 30,
+    } | given
     document: dict[str, Any] = {
         "model": {"name": work["model"], "threads": 1},
         "round": {name: work[name] for name in ("local", "external", "completions")},
@@ -122,9 +143,13 @@ def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
 def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifier) -> RoundParts:
     identity = Identity.from_seed(bytes([number]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
-    member = Member(identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time)
+    member = Member(
+        identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time
+    )
     exchange = RolloutExchange(member, config.model.name, curriculum_of(config))
-    return build(config, number, identity.peer_id, exchange, LanguagePolicy.open(config, seed=number), verifier)
+    return build(
+        config, number, identity.peer_id, exchange, LanguagePolicy.open(config, seed=number), verifier
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Time from `swarmd join` to the end of round 1: a new state folder each run, no peers, warm files.
 
     python -m benchmarks.start [--runs 5] [--model tiny] [--set WORDS] [--json]
-    python -m benchmarks.start --invited: from `swarmd join swarm:…` to the first rollout that two nodes have shared
+    python -m benchmarks.start --invited: from `swarmd join swarm:…` to the first rollout that two nodes have
+    shared
 
-Wall seconds say something on a quiet machine only, so the load is printed beside them. CPU seconds (user and system) are those of the
-daemon and of all that it started, to the end of the node; they tell two versions apart under load too. Round 1 alone is from its line of
-metrics. The first run warms the files, and is left out of the median. --set gives `swarmd join` more words.
+Wall seconds say something on a quiet machine only, so the load is printed beside them. CPU seconds (user and
+system) are those of the daemon and of all that it started, to the end of the node; they tell two versions
+apart under load too. Round 1 alone is from its line of metrics. The first run warms the files, and is left
+out of the median. --set gives `swarmd join` more words.
 
-With --invited one node runs and prints its invitation, and each run is a new node that knows nothing else. Its time ends with the round in
-which it first trained on a rollout of the inviting node; CPU seconds are to its end.
+With --invited one node runs and prints its invitation, and each run is a new node that knows nothing else.
+Its time ends with the round in which it first trained on a rollout of the inviting node; CPU seconds are to
+its end.
 """
 
 import argparse
@@ -40,7 +43,14 @@ def start(words: list[str]) -> Start:
     """One node, from nothing to its end after a round."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as said:
         load, before, begun = os.getloadavg()[0], _children(), time.monotonic()
-        command = [*PROGRAM, "--state-dir", str(Path(folder) / "state"), "--listen", "/ip4/127.0.0.1/tcp/0", *words]
+        command = [
+            *PROGRAM,
+            "--state-dir",
+            str(Path(folder) / "state"),
+            "--listen",
+            "/ip4/127.0.0.1/tcp/0",
+            *words,
+        ]
         node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
         assert node.stdout is not None
         line = node.stdout.readline()
@@ -61,19 +71,32 @@ def meet(words: list[str], runs: int) -> None:
         state = str(Path(folder) / "inviting")
         here = ["--listen", "/ip4/127.0.0.1/tcp/0"]
         inviting = subprocess.Popen(
-            [*endless, *words, *here, "--state-dir", state], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [*endless, *words, *here, "--state-dir", state],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         try:
             assert inviting.stdout is not None
             inviting.stdout.readline()  # a round: it is up
-            asked = subprocess.run([*swarmd, "invite", "--state-dir", state], capture_output=True, text=True, check=True)
+            asked = subprocess.run(
+                [*swarmd, "invite", "--state-dir", state], capture_output=True, text=True, check=True
+            )
             print(f"{'run':>8} {'round 1':>8} {'shared':>8} {'CPU':>8} {'load':>8}")
             found = []
             for number in range(1 + runs):
                 load, begun = os.getloadavg()[0], time.monotonic()
-                command = [*endless, asked.stdout.strip(), *here, "--state-dir", str(Path(folder) / str(number))]
+                command = [
+                    *endless,
+                    asked.stdout.strip(),
+                    *here,
+                    "--state-dir",
+                    str(Path(folder) / str(number)),
+                ]
                 before = _children()
-                with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as node:
+                with subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                ) as node:
                     assert node.stdout is not None
                     try:
                         seconds = [time.monotonic() - begun for _ in _until_shared(node.stdout)]
@@ -81,7 +104,10 @@ def meet(words: list[str], runs: int) -> None:
                         node.terminate()
                 found.append(seconds[-1])
                 name = "warming" if number == 0 else str(number)
-                print(f"{name:>8} {seconds[0]:8.2f} {seconds[-1]:8.2f} {_children() - before:8.2f} {load:8.1f}", flush=True)
+                print(
+                    f"{name:>8} {seconds[0]:8.2f} {seconds[-1]:8.2f} {_children() - before:8.2f} {load:8.1f}",
+                    flush=True,
+                )
             print(f"{'median':>8} {'':8} {statistics.median(found[1:]):8.2f}")
         finally:
             inviting.terminate()
@@ -103,12 +129,16 @@ def _children() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.start", description=__doc__.split("\n")[0] if __doc__ else None
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--set", default="", metavar="WORDS", help="more words for `swarmd join`")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--invited", action="store_true", help="measure a second node, that joins by an invitation")
+    parser.add_argument(
+        "--invited", action="store_true", help="measure a second node, that joins by an invitation"
+    )
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if arguments.invited:
@@ -127,7 +157,10 @@ def main() -> None:
 
 
 def _row(name: str, run: Start, out: object) -> None:
-    print(f"{name:>8} {run.first_round:8.2f} {run.all:8.2f} {run.cpu:8.2f} {run.round:8.2f} {run.load:8.1f}", file=out)  # type: ignore[call-overload]
+    print(
+        f"{name:>8} {run.first_round:8.2f} {run.all:8.2f} {run.cpu:8.2f} {run.round:8.2f} {run.load:8.1f}",
+        file=out,
+    )  # type: ignore[call-overload]
 
 
 if __name__ == "__main__":

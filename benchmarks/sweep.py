@@ -1,10 +1,13 @@
-"""Answering and the update, each beside its reference, over the length of completions and the size of the model.
+"""Answering and the update, each beside its reference, over the length of completions and the size of the
+model.
 
-    python -m benchmarks.sweep [--sizes 1.25m 2.4m 14m] [--tokens 16 32 64 128 256 512] [--lengths full|varied] [--questions trials|sapo-9]
+    python -m benchmarks.sweep [--sizes 1.25m 2.4m 14m] [--tokens 16 32 64 128 256 512] [--lengths
+    full|varied] [--questions trials|sapo-9]
                                [--pairs 2] [--seconds 3600] [--plot FILE] [--device cpu|cuda] [--json]
 
-Each cell is what `benchmarks.decode` and `benchmarks.update` measure. Cheap cells come first; once --seconds have passed no further one
-begins. A reference update that would take more than half of the free memory is left out. Both show as "-".
+Each cell is what `benchmarks.decode` and `benchmarks.update` measure. Cheap cells come first; once --seconds
+have passed no further one begins. A reference update that would take more than half of the free memory is
+left out. Both show as "-".
 """
 
 import argparse
@@ -22,7 +25,8 @@ import torch
 from benchmarks import decode, update, workload
 from benchmarks.pairs import Plan, material, parser_of, positive, result, tokens
 
-Cell = dict[str, Any]  # size, tokens, and under "decode" and "update" ours, peer, ratio; None where it was not measured
+# Size, tokens, and under "decode" and "update" ours, peer, ratio; None where it was not measured
+Cell = dict[str, Any]
 KINDS = ("decode", "update")
 
 
@@ -31,7 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = sys.stderr if arguments.json else sys.stdout
     begun, cells = time.monotonic(), []
     plans = [
-        Plan(size, arguments.lengths, arguments.questions, length, pairs=arguments.pairs, device=arguments.device)
+        Plan(
+            size,
+            arguments.lengths,
+            arguments.questions,
+            length,
+            pairs=arguments.pairs,
+            device=arguments.device,
+        )
         for size in arguments.sizes
         for length in arguments.tokens
     ]
@@ -45,21 +56,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.plot:
         plot(cells, arguments)
     if arguments.json:
-        work = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items() if name != "json"}
+        work = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in vars(arguments).items()
+            if name != "json"
+        }
         print(json.dumps({"schema": 1, "work": work, "cells": cells}), flush=True)
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("sweep", __doc__)
     parser.add_argument("--sizes", nargs="+", choices=list(workload.SIZES), default=list(workload.SIZES))
-    parser.add_argument("--tokens", nargs="+", type=tokens, default=[16, 32, 64, 128, 256, 512], help="the longest completion of each cell")
+    parser.add_argument(
+        "--tokens",
+        nargs="+",
+        type=tokens,
+        default=[16, 32, 64, 128, 256, 512],
+        help="the longest completion of each cell",
+    )
     parser.add_argument("--lengths", choices=["full", "varied"], default="varied")
     parser.add_argument("--questions", choices=workload.SETS, default="trials")
     parser.add_argument("--pairs", type=positive, default=2)
-    parser.add_argument("--seconds", type=positive, default=3600, help="wall seconds after which no cell begins (3600)")
-    parser.add_argument("--plot", type=Path, help="write a figure here (needs matplotlib: pip install 'swarmd[plot]')")
+    parser.add_argument(
+        "--seconds", type=positive, default=3600, help="wall seconds after which no cell begins (3600)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="write a figure here (needs matplotlib: pip install 'swarmd[plot]')"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as one object on the last line; the table goes to stderr",
+    )
     arguments = parser.parse_args(argv)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error(f"this torch ({torch.__version__}) sees no CUDA device")
@@ -84,7 +113,10 @@ def measure(plan: Plan) -> Cell:
 
 
 def padded_bytes(plan: Plan, folder: Path) -> int:
-    """What a padded update keeps for its backward pass: activations, and three times the logits (fitted to what was measured at 2.4m)."""
+    """What a padded update keeps for its backward pass.
+
+    Activations, and three times the logits (fitted to what was measured at 2.4m).
+    """
     shape, longest = workload.SIZES[plan.size], max(map(len, material(folder, plan)[1]))
     positions = workload.COUNT * plan.completions * (longest + plan.tokens)
     activations = shape["num_hidden_layers"] * (16 * shape["hidden_size"] + 4 * shape["intermediate_size"])
@@ -96,30 +128,47 @@ def free(device: str) -> int:
 
 
 def line(cell: Cell) -> str:
-    return f"{cell['size']:>6} {cell['tokens']:>4} tokens   " + "   ".join(f"{kind} {_ratio(cell, kind)}" for kind in KINDS)
+    return f"{cell['size']:>6} {cell['tokens']:>4} tokens   " + "   ".join(
+        f"{kind} {_ratio(cell, kind)}" for kind in KINDS
+    )
 
 
 def table(cells: Sequence[Cell], arguments: argparse.Namespace, out: Any) -> None:
     found = {(cell["size"], cell["tokens"]): cell for cell in cells}
-    print(f"\nreference / swarmd in seconds; median of {arguments.pairs} pairs, {arguments.lengths}", file=out)
+    print(
+        f"\nreference / swarmd in seconds; median of {arguments.pairs} pairs, {arguments.lengths}", file=out
+    )
     for kind in KINDS:
-        print(f"{kind:10}" + "".join(f"{length:>8}" for length in arguments.tokens) + "   tokens at most", file=out)
+        print(
+            f"{kind:10}" + "".join(f"{length:>8}" for length in arguments.tokens) + "   tokens at most",
+            file=out,
+        )
         for size in arguments.sizes:
-            print(f"{size:10}" + "".join(f"{_ratio(found[size, length], kind):>8}" for length in arguments.tokens), file=out)
+            print(
+                f"{size:10}"
+                + "".join(f"{_ratio(found[size, length], kind):>8}" for length in arguments.tokens),
+                file=out,
+            )
 
 
 def plot(cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install 'swarmd[plot]'. The table above is complete.") from None
+        raise SystemExit(
+            "--plot needs matplotlib: pip install 'swarmd[plot]'. The table above is complete."
+        ) from None
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), KINDS, strict=True):
         for size in arguments.sizes:
             points = sorted((c["tokens"], c[kind]["ratio"]) for c in cells if c["size"] == size and c[kind])
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=size)
-        axes.set(title={"decode": "answering", "update": "update"}[kind], xlabel="longest completion, tokens", xscale="log")
+        axes.set(
+            title={"decode": "answering", "update": "update"}[kind],
+            xlabel="longest completion, tokens",
+            xscale="log",
+        )
         axes.set_xticks(arguments.tokens, [str(length) for length in arguments.tokens])
         if axes.lines:
             axes.legend(frameon=False)

@@ -1,11 +1,13 @@
 """The work that both sides of a comparison do: a model in a folder, questions, completions and their lengths.
 
-The model is Qwen2 with random weights and tied embeddings, made here; nothing is downloaded. Its lengths are part of its weights: one
-hidden dimension is the same for every token and is written by no layer, and the end-of-sequence row of the embeddings has a little more
-of it than the others. So both sides draw the same distribution of lengths from the same model, without a hook in either:
+The model is Qwen2 with random weights and tied embeddings, made here; nothing is downloaded. Its lengths are
+part of its weights: one hidden dimension is the same for every token and is written by no layer, and the
+end-of-sequence row of the embeddings has a little more of it than the others. So both sides draw the same
+distribution of lengths from the same model, without a hook in either:
 
     full     end-of-sequence never comes; every completion has exactly `max_new_tokens`
-    varied   end-of-sequence has the same chance at each token: 1 in 23 where `max_new_tokens` is 64 (mean about 22), growing in step
+    varied   end-of-sequence has the same chance at each token: 1 in 23 where `max_new_tokens` is 64 (mean
+    about 22), growing in step
 
 The questions are ReasoningGYM's, of one of two sets:
 
@@ -33,12 +35,12 @@ VOCABULARY = 4096
 POSITIONS = 2048
 PAD, END = "<|endoftext|>", "<|im_end|>"
 SYSTEM = (
-    "Given a problem, reason step by step and then give the final answer between <answer> and </answer> tags. "
-    "Do not explain your reasoning inside the answer tags, provide only the final answer."
+    "Given a problem, reason step by step and then give the final answer between <answer> and </answer> tags."
+    " Do not explain your reasoning inside the answer tags, provide only the final answer."
 )
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{%"
+    " endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SIZES = {
     "1.25m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384},
@@ -46,8 +48,15 @@ SIZES = {
     "14m": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "intermediate_size": 1024},
 }
 TRIALS = (
-    "chain_sum", "basic_arithmetic", "leg_counting", "spell_backward", "simple_equations", "letter_counting", "gcd", "number_sorting",
-)  # fmt: skip
+    "chain_sum",
+    "basic_arithmetic",
+    "leg_counting",
+    "spell_backward",
+    "simple_equations",
+    "letter_counting",
+    "gcd",
+    "number_sorting",
+)
 SETS = ("trials", "sapo-9")
 COUNT = 8  # questions a round
 CORPUS = 2000  # questions of each set that the tokenizer learns from
@@ -71,20 +80,29 @@ def make(work: Work, folder: Path, seed: int = 0) -> None:
     """Write model, tokenizer, questions and the work's own description into an empty folder."""
     logging.disable_progress_bar()
     questions = draw(work.questions, COUNT, seed)
-    tokenizer = _tokenizer([SYSTEM, *(question for name in SETS for question in draw(name, CORPUS, seed + 7))])
+    tokenizer = _tokenizer(
+        [SYSTEM, *(question for name in SETS for question in draw(name, CORPUS, seed + 7))]
+    )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=POSITIONS, tie_word_embeddings=True,
-            bos_token_id=None, eos_token_id=tokenizer.convert_tokens_to_ids(END), pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
+            vocab_size=len(tokenizer),
+            num_key_value_heads=2,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.convert_tokens_to_ids(END),
+            pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
             **SIZES[work.size],
         )
-    )  # fmt: skip
+    )
     chance = 64 / (23 * work.max_new_tokens) if work.lengths == "varied" else 0.0
     _shape_lengths(model, tokenizer.convert_tokens_to_ids(END), min(chance, 0.9))
     model.save_pretrained(folder)
-    (folder / "work.json").write_text(json.dumps({"work": asdict(work), "questions": questions, "system": SYSTEM}))
+    (folder / "work.json").write_text(
+        json.dumps({"work": asdict(work), "questions": questions, "system": SYSTEM})
+    )
 
 
 def read(folder: Path) -> tuple[Work, list[str]]:
@@ -104,17 +122,25 @@ def draw(name: str, count: int, seed: int) -> list[str]:
 def _tokenizer(corpus: list[str]) -> Qwen2Tokenizer:
     bpe = Bpe(models.BPE())
     split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated", invert=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[PAD, "<|im_start|>", END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, "<|im_start|>", END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )  # fmt: skip
+    )
     bpe.train_from_iterator(corpus, trainer)
     trained = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
-        vocab=trained["vocab"], merges=[tuple(m) for m in trained["merges"]], unk_token=PAD, pad_token=PAD, eos_token=END,
+        vocab=trained["vocab"],
+        merges=[tuple(m) for m in trained["merges"]],
+        unk_token=PAD,
+        pad_token=PAD,
+        eos_token=END,
         extra_special_tokens=["<|im_start|>"],
-    )  # fmt: skip
+    )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
@@ -128,6 +154,11 @@ def _shape_lengths(model: Qwen2ForCausalLM, end: int, chance: float) -> None:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0
             layer.mlp.down_proj.weight[0] = 0
-        # After the last norm the constant is near sqrt(width), since the other dimensions are small beside it.
-        logit = -30.0 if chance == 0 else torch.logit(torch.tensor(chance)).item() + torch.tensor(float(len(embeddings))).log().item()
+        # After the last norm the constant is near sqrt(width), since the other dimensions are small beside
+        # it.
+        logit = (
+            -30.0
+            if chance == 0
+            else torch.logit(torch.tensor(chance)).item() + torch.tensor(float(len(embeddings))).log().item()
+        )
         embeddings[end, 0] = constant + logit / width**0.5

@@ -1,4 +1,7 @@
-"""HTTP API of the judge: checks requests, calls the service, writes responses. docs/judge-protocol.md describes it."""
+"""HTTP API of the judge.
+
+Checks requests, calls the service, writes responses. docs/judge-protocol.md describes it.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -33,8 +36,12 @@ B = TypeVar("B", bound=Body)
 
 def create_app(service: JudgeService) -> FastAPI:
     """Make the HTTP app of an open service."""
-    refused: dict[int | str, dict[str, Any]] = {of: {"model": RefusalReply, "description": "Refused"} for of in ("4XX", "5XX")}
-    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=refused)
+    refused: dict[int | str, dict[str, Any]] = {
+        of: {"model": RefusalReply, "description": "Refused"} for of in ("4XX", "5XX")
+    }
+    app = FastAPI(
+        title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=refused
+    )
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
     app.state.boards = TokenBuckets[str](config.BOARDS_A_SECOND, config.BOARDS_BURST, config.REMEMBERED_PEERS)
@@ -49,7 +56,12 @@ def create_app(service: JudgeService) -> FastAPI:
 
 
 def _add_evaluation_routes(app: FastAPI) -> None:
-    @app.post("/v1/evaluations", status_code=201, openapi_extra=described(QuestionsBody), responses={201: {"model": QuestionsReply}})
+    @app.post(
+        "/v1/evaluations",
+        status_code=201,
+        openapi_extra=described(QuestionsBody),
+        responses={201: {"model": QuestionsReply}},
+    )
     async def ask(request: Request) -> Response:
         """Ask for questions, and say what you are. Open ones come again."""
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
@@ -65,9 +77,16 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         ]  # fmt: skip
         return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
 
-    @app.post("/v1/evaluations/{id}/answers", openapi_extra=described(AnswersBody), responses={200: {"model": GradeReply}})
+    @app.post(
+        "/v1/evaluations/{id}/answers",
+        openapi_extra=described(AnswersBody),
+        responses={200: {"model": GradeReply}},
+    )
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
-        """Answer a question, and get its grade with a signed receipt. The first answer counts for the score."""
+        """Answer a question, and get its grade with a signed receipt.
+
+        The first answer counts for the score.
+        """
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
         _pay(request, len(body))
         given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
@@ -84,21 +103,35 @@ def _add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_such_page(request: Request, error: HTTPException) -> Response:
-        refusal = Refusal(error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is.")
-        return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal, error.headers)
+        refusal = Refusal(
+            error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."
+        )
+        return (
+            refused_page(request, refusal)
+            if _in_a_browser(request)
+            else _refusal(request, refusal, error.headers)
+        )
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(request: Request, _error: RequestValidationError) -> Response:
-        refusal = Refusal(422, "a parameter of the address has another form", "docs/judge-protocol.md gives the form of each.")
+        refusal = Refusal(
+            422,
+            "a parameter of the address has another form",
+            "docs/judge-protocol.md gives the form of each.",
+        )
         return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal)
 
     @app.exception_handler(Exception)
-    async def fault(request: Request, _error: Exception) -> Response:  # our own bug: the server logs its traceback
+    # Our own bug: the server logs its traceback
+    async def fault(request: Request, _error: Exception) -> Response:
         return _refusal(request, FAULT)
 
 
 class _AnswersWhenStopped:
-    """A request under way that takes longer than the judge has to stop is cancelled. It is told so, and the log has no traceback of it."""
+    """A request under way that takes longer than the judge has to stop is cancelled.
+
+    It is told so, and the log has no traceback of it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -128,7 +161,9 @@ def _refusal(request: Request, refusal: Refusal, headers: Mapping[str, str] | No
     more = {**(OPEN if request.method in ("GET", "HEAD") else {}), **(headers or {})}
     if refusal.retry_after is not None:
         more["retry-after"] = str(refusal.retry_after)
-    return JSONResponse({"error": refusal.error, "remedy": refusal.remedy, **dict(refusal.extra)}, refusal.status, more)
+    return JSONResponse(
+        {"error": refusal.error, "remedy": refusal.remedy, **dict(refusal.extra)}, refusal.status, more
+    )
 
 
 async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
@@ -145,19 +180,33 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     except ClientDisconnect:
         raise Refused(TOO_SLOW) from None  # nobody is there to read it
     scope = request.scope
-    target = scope["raw_path"].decode("latin-1") + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
-    outcome = verify_request(request.method, target, scope["headers"], bytes(body), service_of(request).settings.origins)
+    target = scope["raw_path"].decode("latin-1") + (
+        "?" + scope["query_string"].decode("latin-1") if scope["query_string"] else ""
+    )
+    outcome = verify_request(
+        request.method, target, scope["headers"], bytes(body), service_of(request).settings.origins
+    )
     if isinstance(outcome, Refusal):
         raise Refused(outcome)
     return outcome, bytes(body)
 
 
 def _pay(request: Request, size: int) -> None:
-    """Count the answer against the limit of the sender's network. Raises Refused beyond it; the question stays open."""
+    """Count the answer against the limit of the sender's network.
+
+    Raises Refused beyond it; the question stays open.
+    """
     now = service_of(request).now()
     if wait := request.app.state.answer_bytes.of(network_of(host_of(request)), now).wait(now, size):
         seconds = int(wait) + 1
-        raise Refused(Refusal(429, "the answers of your network are too much text", f"Send it again in {seconds} s.", retry_after=seconds))
+        raise Refused(
+            Refusal(
+                429,
+                "the answers of your network are too much text",
+                f"Send it again in {seconds} s.",
+                retry_after=seconds,
+            )
+        )
 
 
 def _parse(kind: type[B], body: bytes) -> B:
@@ -166,7 +215,9 @@ def _parse(kind: type[B], body: bytes) -> B:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])[:64] or "the body"
-        raise Refused(Refusal(422, f"{where}: {first['msg']}", "docs/judge-protocol.md gives the form of each request.")) from None
+        raise Refused(
+            Refusal(422, f"{where}: {first['msg']}", "docs/judge-protocol.md gives the form of each request.")
+        ) from None
 
 
 def _fields(grade: Grade) -> dict[str, Any]:

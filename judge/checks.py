@@ -37,7 +37,13 @@ def check(settings: JudgeSettings, evaluator: Evaluator | None = None) -> Iterat
     lessons = find_curriculum(settings.curriculum)
     yield CheckFinding("curriculum", f"{lessons.name} ({lessons.digest})")
     uploads = partial(_uploads, evaluator=evaluator)
-    for what, step in (("database", _database), ("key", _key), ("address", _address), ("disk", _disk), ("uploads", uploads)):
+    for what, step in (
+        ("database", _database),
+        ("key", _key),
+        ("address", _address),
+        ("disk", _disk),
+        ("uploads", uploads),
+    ):
         try:
             yield step(settings)
         except OperatorError as error:
@@ -55,8 +61,15 @@ def _database(settings: JudgeSettings) -> CheckFinding:
     version, held = look(settings.database, settings.shared)
     lessons = find_curriculum(settings.curriculum)
     if held is not None and held != f"{lessons.name} {lessons.digest}":
-        return CheckFinding("database", f"{name} holds answers to {held}; give its --curriculum, or another --database", well=False)
-    return CheckFinding("database", f"{name}, schema {version}" if version else f"{name}, empty: it is filled at the first start")
+        return CheckFinding(
+            "database",
+            f"{name} holds answers to {held}; give its --curriculum, or another --database",
+            well=False,
+        )
+    return CheckFinding(
+        "database",
+        f"{name}, schema {version}" if version else f"{name}, empty: it is filled at the first start",
+    )
 
 
 def _key(settings: JudgeSettings) -> CheckFinding:
@@ -79,9 +92,15 @@ def _disk(settings: JudgeSettings) -> CheckFinding:
         folders[uploads] = folders.get(uploads, 0) + config.VERIFIED_WAITING * settings.verified_bytes
     for folder, wanted in folders.items():
         if (free := shutil.disk_usage(folder).free) < wanted:
-            said = f"{folder}: {free / 2**20:,.0f} MiB free, {wanted / 2**20:,.0f} wanted; free some, or name another place"
+            said = (
+                f"{folder}: {free / 2**20:,.0f} MiB free, {wanted / 2**20:,.0f} wanted; free some, or name"
+                " another place"
+            )
             return CheckFinding("disk", said, well=False)
-    return CheckFinding("disk", "; ".join(f"{folder}: {shutil.disk_usage(folder).free / 2**20:,.0f} MiB free" for folder in folders))
+    return CheckFinding(
+        "disk",
+        "; ".join(f"{folder}: {shutil.disk_usage(folder).free / 2**20:,.0f} MiB free" for folder in folders),
+    )
 
 
 def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFinding:
@@ -91,13 +110,19 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
     if settings.verified_hub:
         Hub(settings.verified_hub)
     models = (evaluator or Evaluator(config.VERIFIED_SECONDS)).describe(settings.verified_models)
-    return CheckFinding("uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most")
+    return CheckFinding(
+        "uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most"
+    )
 
 
 def _new(what: str, path: Path, option: str) -> CheckFinding:
     folder = _existing(path)
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        return CheckFinding(what, f"{path} is not there, and {folder} cannot be written; give another one with {option}", well=False)
+        return CheckFinding(
+            what,
+            f"{path} is not there, and {folder} cannot be written; give another one with {option}",
+            well=False,
+        )
     return CheckFinding(what, f"{path}: made at the first start")
 
 

@@ -69,9 +69,14 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    _version: Annotated[bool, Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
+    _version: Annotated[
+        bool, Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    """Run the judge of a swarm: it asks nodes held-out questions, scores their answers and keeps a leaderboard."""
+    """Run the judge of a swarm.
+
+    It asks nodes held-out questions, scores their answers and keeps a leaderboard.
+    """
 
 
 DATABASE = Option(
@@ -87,59 +92,107 @@ def _use_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-CONFIG = Option(envvar="SWARMD_JUDGE_CONFIG", is_eager=True, callback=_use_config, help="A judge.toml; `init` writes one.")
-CURRICULUM = Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
+CONFIG = Option(
+    envvar="SWARMD_JUDGE_CONFIG", is_eager=True, callback=_use_config, help="A judge.toml; `init` writes one."
+)
+CURRICULUM = Option(
+    envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks."
+)
 
 
 @app.command()
 def serve(
     host: Annotated[str, Option(envvar="SWARMD_JUDGE_HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")] = 8400,
+    port: Annotated[
+        int, Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")
+    ] = 8400,
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
-    deadline: Annotated[float, Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")] = 120.0,
+    deadline: Annotated[
+        float, Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
+    ] = 120.0,
     origin: Annotated[
         list[str] | None,
-        Option(envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses requests to another."),
+        Option(
+            envvar="SWARMD_JUDGE_ORIGIN",
+            help="URL nodes reach this judge by, as https://judge.example; refuses requests to another.",
+        ),
     ] = None,
     proxy: Annotated[
         list[str] | None,
-        Option(envvar="SWARMD_JUDGE_PROXY", help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed."),
+        Option(
+            envvar="SWARMD_JUDGE_PROXY",
+            help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed.",
+        ),
     ] = None,
     key: Annotated[
         Path | None,
-        Option(envvar="SWARMD_JUDGE_KEY", help="Key file of the receipts; by default beside the database. Made where there is none."),
+        Option(
+            envvar="SWARMD_JUDGE_KEY",
+            help="Key file of the receipts; by default beside the database. Made where there is none.",
+        ),
     ] = None,
     window: Annotated[
         float,
         Option(
-            envvar="SWARMD_JUDGE_WINDOW", min=60, max=2_678_400, help="Seconds until a set of questions is published and the next begins."
+            envvar="SWARMD_JUDGE_WINDOW",
+            min=60,
+            max=2_678_400,
+            help="Seconds until a set of questions is published and the next begins.",
         ),
     ] = 86_400.0,
     verified_bytes: Annotated[
         int,
-        Option(envvar="SWARMD_JUDGE_VERIFIED_BYTES", min=0, help="Evaluate weights that peers upload, of so many bytes at most; 0: none."),
+        Option(
+            envvar="SWARMD_JUDGE_VERIFIED_BYTES",
+            min=0,
+            help="Evaluate weights that peers upload, of so many bytes at most; 0: none.",
+        ),
     ] = 0,
     verified_model: Annotated[
         list[str] | None,
-        Option(envvar="SWARMD_JUDGE_VERIFIED_MODEL", help="A model whose weights may be uploaded: tiny, a folder or a repository."),
+        Option(
+            envvar="SWARMD_JUDGE_VERIFIED_MODEL",
+            help="A model whose weights may be uploaded: tiny, a folder or a repository.",
+        ),
     ] = None,
     verified_questions: Annotated[
-        int, Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
+        int,
+        Option(
+            envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS",
+            min=1,
+            max=100,
+            help="Asked of each specialty for an upload.",
+        ),
     ] = 20,
     verified_hub: Annotated[
         str,
-        Option(envvar="SWARMD_JUDGE_VERIFIED_HUB", help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."),
+        Option(
+            envvar="SWARMD_JUDGE_VERIFIED_HUB",
+            help="Fetch weights that peers name, from this hub alone, as https://huggingface.co.",
+        ),
     ] = "",
     shared: Annotated[
-        bool, Option(envvar="SWARMD_JUDGE_SHARED", help="Other judges use this database too: PostgreSQL, and all started so.")
+        bool,
+        Option(
+            envvar="SWARMD_JUDGE_SHARED",
+            help="Other judges use this database too: PostgreSQL, and all started so.",
+        ),
     ] = False,
-    log_json: Annotated[bool, Option(envvar="SWARMD_JUDGE_LOG_JSON", help="Log JSON lines, for a collector.")] = False,
+    log_json: Annotated[
+        bool, Option(envvar="SWARMD_JUDGE_LOG_JSON", help="Log JSON lines, for a collector.")
+    ] = False,
     invitation: Annotated[
         str,
-        Option(envvar="SWARMD_JUDGE_INVITATION", help="What `swarmd invite` prints: a page shows how to join by it."),
+        Option(
+            envvar="SWARMD_JUDGE_INVITATION",
+            help="What `swarmd invite` prints: a page shows how to join by it.",
+        ),
     ] = "",
-    as_json: Annotated[bool, Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")] = False,
+    as_json: Annotated[
+        bool,
+        Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database."),
+    ] = False,
     only_check: Annotated[bool, Option(hidden=True)] = False,
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001 - its callback reads it
 ) -> None:
@@ -192,7 +245,10 @@ def serve(
 def init(folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.")] = Path()) -> None:
     """Write a commented judge.toml with every setting. A file that is there is left as it is."""
     file = write_example(folder)
-    print(f"{file} written. Change what you like, then: swarmd-judge check --config {file}; swarmd-judge serve --config {file}")
+    print(
+        f"{file} written. Change what you like, then: swarmd-judge check --config {file}; swarmd-judge serve"
+        f" --config {file}"
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -234,7 +290,10 @@ def backup(
 
 @app.command()
 def moderate(
-    act: Annotated[Literal["hide", "ban", "undo", "log"], typer.Argument(help="hide, ban, undo, or log: print what was done.")],
+    act: Annotated[
+        Literal["hide", "ban", "undo", "log"],
+        typer.Argument(help="hide, ban, undo, or log: print what was done."),
+    ],
     peer: Annotated[str, typer.Argument(help="The peer's id.")] = "",
     why: Annotated[str, Option(help="The reason, kept in the log.")] = "",
     database: Annotated[str | None, DATABASE] = None,
@@ -245,7 +304,8 @@ def moderate(
 
     hide: its name, model, strategy and version are not shown; it is asked, scored and ranked as before.
 
-    ban: hidden too, its requests are refused, and it is off the leaderboard; its own page and its answers stay.
+    ban: hidden too, its requests are refused, and it is off the leaderboard; its own page and its answers
+    stay.
 
     undo: neither any more.
     """
@@ -254,7 +314,10 @@ def moderate(
     kept = database or default_database(curriculum)
     if act == "log":
         for entry in moderation.history(kept):
-            print(f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M:%S} UTC  {entry.act:<4}  {entry.peer}  {printable(entry.why)}")
+            print(
+                f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M:%S} UTC  {entry.act:<4} "
+                f" {entry.peer}  {printable(entry.why)}"
+            )
         return
     if not peer or not why.strip():
         raise typer.BadParameter("name the peer by its id, and the reason with --why")
@@ -264,12 +327,17 @@ def moderate(
 
 @app.command()
 def export(
-    to: Annotated[Path, typer.Argument(help="A CSV file, or one that ends in .parquet; - is CSV to standard output.")],
+    to: Annotated[
+        Path, typer.Argument(help="A CSV file, or one that ends in .parquet; - is CSV to standard output.")
+    ],
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
-    """Write every question and answer as CSV or Parquet. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
+    """Write every question and answer as CSV or Parquet.
+
+    Names and answers are strangers' text: mind what your spreadsheet makes of it.
+    """
     with _its_packages():
         from judge.store import archive
     kept = database or default_database(curriculum)
@@ -306,7 +374,11 @@ def verify(
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
     receipts: Annotated[
         Path | None,
-        Option(help="Check these receipts instead, without a judge: a node's receipts.jsonl.", exists=True, dir_okay=False),
+        Option(
+            help="Check these receipts instead, without a judge: a node's receipts.jsonl.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
@@ -331,7 +403,10 @@ def verify(
 
 
 def _verify_receipts(file: Path) -> None:
-    """Check the signatures. Whose judge signed how many is printed: it is for the reader to know the judge's id."""
+    """Check the signatures.
+
+    Whose judge signed how many is printed: it is for the reader to know the judge's id.
+    """
     judges: Counter[str] = Counter()
     forged = 0
     with file.open(encoding="utf-8", errors="replace") as lines:

@@ -1,6 +1,7 @@
 """The settings of a judge, its fixed limits, and judge.toml: a key for each option of `swarmd-judge serve`.
 
-What the file says becomes the options' defaults: flags and variables win. The names of variables are checked here; the options read them.
+What the file says becomes the options' defaults: flags and variables win. The names of variables are checked
+here; the options read them.
 """
 
 import math
@@ -20,7 +21,8 @@ from judge.errors import JudgeError
 from swarmd.terminal import printable
 
 MAX_ASK_BYTES = 4 * 1024
-MAX_ANSWERS_BYTES = 512 * 1024  # all answers to a question; one of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB
+# All answers to a question; one of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB
+MAX_ANSWERS_BYTES = 512 * 1024
 MAX_ANSWERS = 16  # to a question
 MAX_QUESTIONS = 8  # asked for at once
 MAX_ANSWER_CHARACTERS = 16_384
@@ -32,10 +34,12 @@ SCORING_BACKLOG = 128  # answers waiting for the verifier
 QUESTIONS_BACKLOG = 128  # questions waiting to be made
 ASK_BURST = 10  # questions a peer may ask for at once,
 ASK_SECONDS = 1.0  # and then one each so many seconds
-NETWORK_ASKS_A_SECOND = 50.0  # questions that the peers of one network that have no record may ask for together,
+# Questions that the peers of one network that have no record may ask for together,
+NETWORK_ASKS_A_SECOND = 50.0
 NETWORK_ASK_BURST = 500.0  # after so many at once
 REMEMBERED_PEERS = 10_000  # for that
-ANSWER_BYTES_A_SECOND = 32 * 1024.0  # of answers, which are kept, that the peers of one network may send together,
+# Of answers, which are kept, that the peers of one network may send together,
+ANSWER_BYTES_A_SECOND = 32 * 1024.0
 ANSWER_BYTES_BURST = 32 * 2.0**20  # after so many at once
 BODY_SECONDS = 5.0  # for a body to arrive
 REQUEST_SECONDS = 10.0  # for a whole request to arrive, headers included
@@ -49,13 +53,15 @@ EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
 AHEAD_SECONDS = 0.02  # between questions that are made before somebody needs them
 BOARDS_A_SECOND = 8.0  # pages of the leaderboard that are worked out for the readers of one network,
 BOARDS_BURST = 200.0  # after so many at once
-LEADERBOARD_SECONDS = 2.0  # a page of the leaderboard is worked out once for all who look within so many seconds
+# A page of the leaderboard is worked out once for all who look within so many seconds
+LEADERBOARD_SECONDS = 2.0
 PROBE_SECONDS = 2.0  # for so long /healthz says what it found,
 FAILED_SECONDS = 30.0  # and for so long that a write failed
 COMPARISON_SECONDS = 10.0  # likewise, swarm against solo of a model
 ANSWERS_KEPT = 16  # of each of these two
 
-PATIENCE = "swarmd.patience"  # an extension of the ASGI scope: its `wait` takes the seconds that this request may take
+# An extension of the ASGI scope: its `wait` takes the seconds that this request may take
+PATIENCE = "swarmd.patience"
 VERIFIED_WAITING = 8  # uploads of weights that arrive or wait; of one network:
 VERIFIED_WAITING_OF_A_NETWORK = 2
 VERIFIED_BURST = 2  # uploads of a peer at once,
@@ -82,11 +88,13 @@ class JudgeSettings:
     origins: frozenset[str] = frozenset()  # names nodes reach this judge by; empty: any
     key: Path | None = None  # of the receipts' signatures; None: default_key
     window: float = 86_400.0  # seconds from one set of questions to the next
-    proxies: tuple[str, ...] = ()  # addresses of reverse proxies, which say whom they speak for (X-Forwarded-For)
+    # Addresses of reverse proxies, which say whom they speak for (X-Forwarded-For)
+    proxies: tuple[str, ...] = ()
     verified_bytes: int = 0  # of one upload of weights; 0: none is taken
     verified_models: tuple[str, ...] = ("tiny",)  # whose weights are evaluated
     verified_questions: int = 20  # of each specialty
-    verified_hub: str = ""  # address of a hub whose repositories may be named instead of an upload; empty: none
+    # Address of a hub whose repositories may be named instead of an upload; empty: none
+    verified_hub: str = ""
     verified_folder: Path | None = None  # of uploads; None: default_folder
     shared: bool = False  # other judges use this database too
     invitation: str = ""  # to the swarm, shown on the page "Join"
@@ -116,7 +124,8 @@ NAME = "judge.toml"
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:[0-9]+)?")
 NOT_KEYS = frozenset({"config", "as_json", "only_check", "return"})  # options that are no settings
 PREFIX = "SWARMD_JUDGE_"  # of variables
-OF_NODES = frozenset({"SWARMD_JUDGE_URL", "SWARMD_JUDGE_EVERY", "SWARMD_JUDGE_NAME"})  # keys of a node, which may run in one environment
+# Keys of a node, which may run in one environment
+OF_NODES = frozenset({"SWARMD_JUDGE_URL", "SWARMD_JUDGE_EVERY", "SWARMD_JUDGE_NAME"})
 _WORDS: Mapping[type, tuple[str, str]] = {
     str: ("a text", "texts"),
     bool: ("true or false", ""),
@@ -152,7 +161,10 @@ class JudgeSetting:
     def _takes(self, value: object) -> bool:
         if isinstance(value, bool) or self.kind in (bool, str):
             return type(value) is self.kind
-        return isinstance(value, int if self.kind is int else (int, float)) and self.least <= value <= self.most  # NaN is not
+        # NaN is not
+        return (
+            isinstance(value, int if self.kind is int else (int, float)) and self.least <= value <= self.most
+        )
 
 
 def checked_origins(origins: Iterable[str]) -> frozenset[str]:
@@ -161,17 +173,24 @@ def checked_origins(origins: Iterable[str]) -> frozenset[str]:
     for origin in found:
         if not _ORIGIN.fullmatch(origin):
             said = f"{printable(origin)!r} is not of the form https://host[:port], in small letters"
-            raise ConfigurationWrong(f"--origin, origin: {said}; give it as nodes reach this judge, https://judge.example")
+            raise ConfigurationWrong(
+                f"--origin, origin: {said}; give it as nodes reach this judge, https://judge.example"
+            )
     return found
 
 
 def checked_proxies(proxies: Iterable[str]) -> tuple[str, ...]:
-    """Addresses, networks, or *. A name is refused: no connection comes from a name, so it would never be believed."""
+    """Addresses, networks, or *.
+
+    A name is refused: no connection comes from a name, so it would never be believed.
+    """
     for proxy in (found := tuple(proxies)):
         try:
             proxy == "*" or ip_network(proxy)
         except ValueError:
-            raise ConfigurationWrong(f"--proxy, proxy: {printable(proxy)!r} is no address; give the proxy's, such as 127.0.0.1") from None
+            raise ConfigurationWrong(
+                f"--proxy, proxy: {printable(proxy)!r} is no address; give the proxy's, such as 127.0.0.1"
+            ) from None
     return found
 
 
@@ -184,8 +203,13 @@ def settings_of(serve: Callable[..., None]) -> Mapping[str, JudgeSetting]:
             continue
         annotation, option = get_args(hint)
         kinds = {str if part is Path else part for part in _parts(annotation)}
-        least, most = (-math.inf if option.min is None else option.min), (math.inf if option.max is None else option.max)
-        found[name] = JudgeSetting(next(kind for kind in _WORDS if kind in kinds), list in kinds, least, most, defaults[name])
+        least, most = (
+            (-math.inf if option.min is None else option.min),
+            (math.inf if option.max is None else option.max),
+        )
+        found[name] = JudgeSetting(
+            next(kind for kind in _WORDS if kind in kinds), list in kinds, least, most, defaults[name]
+        )
     return found
 
 
@@ -213,10 +237,15 @@ def read_config(file: Path, settings: Mapping[str, JudgeSetting]) -> Mapping[str
 
 
 def refuse_unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -> None:
-    """Refuse unknown variables. Raises ConfigurationWrong where a SWARMD_JUDGE_ variable is neither the judge's nor a node's."""
+    """Refuse unknown variables.
+
+    Raises ConfigurationWrong where a SWARMD_JUDGE_ variable is neither the judge's nor a node's.
+    """
     known = [name.upper() for name in (*settings, "config")]
     mistakes = []
-    for variable in sorted({name for name, text in environment.items() if name.startswith(PREFIX) and text} - OF_NODES):
+    for variable in sorted(
+        {name for name, text in environment.items() if name.startswith(PREFIX) and text} - OF_NODES
+    ):
         name = variable.removeprefix(PREFIX)
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -227,14 +256,19 @@ def refuse_unknown_variables(environment: Mapping[str, str], settings: Iterable[
 
 
 def write_example(folder: Path) -> Path:
-    """Write a commented judge.toml into this folder. Raises ConfigurationWrong; an existing file is left as it is."""
+    """Write a commented judge.toml into this folder.
+
+    Raises ConfigurationWrong; an existing file is left as it is.
+    """
     file = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as new:
             new.write(EXAMPLE.read_text(encoding="utf-8"))
     except FileExistsError:
-        raise ConfigurationWrong(f"{file} exists already and was left as it is; name another folder") from None
+        raise ConfigurationWrong(
+            f"{file} exists already and was left as it is; name another folder"
+        ) from None
     except OSError as error:
         raise ConfigurationWrong(f"cannot write {file}: {error.strerror}; name another folder") from None
     return file
@@ -248,6 +282,8 @@ def _read(file: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         raise ConfigurationWrong(f"{file}: not UTF-8 text; save it as UTF-8") from None
     except OSError as error:
-        raise ConfigurationWrong(f"{file} cannot be read: {error.strerror}; `swarmd-judge init` writes one") from None
+        raise ConfigurationWrong(
+            f"{file} cannot be read: {error.strerror}; `swarmd-judge init` writes one"
+        ) from None
     except (ValueError, RecursionError):  # numbers of thousands of digits; arrays nested thousands deep
         raise ConfigurationWrong(f"{file}: a number or a nesting without measure") from None

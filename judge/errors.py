@@ -23,11 +23,16 @@ class DatabaseInUse(JudgeError):
 
 
 class NotTogether(JudgeError):
-    """A judge with --shared evaluates no uploads (--verified-bytes): they lie in a folder of its own. Leave one out."""
+    """A judge with --shared evaluates no uploads (--verified-bytes): they lie in a folder of its own.
+
+    Leave one out.
+    """
 
 
 class NotAlone(JudgeError):
-    """--verified-hub and --verified-model do nothing without --verified-bytes, which allows uploads of weights. Give it too."""
+    """--verified-hub and --verified-model do nothing without --verified-bytes, which allows uploads of
+    weights. Give it too.
+    """
 
 
 class JudgeCannotListen(JudgeError):
@@ -52,29 +57,55 @@ class Refused(Exception):
 
 
 BAD_SIGNATURE = Refusal(
-    401, "the signature does not match the request", "Sign it with the key of the peer id it names, as docs/judge-protocol.md says."
+    401,
+    "the signature does not match the request",
+    "Sign it with the key of the peer id it names, as docs/judge-protocol.md says.",
 )
-NO_SUCH_QUESTION = Refusal(404, "no such question is open", "Ask for a new one; a restart of the judge forgets the open ones.")
+NO_SUCH_QUESTION = Refusal(
+    404, "no such question is open", "Ask for a new one; a restart of the judge forgets the open ones."
+)
 NO_SUCH_ANSWER = Refusal(
     404,
     "no answer to a question of this id is kept",
     "A peer's page names its evaluations.",
 )
 RECEIPT_HIDDEN = Refusal(
-    403, "the operator hides what this peer calls itself, and a receipt has its name", "The peer has got its receipts itself."
+    403,
+    "the operator hides what this peer calls itself, and a receipt has its name",
+    "The peer has got its receipts itself.",
 )
-NO_SUCH_PEER = Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard.")
-BANNED = Refusal(403, "this judge's operator has banned your key", "Ask the operator why, or use another judge.")
-OTHER_PEER = Refusal(403, "this question was asked of another peer", "Answer only what your own key asked for.")
-ASKED_ELSEWHERE = Refusal(409, "another request of your key arrived at the same time", "Ask again: sign with a larger sequence number.")
-ALREADY_ANSWERED = Refusal(409, "this question has been answered", "A question is answered once. Ask for a new one.")
+NO_SUCH_PEER = Refusal(
+    404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."
+)
+BANNED = Refusal(
+    403, "this judge's operator has banned your key", "Ask the operator why, or use another judge."
+)
+OTHER_PEER = Refusal(
+    403, "this question was asked of another peer", "Answer only what your own key asked for."
+)
+ASKED_ELSEWHERE = Refusal(
+    409,
+    "another request of your key arrived at the same time",
+    "Ask again: sign with a larger sequence number.",
+)
+ALREADY_ANSWERED = Refusal(
+    409, "this question has been answered", "A question is answered once. Ask for a new one."
+)
 TOO_LATE = Refusal(
     410,
     "the deadline of this question has passed; it counts as wrong",
     "Ask for a new one. If your node is slow, the judge's operator can raise --deadline.",
 )
-GIVEN_UP = Refusal(410, "the judge could not score or record the answer; the question counts as nothing", "Ask for a new one.")
-UNHEALTHY = Refusal(503, "the judge cannot write its database", "Its operator finds the cause in its log; a full disk is the usual one.")
+GIVEN_UP = Refusal(
+    410,
+    "the judge could not score or record the answer; the question counts as nothing",
+    "Ask for a new one.",
+)
+UNHEALTHY = Refusal(
+    503,
+    "the judge cannot write its database",
+    "Its operator finds the cause in its log; a full disk is the usual one.",
+)
 BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_after=30)
 STOPPING = Refusal(503, "the judge stops", "Send it again when the judge is back.", retry_after=30)
 CROWDED = Refusal(
@@ -84,7 +115,10 @@ CROWDED = Refusal(
     retry_after=30,
 )
 NEWCOMERS_TOO_OFTEN = Refusal(
-    429, "peers of your network that have no record ask too often", "Ask again later. Nodes with a record are not held up.", retry_after=10
+    429,
+    "peers of your network that have no record ask too often",
+    "Ask again later. Nodes with a record are not held up.",
+    retry_after=10,
 )
 DISPLACED = Refusal(
     503,
@@ -92,6 +126,10 @@ DISPLACED = Refusal(
     "Ask again later. The question does not count.",
     retry_after=30,
 )
-TOO_LARGE = Refusal(413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters.")
+TOO_LARGE = Refusal(
+    413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters."
+)
 TOO_SLOW = Refusal(408, "the request did not arrive in time", "Send it again.")
-FAULT = Refusal(500, "the judge failed; this is its own fault", "Ask again later, and tell the operator of the judge.")
+FAULT = Refusal(
+    500, "the judge failed; this is its own fault", "Ask again later, and tell the operator of the judge."
+)

@@ -37,7 +37,9 @@ def set_up_logging(*, as_json: bool) -> None:
         ]
         remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
         handler.setFormatter(
-            structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=[remove, structlog.processors.JSONRenderer()])
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=stamp, processors=[remove, structlog.processors.JSONRenderer()]
+            )
         )
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

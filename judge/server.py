@@ -28,7 +28,10 @@ R = TypeVar("R", bound=Hashable)
 
 
 class SlowReaders(Generic[R]):
-    """Connections with a response that is not yet read. Limited per network and in all, so memory is bounded."""
+    """Connections with a response that is not yet read.
+
+    Limited per network and in all, so memory is bounded.
+    """
 
     def __init__(self, of_a_network: int, of_all: int) -> None:
         self._of_a_network, self._of_all = of_a_network, of_all
@@ -38,7 +41,10 @@ class SlowReaders(Generic[R]):
         return len(self._networks)
 
     def begin(self, reader: R, network: str) -> R | None:
-        """`reader` is slow from now on. Returns the reader to cut off, if any: the longest waiting of its network, or of all."""
+        """`reader` is slow from now on.
+
+        Returns the reader to cut off, if any: the longest waiting of its network, or of all.
+        """
         if reader in self._networks:
             return None
         self._networks[reader] = network
@@ -56,15 +62,16 @@ class SlowReaders(Generic[R]):
 
 
 GRACE_SECONDS = 3  # for answers under way when the judge is stopped
-ACCEPTED_SECONDS = 0.05  # more than asyncio takes between accepting a connection and telling its protocol: two turns of its loop
+# More than asyncio takes between accepting a connection and telling its protocol: two turns of its loop
+ACCEPTED_SECONDS = 0.05
 
 
 class PatientProtocol(H11Protocol):
     """HTTP protocol with deadlines, which uvicorn lacks.
 
-    A connection is cut after REQUEST_SECONDS without a whole request (slow loris),
-    after RESPONSE_SECONDS without a response, after TAKE_SECONDS with a response that the client does not read, and if too many clients
-    read slowly at once.
+    A connection is cut after REQUEST_SECONDS without a whole request (slow loris), after RESPONSE_SECONDS
+    without a response, after TAKE_SECONDS with a response that the client does not read, and if too many
+    clients read slowly at once.
     """
 
     request_seconds = config.REQUEST_SECONDS
@@ -76,7 +83,8 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # told of whatever the system's own buffer does not take at once
+        # Told of whatever the system's own buffer does not take at once
+        transport.set_write_buffer_limits(high=0)
         self._wait(self.request_seconds)
 
     def pause_writing(self) -> None:
@@ -145,7 +153,10 @@ class JudgeServer(uvicorn.Server):
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn looks once for connections to close. One that is accepted in that moment is not among them, and would hold up the end."""
+        """uvicorn looks once for connections to close.
+
+        One that is accepted in that moment is not among them, and would hold up the end.
+        """
         for server in self.servers:
             server.close()
         await asyncio.sleep(ACCEPTED_SECONDS)
@@ -167,14 +178,19 @@ class JudgeServer(uvicorn.Server):
 
 
 def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
-    """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered. True: it was Ctrl-C. Raises OperatorError."""
+    """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered.
+
+    True: it was Ctrl-C. Raises OperatorError.
+    """
     _allow_connections()
     with listening_socket(settings.host, settings.port) as listener:
         try:
             return asyncio.run(_serve(settings, listener, announce))
         except (SQLAlchemyError, sqlite3.Error) as error:  # while it starts; later a peer is told
             why = getattr(error, "orig", None) or error
-            raise DatabaseUnusable(f"the judge cannot start, as its database fails: {why}; free some space, or see its server") from None
+            raise DatabaseUnusable(
+                f"the judge cannot start, as its database fails: {why}; free some space, or see its server"
+            ) from None
 
 
 async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:
@@ -183,12 +199,23 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
 
     async with open_service(settings) as service:
         options = uvicorn.Config(
-            create_app(service), http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=bool(settings.proxies), forwarded_allow_ips=list(settings.proxies),
-            limit_concurrency=config.CONNECTIONS, timeout_keep_alive=5,
-            timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=16 * 1024,
-        )  # fmt: skip
-        gc.freeze()  # what is loaded by now stays: looking through all of it takes 0.1 s and more, every 10 s under load
+            create_app(service),
+            http=Protocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(settings.proxies),
+            forwarded_allow_ips=list(settings.proxies),
+            limit_concurrency=config.CONNECTIONS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            h11_max_incomplete_event_size=16 * 1024,
+        )
+        # What is loaded by now stays: looking through all of it takes 0.1 s and more, every 10 s under load
+        gc.freeze()
         server = JudgeServer(options, lambda: announce(url_of(listener)))
         await server.serve(sockets=[listener])
         return server.interrupted
@@ -197,17 +224,22 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
 def listening_socket(host: str, port: int) -> socket.socket:
     """Bound, not yet listening. Raises JudgeCannotListen."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:  # socket.gaierror is one
-        raise JudgeCannotListen(f"{host} is not an address of this machine: {error.strerror}; give another one with --host") from None
+        raise JudgeCannotListen(
+            f"{host} is not an address of this machine: {error.strerror}; give another one with --host"
+        ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
         raise JudgeCannotListen(
-            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free one) or --host"
+            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free"
+            " one) or --host"
         ) from None
     return listener
 
@@ -220,9 +252,15 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _allow_connections() -> None:
-    """As many open files as CONNECTIONS need, where the system allows it: 1,024 is a common default, and half-open connections add up."""
+    """As many open files as CONNECTIONS need, where the system allows it.
+
+    1,024 is a common default, and half-open connections add up.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.CONNECTIONS + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE,
+                (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
+            )

@@ -76,7 +76,12 @@ class QuestionWindow:
 
     def told(self) -> dict[str, Any]:
         """For everyone: with its seed when that is revealed, and not before."""
-        terms = {"number": self.number, "opens": self.terms.opens, "closes": self.terms.closes, "questions": self.terms.questions}
+        terms = {
+            "number": self.number,
+            "opens": self.terms.opens,
+            "closes": self.terms.closes,
+            "questions": self.terms.questions,
+        }
         seed = None if self.revealed is None else self.seed.hex()
         times = {"published": self.published, "opened": self.opened, "revealed": self.revealed}
         return {**terms, "commitment": self.commitment, **times, "seed": seed}
@@ -109,7 +114,10 @@ class HandedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class GradedQuestion:
-    """What a receipt says besides the answers. It comes out of the database as it went in, so a receipt can be made again."""
+    """What a receipt says besides the answers.
+
+    It comes out of the database as it went in, so a receipt can be made again.
+    """
 
     id: str
     peer: str
@@ -129,7 +137,10 @@ class GradedEvaluation:
 
 
 def network_of(host: str) -> str:
-    """Return the network that one machine gets cheaply: /24 of IPv4, /48 of IPv6. Text that is no address is its own network."""
+    """Return the network that one machine gets cheaply: /24 of IPv4, /48 of IPv6.
+
+    Text that is no address is its own network.
+    """
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

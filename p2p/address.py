@@ -1,6 +1,7 @@
 """TCP multiaddresses. Pure, and without libp2p, so that a configuration is checked before libp2p is loaded.
 
-Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>, and /p2p/<peer id> after it.
+Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>, and /p2p/<peer id>
+after it.
 """
 
 import ipaddress
@@ -41,12 +42,15 @@ def parse_listen(text: str) -> Endpoint:
     try:
         return _listen(text)
     except ValueError as error:
-        raise BadAddress(f"{text!r} is not a listen address: {error}; one looks like /ip4/0.0.0.0/tcp/4001") from None
+        raise BadAddress(
+            f"{text!r} is not a listen address: {error}; one looks like /ip4/0.0.0.0/tcp/4001"
+        ) from None
 
 
 def parse_endpoint(text: str) -> Endpoint | None:
-    """An address that another peer sent. None, never an exception, where it is no TCP address or cannot be dialled, as one through a
-    relay.
+    """An address that another peer sent.
+
+    None, never an exception, where it is no TCP address or cannot be dialled, as one through a relay.
     """
     if "/p2p-circuit" in text:
         return None  # its first half is the relay's

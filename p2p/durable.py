@@ -1,4 +1,6 @@
-"""Durable writes: after a power cut a file has its old content or the new one, whole, and a folder all its files or no name."""
+"""Durable writes: after a power cut a file has its old content or the new one, whole, and a folder all its
+files or no name.
+"""
 
 import contextlib
 import errno
@@ -10,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600, step: Callable[[Path, Path], None] = os.replace) -> None:
+def replace(
+    path: Path, data: bytes, mode: int = 0o600, step: Callable[[Path, Path], None] = os.replace
+) -> None:
     """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched.
 
     step: moves the finished draft there; it may add to it.
@@ -19,7 +23,10 @@ def replace(path: Path, data: bytes, mode: int = 0o600, step: Callable[[Path, Pa
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put `data` at `path` where nothing is yet. Raises FileExistsError, or another OSError; an existing file is never touched."""
+    """Put `data` at `path` where nothing is yet.
+
+    Raises FileExistsError, or another OSError; an existing file is never touched.
+    """
     _place(path, data, mode, _link)
 
 
@@ -31,7 +38,10 @@ def set_aside(path: Path) -> Path:
 
 
 def keep_aside(path: Path) -> Path:
-    """Rename a file or a folder that something else takes the place of, under a name that is free; returns where it is now."""
+    """Rename a file or a folder that something else takes the place of, under a name that is free.
+
+    Returns where it is now.
+    """
     names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not name.exists() and not name.is_symlink())
     path.rename(aside)
@@ -76,7 +86,10 @@ def sync(path: Path) -> None:
 
 
 def _link(draft: Path, path: Path) -> None:
-    """A hard link refuses to replace a file, in one step. File systems without links get an exclusive create instead."""
+    """A hard link refuses to replace a file, in one step.
+
+    File systems without links get an exclusive create instead.
+    """
     try:
         os.link(draft, path)
     except FileExistsError:

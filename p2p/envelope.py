@@ -2,11 +2,12 @@
 
 A frame is one canonical msgpack array, and its form is frozen for version 1:
 
-    [tag "swarmd", version 1, swarm id (16 bytes), author's public key (32 bytes), sequence, sent_at in ms, kind, body, signature]
+    [tag "swarmd", version 1, swarm id (16 bytes), author's public key (32 bytes), sequence, sent_at in ms,
+    kind, body, signature]
 
-The signature covers the raw bytes of everything before it, the array's header included. msgpack has many spellings of one
-value (long integers, str for bin, trailing bytes). A frame that we would encode differently is refused: so one content has one id,
-and nobody can pass off an old frame as a new one.
+The signature covers the raw bytes of everything before it, the array's header included. msgpack has many
+spellings of one value (long integers, str for bin, trailing bytes). A frame that we would encode differently
+is refused: so one content has one id, and nobody can pass off an old frame as a new one.
 """
 
 from typing import Annotated
@@ -47,13 +48,27 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: str, body: bytes) -> bytes:
-    """A signed frame. `now` in seconds since the epoch. Raises ValueError where no receiver would admit it."""
-    fields = (_TAG, VERSION, swarm_id, identity.public_key, sequence, int(now * 1000), kind, body, bytes(SIGNATURE_BYTES))
+    """A signed frame.
+
+    `now` in seconds since the epoch. Raises ValueError where no receiver would admit it.
+    """
+    fields = (
+        _TAG,
+        VERSION,
+        swarm_id,
+        identity.public_key,
+        sequence,
+        int(now * 1000),
+        kind,
+        body,
+        bytes(SIGNATURE_BYTES),
+    )
     draft = _encoder.encode(fields)
     if len(draft) > MAX_FRAME:
         raise ValueError(f"a frame has at most {MAX_FRAME} bytes, this one would have {len(draft)}")
     if isinstance(parsed := parse(draft, swarm_id), Rejected):
-        raise ValueError(f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}: {parsed.reason.value}")  # noqa: TRY004
+        unfit = f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}"
+        raise ValueError(f"{unfit}: {parsed.reason.value}")  # noqa: TRY004
     return draft[:-SIGNATURE_BYTES] + identity.sign(DOMAIN, draft[:-_SIGNATURE_TAIL])
 
 
@@ -62,12 +77,14 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
     if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
         return Rejected(Reason.MALFORMED)
     version = frame[1 + len(_TAG_BYTES)]
-    if version != VERSION:  # a later version may be of any length and may go on in any way, but it begins like this
+    # A later version may be of any length and may go on in any way, but it begins like this
+    if version != VERSION:
         newer = 0x90 <= frame[0] <= 0x9F and version < 0x80
         return Rejected(Reason.WRONG_VERSION if newer else Reason.MALFORMED)
     try:
         parsed = _decoder.decode(frame)
-    except (msgspec.DecodeError, ValueError, RecursionError):  # ValueError: no UTF-8; RecursionError: arrays thousands deep
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # ValueError: no UTF-8; RecursionError: arrays thousands deep
         return Rejected(Reason.MALFORMED)
     if frame[0] != _ARRAY or _encoder.encode(parsed) != frame:
         return Rejected(Reason.MALFORMED)
@@ -80,4 +97,6 @@ def check(parsed: Frame, frame: bytes) -> Envelope | Rejected:
     """Check the signature of a parsed frame. This is the expensive part, so it comes last."""
     if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
         return Rejected(Reason.BAD_SIGNATURE)
-    return Envelope(peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body)
+    return Envelope(
+        peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
+    )

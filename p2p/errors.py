@@ -1,4 +1,6 @@
-"""Errors an operator can act on. The command line prints the message, without a traceback, and exits with the class's code.
+"""Errors an operator can act on.
+
+The command line prints the message, without a traceback, and exits with the class's code.
 
 The message says what to do; a class raised without one is told by its docstring.
 """

@@ -1,7 +1,7 @@
 """One Ed25519 key per node. The peer id is libp2p's, so it names the same node to every libp2p program.
 
-The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, peer-ids), seed ‖ public key, 68 bytes.
-It holds its own check: a damaged file's two halves do not belong together.
+The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, peer-ids), seed ‖ public key,
+68 bytes. It holds its own check: a damaged file's two halves do not belong together.
 """
 
 import functools
@@ -26,8 +26,9 @@ _PEER_ID_HEADER = bytes.fromhex("002408011220")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUE = {letter: value for value, letter in enumerate(_BASE58)}
 _PEER_ID_LETTERS = 52  # of every Ed25519 peer id
-# Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such keys hold for messages
-# that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for it).
+# Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such
+# keys hold for messages that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for
+# it).
 _NOBODYS = frozenset(
     bytes.fromhex(key)
     for key in (
@@ -62,7 +63,10 @@ class Identity:
 
     @property
     def private_file(self) -> bytes:
-        """The content of a key file, as secret as the seed: libp2p's PrivateKey message, which Go's libp2p reads too."""
+        """The content of a key file, as secret as the seed.
+
+        Libp2p's PrivateKey message, which Go's libp2p reads too.
+        """
         return _PRIVATE_HEADER + self.seed + self.public_key
 
     @classmethod
@@ -74,19 +78,24 @@ class Identity:
     def load(cls, path: Path) -> "Identity":
         """Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
         try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # returns at once, where it is a pipe
+            # Returns at once, where it is a pipe
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 status = os.fstat(file.fileno())
                 content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
         except FileNotFoundError:
-            raise NoKeyFile(f"there is no key file at {path}; `swarmd join` makes one, or copy your backup there") from None
+            raise NoKeyFile(
+                f"there is no key file at {path}; `swarmd join` makes one, or copy your backup there"
+            ) from None
         except OSError as error:
-            raise KeyFileUnusable(f"cannot read the key file {path}: {error.strerror}; check who owns it and its folder") from None
+            raise KeyFileUnusable(
+                f"cannot read the key file {path}: {error.strerror}; check who owns it and its folder"
+            ) from None
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileUnusable(f"the key file {path} is not a regular file; put the key itself there")
         if status.st_mode & 0o077:
             raise KeyFileTooOpen(
-                f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run `chmod 600 {path}`, "
-                "and if someone may have read it, move it away and start with a new key"
+                f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run"
+                f" `chmod 600 {path}`, and if someone may have read it, move it away and start with a new key"
             )
         seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
         if len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file:
@@ -106,11 +115,16 @@ class Identity:
         return cls.load(path)  # another process may have been first: then its key counts
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """64 bytes. `domain` (1 to 64 bytes) names what is signed, so that no signature serves in another place."""
+        """64 bytes. `domain` (1 to 64 bytes) names what is signed, so that no signature serves in another
+        place.
+        """
         return self._key.sign(_separated(domain, message))
 
     def backup(self, path_to: Path) -> None:
-        """Copy the key to a new file, mode 0600. Raises KeyFileUnusable; an existing file is never overwritten."""
+        """Copy the key to a new file, mode 0600.
+
+        Raises KeyFileUnusable; an existing file is never overwritten.
+        """
         self._write(path_to, exist_ok=False)
 
     def _write(self, path: Path, *, exist_ok: bool) -> None:
@@ -118,9 +132,13 @@ class Identity:
             durable.create(path, self.private_file)
         except FileExistsError:
             if not exist_ok:
-                raise KeyFileUnusable(f"{path} exists already and was left as it is; name another file") from None
+                raise KeyFileUnusable(
+                    f"{path} exists already and was left as it is; name another file"
+                ) from None
         except OSError as error:
-            raise KeyFileUnusable(f"cannot write the key file {path}: {error.strerror}; check its folder and the free space") from None
+            raise KeyFileUnusable(
+                f"cannot write the key file {path}: {error.strerror}; check its folder and the free space"
+            ) from None
 
 
 @functools.lru_cache(maxsize=4096)  # asked for each frame, and base58 takes as long as a signature
@@ -154,7 +172,10 @@ def public_key_of(peer_id: str) -> bytes:
 
 
 def verify(peer_id: str, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether this peer signed this message in this domain. False, never an exception, for what is no id or no signature."""
+    """Whether this peer signed this message in this domain.
+
+    False, never an exception, for what is no id or no signature.
+    """
     try:
         return verify_key(public_key_of(peer_id), domain, message, signature)
     except ValueError:
@@ -179,7 +200,10 @@ def nickname(peer_id: str) -> str:
 
 
 def _separated(domain: bytes, message: bytes) -> bytes:
-    """The length byte keeps (domain, message) apart; the first word keeps us apart from what libp2p signs with the same key."""
+    """The length byte keeps (domain, message) apart.
+
+    The first word keeps us apart from what libp2p signs with the same key.
+    """
     if not 1 <= len(domain) <= 64:
         raise ValueError("a signing domain has 1 to 64 bytes")
     return b"swarmd\0" + bytes([len(domain)]) + domain + message
@@ -187,18 +211,135 @@ def _separated(domain: bytes, message: bytes) -> bytes:
 
 # The words of nicknames. Never reorder: a peer keeps its name.
 ADJECTIVES = (
-    "able", "agile", "amber", "ample", "apt", "arctic", "autumn", "bold", "brave", "breezy", "bright", "brisk", "calm",
-    "candid", "cheery", "civil", "clever", "cosmic", "cosy", "crisp", "curious", "daring", "deft", "eager", "early",
-    "earnest", "fair", "fancy", "fleet", "fluent", "fond", "frank", "fresh", "gentle", "glad", "golden", "grand",
-    "hardy", "honest", "humble", "jolly", "keen", "kind", "lively", "loyal", "lucid", "lucky", "mellow", "merry",
-    "mighty", "modest", "neat", "nimble", "noble", "patient", "placid", "plucky", "polite", "proud", "quick", "quiet",
-    "ready", "robust", "rosy",
-)  # fmt: skip
+    "able",
+    "agile",
+    "amber",
+    "ample",
+    "apt",
+    "arctic",
+    "autumn",
+    "bold",
+    "brave",
+    "breezy",
+    "bright",
+    "brisk",
+    "calm",
+    "candid",
+    "cheery",
+    "civil",
+    "clever",
+    "cosmic",
+    "cosy",
+    "crisp",
+    "curious",
+    "daring",
+    "deft",
+    "eager",
+    "early",
+    "earnest",
+    "fair",
+    "fancy",
+    "fleet",
+    "fluent",
+    "fond",
+    "frank",
+    "fresh",
+    "gentle",
+    "glad",
+    "golden",
+    "grand",
+    "hardy",
+    "honest",
+    "humble",
+    "jolly",
+    "keen",
+    "kind",
+    "lively",
+    "loyal",
+    "lucid",
+    "lucky",
+    "mellow",
+    "merry",
+    "mighty",
+    "modest",
+    "neat",
+    "nimble",
+    "noble",
+    "patient",
+    "placid",
+    "plucky",
+    "polite",
+    "proud",
+    "quick",
+    "quiet",
+    "ready",
+    "robust",
+    "rosy",
+)
 
 ANIMALS = (
-    "ant", "badger", "bat", "bear", "beaver", "bee", "bison", "bobcat", "camel", "cat", "condor", "coyote", "crab",
-    "crane", "cricket", "crow", "deer", "dingo", "dolphin", "dove", "duck", "eagle", "eel", "elk", "falcon", "ferret",
-    "finch", "fox", "frog", "gecko", "gibbon", "goat", "horse", "ibex", "jackal", "jay", "koala", "lark", "lemur",
-    "lion", "llama", "lynx", "magpie", "marten", "mole", "moose", "moth", "newt", "ocelot", "orca", "otter", "owl",
-    "panda", "puffin", "raven", "robin", "seal", "stork", "swan", "tiger", "wombat", "wren", "yak", "zebra",
-)  # fmt: skip
+    "ant",
+    "badger",
+    "bat",
+    "bear",
+    "beaver",
+    "bee",
+    "bison",
+    "bobcat",
+    "camel",
+    "cat",
+    "condor",
+    "coyote",
+    "crab",
+    "crane",
+    "cricket",
+    "crow",
+    "deer",
+    "dingo",
+    "dolphin",
+    "dove",
+    "duck",
+    "eagle",
+    "eel",
+    "elk",
+    "falcon",
+    "ferret",
+    "finch",
+    "fox",
+    "frog",
+    "gecko",
+    "gibbon",
+    "goat",
+    "horse",
+    "ibex",
+    "jackal",
+    "jay",
+    "koala",
+    "lark",
+    "lemur",
+    "lion",
+    "llama",
+    "lynx",
+    "magpie",
+    "marten",
+    "mole",
+    "moose",
+    "moth",
+    "newt",
+    "ocelot",
+    "orca",
+    "otter",
+    "owl",
+    "panda",
+    "puffin",
+    "raven",
+    "robin",
+    "seal",
+    "stork",
+    "swan",
+    "tiger",
+    "wombat",
+    "wren",
+    "yak",
+    "zebra",
+)

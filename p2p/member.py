@@ -1,4 +1,7 @@
-"""This node in one swarm: its identity, its inbox, its engine, its blobs and its own sequence numbers, as one Transport."""
+"""This node in one swarm.
+
+Its identity, its inbox, its engine, its blobs and its own sequence numbers, as one Transport.
+"""
 
 import dataclasses
 import logging
@@ -45,15 +48,20 @@ NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network gr
 TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
 RETURN_EVERY = 5.0  # seconds between two attempts to come back
 AWAY = 30.0  # seconds for which we stay away from one that started earlier
-NOT_NOTED = "not noted yet"  # group of all connections whose own we have not noted: to dial again and again brings no more room
-UNKNOWN_RATE, UNKNOWN_BURST = 20.0, 60.0  # frames a second of kinds that we do not know, of one connection, that are passed on
+# Group of all connections whose own we have not noted: to dial again and again brings no more room
+NOT_NOTED = "not noted yet"
+# Frames a second of kinds that we do not know, of one connection, that are passed on
+UNKNOWN_RATE, UNKNOWN_BURST = 20.0, 60.0
 _REPORT_CHARGE = 5.0  # frames of quota that one report costs its author: a second of it
 
 log = logging.getLogger(__name__)
 
 
 class _FirstStart:
-    """Tells of the engine's first start alone: it starts again whenever the member comes back, and begins late where it was away."""
+    """Tells of the engine's first start alone.
+
+    It starts again whenever the member comes back, and begins late where it was away.
+    """
 
     def __init__(self, task_status: Started) -> None:
         self._task_status: Started | None = task_status
@@ -65,12 +73,14 @@ class _FirstStart:
 
 
 class Member:
-    """Implements `Transport`. `build_engine` is called once, with the engine's handlers; `run` runs the engine.
+    """Implements `Transport`.
 
-    admitted: called with each admitted envelope; without it bodies wait for `received`. folder: for the replay log and the scores of peers.
-    knows: whether a kind is one that this version can use; what is not is passed on at a low rate.
-    also: other swarms whose members it helps meet. It passes on their frames after an inbox of their own has admitted them; these are
-    received, too. A node with `also` does not train.
+    `build_engine` is called once, with the engine's handlers; `run` runs the engine.
+
+    admitted: called with each admitted envelope; without it bodies wait for `received`. folder: for the
+    replay log and the scores of peers. knows: whether a kind is one that this version can use; what is not is
+    passed on at a low rate. also: other swarms whose members it helps meet. It passes on their frames after
+    an inbox of their own has admitted them; these are received, too. A node with `also` does not train.
     """
 
     def __init__(
@@ -92,10 +102,20 @@ class Member:
         self._recall = AdmissionMemory(folder, clock)
         self.reputation = self._recall.reputation
         self.inbox = Inbox(
-            identity.peer_id, topic.swarm_id, limits,
-            memory=self._recall.memory, opinion=self.reputation, group_of=lambda via: self.group(via) or NOT_NOTED, note=self._recall.note,
-        )  # fmt: skip
-        self._also = {topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also}
+            identity.peer_id,
+            topic.swarm_id,
+            limits,
+            memory=self._recall.memory,
+            opinion=self.reputation,
+            group_of=lambda via: self.group(via) or NOT_NOTED,
+            note=self._recall.note,
+        )
+        self._also = {
+            topic: Inbox(
+                identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation
+            )
+            for topic in also
+        }
         self._knows, self._unknown = knows, TokenBuckets[PeerId](UNKNOWN_RATE, UNKNOWN_BURST)
         self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()
@@ -108,7 +128,12 @@ class Member:
         self.server = BlobServer(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # whoever runs this member runs it, too
         self.engine = build_engine(
-            Handlers(self.deliver, self.answer, self.score, {topic: partial(self._receive, inbox) for topic, inbox in self._also.items()})
+            Handlers(
+                self.deliver,
+                self.answer,
+                self.score,
+                {topic: partial(self._receive, inbox) for topic, inbox in self._also.items()},
+            )
         )
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._providers = Providers()
@@ -128,7 +153,10 @@ class Member:
         return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Be in the swarm until cancelled (trio). With `nursery.start`, returns the addresses once others can reach us."""
+        """Be in the swarm until cancelled (trio).
+
+        With `nursery.start`, returns the addresses once others can reach us.
+        """
         now = self._clock()
         for peer, seconds in self.reputation.banned(now).items():
             self.engine.shut_out(peer, seconds)
@@ -159,7 +187,10 @@ class Member:
         return self.engine.addresses()
 
     def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
-        """Called by the engine for every frame that arrives. Quick: an admitted frame is noted in a file without a sync."""
+        """Called by the engine for every frame that arrives.
+
+        Quick: an admitted frame is noted in a file without a sync.
+        """
         return self._receive(self.inbox, frame, via)
 
     def _receive(self, inbox: Inbox, frame: bytes, via: PeerId | None) -> Verdict:
@@ -195,11 +226,15 @@ class Member:
         return b""
 
     def publish(self, kind: str, body: bytes) -> None:
-        """Sign and send. Nothing is sent while it has left, or while another node with our key runs that started earlier. Raises ValueError
-        where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word).
+        """Sign and send.
+
+        Nothing is sent while it has left, or while another node with our key runs that started earlier.
+        Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word).
         """
         if self._left is None and ((twin := self.twin()) is None or not twin.later):
-            self.engine.publish(seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body))
+            self.engine.publish(
+                seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body)
+            )
 
     def twin(self) -> Twin | None:
         """Another node with our key that runs now, or did some seconds ago."""
@@ -246,7 +281,10 @@ class Member:
         self._blame(author, reason, now)
 
     def ignore(self, reason: Reason) -> None:
-        """Count a frame that was admitted and that we cannot use. Nobody is to blame, and it was passed on."""
+        """Count a frame that was admitted and that we cannot use.
+
+        Nobody is to blame, and it was passed on.
+        """
         self.inbox.counts[reason] += 1
 
     def refused(self) -> Mapping[Reason, int]:
@@ -255,8 +293,10 @@ class Member:
         return refused
 
     async def _be_there(self, task_status: Started) -> None:
-        """Run the engine. While another node with our key runs that started earlier, only come back now and then for a check: otherwise
-        each would end the other's connections at every member that both are connected to.
+        """Run the engine.
+
+        While another node with our key runs that started earlier, only come back now and then for a check:
+        otherwise each would end the other's connections at every member that both are connected to.
         """
         first = _FirstStart(task_status)
         await self._stay_until_sent_away(first)
@@ -265,7 +305,9 @@ class Member:
                 await self._left.wait()
             elif (twin := self.twin()) is not None and twin.later:
                 log.warning(
-                    "another node runs with our key and started earlier: this one leaves the swarm and checks again in %.0f s", AWAY
+                    "another node runs with our key and started earlier: this one leaves the swarm and checks"
+                    " again in %.0f s",
+                    AWAY,
                 )
                 await trio.sleep(AWAY)
             try:
@@ -315,6 +357,7 @@ class Member:
             return
         self._noted_at = now
         for peer in self.peers():
-            group = share_group_of(peer.address) if "/p2p-circuit" not in peer.address else None  # a relay's address is not the peer's
+            # A relay's address is not the peer's
+            group = share_group_of(peer.address) if "/p2p-circuit" not in peer.address else None
             if group is not None:
                 self.reputation.met(peer.id, group, now)

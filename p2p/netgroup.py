@@ -1,8 +1,9 @@
 """The network group of an address: the addresses that one attacker gets cheaply. Pure.
 
-/16 for IPv4 and /32 for IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of addresses in one data centre or at
-one provider are one group, thousands of groups are thousands of providers. Addresses of IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056,
-4380, 6052) count as the IPv4 address. Loopback and private networks are one group together: somebody let those machines in.
+/16 for IPv4 and /32 for IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of addresses in
+one data centre or at one provider are one group, thousands of groups are thousands of providers. Addresses of
+IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056, 4380, 6052) count as the IPv4 address. Loopback and private networks
+are one group together: somebody let those machines in.
 """
 
 import ipaddress
@@ -14,7 +15,14 @@ LOCAL = "local"
 NAME = "name"  # only the operator gives names; where they lead is known when they are dialled
 _LOCAL_4 = [
     ipaddress.IPv4Network(text)
-    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16")
+    for text in (
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+    )
 ]
 _LOCAL_6 = [ipaddress.IPv6Network(text) for text in ("::1/128", "fc00::/7", "fe80::/10")]
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -30,12 +38,18 @@ def group_of(address: str) -> str | None:
 
 
 def share_group_of(address: str) -> str | None:
-    """Return the group by which shares of what arrives are counted: as `group_of`, but in local networks each machine is its own.
+    """Return the group by which shares of what arrives are counted.
+
+    As `group_of`, but in local networks each machine is its own.
 
     Somebody let a machine into a local network; the names on it are as many as it likes.
     """
     endpoint = parse_endpoint(address)
-    return group_of(address) if endpoint is None or not endpoint.kind.startswith("ip") else share_group_of_host(endpoint.host)
+    return (
+        group_of(address)
+        if endpoint is None or not endpoint.kind.startswith("ip")
+        else share_group_of_host(endpoint.host)
+    )
 
 
 def share_group_of_host(host: str) -> str | None:
@@ -46,7 +60,9 @@ def share_group_of_host(host: str) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def group_of_host(host: str) -> str | None:
-    """The group of an IP address as text, or None where it is none that a peer can have (multicast, reserved, not an address)."""
+    """The group of an IP address as text, or None where it is none that a peer can have (multicast, reserved,
+    not an address).
+    """
     ip = _ip(host)
     if ip is None or ip.is_multicast or ip.is_unspecified:
         return None
@@ -64,8 +80,10 @@ def is_public(host: str) -> bool:
 
 
 def machine_of_host(host: str) -> str:
-    """The part of its address that a machine cannot change by itself: of IPv4 all, of IPv6 the /64 (RFC 4291 2.5.4), but all of a
-    link-local one, as its /64 is that of all machines on the link. Text that is no address stays as it is.
+    """The part of its address that a machine cannot change by itself.
+
+    Of IPv4 all, of IPv6 the /64 (RFC 4291 2.5.4), but all of a link-local one, as its /64 is that of all
+    machines on the link. Text that is no address stays as it is.
     """
     ip = _ip(host)
     if isinstance(ip, ipaddress.IPv6Address) and not ip.is_link_local:

@@ -1,4 +1,7 @@
-"""Rate limits: the one token bucket, buckets by key, and bans of peers that send too much. Pure; `now` is an argument, in seconds."""
+"""Rate limits: the one token bucket, buckets by key, and bans of peers that send too much.
+
+Pure; `now` is an argument, in seconds.
+"""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -12,7 +15,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TokenBucket:
-    """Holds `burst` tokens when full, and is refilled at `rate` a second. A clock that was set back refills nothing."""
+    """Holds `burst` tokens when full, and is refilled at `rate` a second.
+
+    A clock that was set back refills nothing.
+    """
 
     __slots__ = ("_at", "burst", "left", "rate")
 
@@ -30,7 +36,10 @@ class TokenBucket:
         self.left = max(-self.burst, self.left - tokens)
 
     def wait(self, now: float, tokens: float = 1.0) -> float:
-        """Take the tokens and return 0.0. Where there are too few, take none, and return the seconds until there are enough."""
+        """Take the tokens and return 0.0.
+
+        Where there are too few, take none, and return the seconds until there are enough.
+        """
         if self.refill(now) >= tokens:
             self.take(tokens)
             return 0.0
@@ -67,18 +76,28 @@ class TokenBuckets(Generic[K]):
 class RateLimit:
     """Two token buckets for each peer: one for all frames, and a small one for broken frames.
 
-    For the engines. The peer that hands us a frame pays for it before anything in it is checked, as forged and broken frames have no
-    author. A peer in the mesh passes on everybody's frames, so its rate is that of a busy swarm. A peer whose bucket is empty is banned
-    for `ban` seconds, and for twice as long each time that this happens again within a day, up to LONGEST.
+    For the engines. The peer that hands us a frame pays for it before anything in it is checked, as forged
+    and broken frames have no author. A peer in the mesh passes on everybody's frames, so its rate is that of
+    a busy swarm. A peer whose bucket is empty is banned for `ban` seconds, and for twice as long each time
+    that this happens again within a day, up to LONGEST.
     """
 
     def __init__(
-        self, rate: float = 200.0, burst: float = 600.0, broken_rate: float = 1.0, broken_burst: float = 30.0, ban: float = 60.0
+        self,
+        rate: float = 200.0,
+        burst: float = 600.0,
+        broken_rate: float = 1.0,
+        broken_burst: float = 30.0,
+        ban: float = 60.0,
     ) -> None:
         self.ban_seconds = ban
-        self.frames, self.broken = TokenBuckets[str](rate, burst), TokenBuckets[str](broken_rate, broken_burst)
+        self.frames, self.broken = (
+            TokenBuckets[str](rate, burst),
+            TokenBuckets[str](broken_rate, broken_burst),
+        )
         self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
-        self._again: OrderedDict[str, tuple[int, float]] = OrderedDict()  # peer -> how often its bucket was empty, end of the last ban
+        # Peer -> how often its bucket was empty, end of the last ban
+        self._again: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def banned(self, peer: str, now: float) -> bool:
         until = self._banned.get(peer)

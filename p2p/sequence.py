@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 class SequenceFile:
     """An iterator of rising numbers. A block of them is reserved on disk before its first one is handed out.
 
-    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses fewer than a thousand a
-    second can never have reached those.
+    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses
+    fewer than a thousand a second can never have reached those.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
@@ -34,7 +34,8 @@ class SequenceFile:
                 durable.replace(self._path, b"%d\n" % reserved)
             except OSError as error:
                 raise StateUnwritable(
-                    f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the free space"
+                    f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the"
+                    " free space"
                 ) from None
             self._reserved = reserved
         self._next += 1
@@ -46,9 +47,13 @@ class SequenceFile:
         except FileNotFoundError:
             return 0
         except OSError as error:
-            raise StateUnwritable(f"cannot read {self._path}: {error.strerror}; check who owns it and its folder") from None
+            raise StateUnwritable(
+                f"cannot read {self._path}: {error.strerror}; check who owns it and its folder"
+            ) from None
         if text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20:
             return int(text)
         aside = durable.set_aside(self._path)
-        log.warning("the sequence file %s was damaged and is now %s; numbers go on from the clock", self._path, aside)
+        log.warning(
+            "the sequence file %s was damaged and is now %s; numbers go on from the clock", self._path, aside
+        )
         return 0

@@ -1,4 +1,7 @@
-"""The GossipSub topic of a swarm. Peers of another name or digest subscribe to another topic, so they never meet."""
+"""The GossipSub topic of a swarm.
+
+Peers of another name or digest subscribe to another topic, so they never meet.
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +14,10 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class Topic:
-    """`str(topic)` is the GossipSub topic, `/swarmd/1/<name>/<digest>`. Raises ValueError on a part that is no word."""
+    """`str(topic)` is the GossipSub topic, `/swarmd/1/<name>/<digest>`.
+
+    Raises ValueError on a part that is no word.
+    """
 
     name: str
     digest: str  # of all that peers must agree on: curriculum, reasoning-gym version, wire version
@@ -19,7 +25,9 @@ class Topic:
     def __post_init__(self) -> None:
         for part in (self.name, self.digest):
             if not _WORD.fullmatch(part):
-                raise ValueError(f"{part!r} cannot be part of a topic: use a-z, 0-9 and -, at most 64 letters")
+                raise ValueError(
+                    f"{part!r} cannot be part of a topic: use a-z, 0-9 and -, at most 64 letters"
+                )
 
     def __str__(self) -> str:
         return f"/swarmd/1/{self.name}/{self.digest}"
@@ -31,5 +39,8 @@ class Topic:
 
     @cached_property
     def provider_key(self) -> bytes:
-        """The DHT key of the members' provider records: a SHA-256 multihash, as every libp2p program takes one."""
+        """The DHT key of the members' provider records.
+
+        A SHA-256 multihash, as every libp2p program takes one.
+        """
         return b"\x12\x20" + sha256(b"swarmd:" + str(self).encode()).digest()

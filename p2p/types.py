@@ -1,8 +1,11 @@
-"""The types of the network layer: peers, frames, verdicts, and the interface of an engine. No rollouts, tasks or models.
+"""The types of the network layer: peers, frames, verdicts, and the interface of an engine.
+
+No rollouts, tasks or models.
 
 How far a message has come is in its type:
     bytes (a frame) -> Envelope (signature and limits held; `p2p.envelope.open_frame` alone makes one)
-    ReceivedBody (what a `Transport` hands over: a body that was gossiped or fetched) -> whatever the caller decodes
+    ReceivedBody (what a `Transport` hands over: a body that was gossiped or fetched) -> whatever the caller
+    decodes
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -59,13 +62,17 @@ class Reason(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the operator can do where there are many of these. Empty: nothing, a few such frames are normal."""
+        """What the operator can do where there are many of these.
+
+        Empty: nothing, a few such frames are normal.
+        """
         return _REMEDIES.get(self, "")
 
 
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.OLD, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
-    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
+    # Counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
+    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}
     | {Reason.USELESS}  # costs quota alone: others may learn from it
     | {Reason.UNKNOWN_KIND}  # a later version may use it
     | {Reason.OTHER_MODALITY}  # costs nothing: others can use it
@@ -78,7 +85,9 @@ _REMEDIES = {
     Reason.SHUNNED: "its frames count again when it has behaved for a while",
     Reason.CROWDED: "too many unknown peers send; peers you know are not affected",
     Reason.UNKNOWN_KIND: "if most peers run a later version of swarmd: update yours",
-    Reason.OTHER_MODALITY: "nothing to do: some peers share something else than text, and your node trains on text alone",
+    Reason.OTHER_MODALITY: (
+        "nothing to do: some peers share something else than text, and your node trains on text alone"
+    ),
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }
 
@@ -105,7 +114,10 @@ class Envelope:
 
 
 class ReceivedBody(msgspec.Struct, frozen=True, tag=True):
-    """A body of others, gossiped or fetched, on its way to whoever decodes it. Goes over the link as it is (`swarmd.link`)."""
+    """A body of others, gossiped or fetched, on its way to whoever decodes it.
+
+    Goes over the link as it is (`swarmd.link`).
+    """
 
     author: PeerId
     group: str  # the author's network group, as the envelope said it
@@ -127,14 +139,18 @@ class Peer:
 class Transport(Protocol):
     """The swarm as the trainer sees it. No call waits for the network.
 
-    Carried over the socket pair by `swarmd.link` in a real node; a `p2p.member.Member` over the memory engine in the lab.
+    Carried over the socket pair by `swarmd.link` in a real node; a `p2p.member.Member` over the memory engine
+    in the lab.
     """
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal `body` and send it to everybody in the swarm."""
 
     def received(self) -> Sequence[ReceivedBody]:
-        """What was admitted since the last call, oldest first. Bounded: where there is too much, the oldest are dropped."""
+        """What was admitted since the last call, oldest first.
+
+        Bounded: where there is too much, the oldest are dropped.
+        """
 
     def hold(self, blob: bytes) -> None:
         """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
@@ -146,17 +162,22 @@ class Transport(Protocol):
         """How many frames were refused at admission since the last call, by reason."""
 
 
-# Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, and the peer that handed it
-# over where the engine knows. Must be quick.
+# Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, and
+# the peer that handed it over where the engine knows. Must be quick.
 Deliver = Callable[[bytes, PeerId | None], Verdict]
 Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
-Answer = Callable[[PeerId, bytes], bytes]  # our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
+# Our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
+Answer = Callable[[PeerId, bytes], bytes]
 MAX_QUESTION = 4096  # bytes
-Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]  # `P2pEngine.request`: peer, question, most bytes of the answer
+# `P2pEngine.request`: peer, question, most bytes of the answer
+Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 
 
 class PeerRequest(IntEnum):
-    """All that members ask each other: the first byte of a question. To add one: a line here, and its answer in `Member.answers`."""
+    """All that members ask each other: the first byte of a question.
+
+    To add one: a line here, and its answer in `Member.answers`.
+    """
 
     BLOBS = 1  # `p2p.blobs.fetch`
     JUDGES = 2  # `swarmd.daemon.judge_discovery`
@@ -178,8 +199,9 @@ class PeerRequest(IntEnum):
 class Handlers:
     """What an engine calls.
 
-    also: topics of other swarms that the engine is to be in besides ours: it counts their members among its own, announces itself to
-    them, and passes on what this lets through. For a node that only helps others meet.
+    also: topics of other swarms that the engine is to be in besides ours: it counts their members among its
+    own, announces itself to them, and passes on what this lets through. For a node that only helps others
+    meet.
     """
 
     deliver: Deliver
@@ -193,36 +215,56 @@ class Unanswered(Exception):
 
 
 class Started(Protocol):
-    """What `trio.Nursery.start` hands to a task that reports when it is ready. As trio's own, which its type stubs do not name."""
+    """What `trio.Nursery.start` hands to a task that reports when it is ready.
+
+    As trio's own, which its type stubs do not name.
+    """
 
     def started(self, value: Sequence[str]) -> None: ...
 
 
 class P2pEngine(Protocol):
-    """Moves frames between the members of one swarm. Built with `Handlers`; judged by one contract test suite."""
+    """Moves frames between the members of one swarm.
+
+    Built with `Handlers`; judged by one contract test suite.
+    """
 
     me: PeerId
 
     async def run(self, task_status: Started = ...) -> None:
-        """Be in the swarm until cancelled (trio). Reports its addresses once others can reach it; raises OperatorError until then."""
+        """Be in the swarm until cancelled (trio).
+
+        Reports its addresses once others can reach it; raises OperatorError until then.
+        """
 
     def publish(self, frame: bytes) -> None:
-        """Queue a frame for sending; returns at once. The queue is bounded: the oldest waiting frame is dropped."""
+        """Queue a frame for sending; returns at once.
+
+        The queue is bounded: the oldest waiting frame is dropped.
+        """
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Ask a peer. Returns its answer of at most `limit` bytes, empty where it has none. Dials the peer where there is no connection.
+        """Ask a peer. Returns its answer of at most `limit` bytes, empty where it has none.
+
+        Dials the peer where there is no connection.
 
         Never ends a connection. Without a deadline of its own: cancel it. Raises Unanswered.
         """
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
-        """Ban the peer: hang up, and neither dial it nor accept its connections for so long. Returns at once."""
+        """Ban the peer: hang up, and neither dial it nor accept its connections for so long.
+
+        Returns at once.
+        """
 
     async def announce(self, topic: Topic) -> None:
         """Publish a provider record for the topic in the DHT. It lasts some hours. Raises Unanswered."""
 
     async def find(self, topic: Topic) -> Sequence[PeerId]:
-        """The peers with such a record. Nothing proves that it is true. Takes up to 20 s. Raises Unanswered."""
+        """The peers with such a record.
+
+        Nothing proves that it is true. Takes up to 20 s. Raises Unanswered.
+        """
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """A member was announced on our local network, at these addresses. Returns at once."""

@@ -1,7 +1,8 @@
 """What a container does before its program: helps nodes find each other. Then it becomes that program.
 
-A bootstrap address ends in a peer id, and a peer id is known only once there is a key. So the first node makes its key, writes its whole
-address into a file that the others can read, and the others start with it. By environment:
+A bootstrap address ends in a peer id, and a peer id is known only once there is a key. So the first node
+makes its key, writes its whole address into a file that the others can read, and the others start with it. By
+environment:
 
     MEETING_FILE   the file, in a volume that all nodes share
     MEETING_AS     only for the first node: where the others reach it, as /dns4/node-1/tcp/4001
@@ -25,11 +26,17 @@ LOOK = 0.5  # seconds between two looks for the file
 
 
 class NobodyToMeet(OperatorError):
-    """The meeting file did not appear. Start the first node, the one with MEETING_AS, and share the file's volume with this one."""
+    """The meeting file did not appear.
+
+    Start the first node, the one with MEETING_AS, and share the file's volume with this one.
+    """
 
 
 def announce(state_dir: Path, address: str, meeting: Path) -> str:
-    """Write this node's whole address, `address` and its peer id, into the meeting file. Makes the key where there is none yet."""
+    """Write this node's whole address, `address` and its peer id, into the meeting file.
+
+    Makes the key where there is none yet.
+    """
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     whole = f"{address}/p2p/{Identity.load_or_create(state_dir / KEY_FILE).peer_id}"
     parse_bootstrap(whole)
@@ -40,7 +47,10 @@ def announce(state_dir: Path, address: str, meeting: Path) -> str:
 
 
 def meet(meeting: Path, patience: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> str:
-    """The first node's address, once it is there. Raises NobodyToMeet after `patience` seconds, BadAddress where the file holds none."""
+    """The first node's address, once it is there.
+
+    Raises NobodyToMeet after `patience` seconds, BadAddress where the file holds none.
+    """
     until = clock() + patience
     while not meeting.exists():
         if clock() >= until:
@@ -61,7 +71,10 @@ def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[st
         if "--state-dir" not in arguments[:-1]:
             raise OperatorError("MEETING_AS needs --state-dir in the command, to make this node's key there.")
         state_dir = arguments[arguments.index("--state-dir") + 1]
-        print(f"entrypoint: others reach this node at {announce(Path(state_dir), address, Path(meeting))}", file=sys.stderr)
+        print(
+            f"entrypoint: others reach this node at {announce(Path(state_dir), address, Path(meeting))}",
+            file=sys.stderr,
+        )
         return list(arguments)
     patience = float(environment.get("MEETING_WAIT", "300"))
     return [*arguments, "--bootstrap", meet(Path(meeting), patience, time.monotonic, time.sleep)]
@@ -75,7 +88,8 @@ def main() -> None:
         os.execvp(words[0], words)  # noqa: S606  becoming the program is the point: signals reach it, and its exit code is ours
     except OperatorError as error:
         sys.exit(f"entrypoint: {error}")
-    except (OSError, ValueError) as error:  # the meeting file or the key's folder cannot be used, no such program, or no number
+    except (OSError, ValueError) as error:
+        # The meeting file or the key's folder cannot be used, no such program, or no number
         sys.exit(f"entrypoint: {error}")
 
 

@@ -1,6 +1,9 @@
-"""Errors an operator can act on. The CLI prints the message without a traceback and exits with the class's code.
+"""Errors an operator can act on.
 
-Faults of peers are values (`p2p.types.Rejected`), counted and shown. Bugs are ordinary exceptions, with tracebacks.
+The CLI prints the message without a traceback and exits with the class's code.
+
+Faults of peers are values (`p2p.types.Rejected`), counted and shown. Bugs are ordinary exceptions, with
+tracebacks.
 """
 
 from pathlib import Path
@@ -45,4 +48,7 @@ class CannotRecord(SwarmdError):
 
     @classmethod
     def to(cls, path: Path, error: OSError) -> "CannotRecord":
-        return cls(f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions, then start again.")
+        return cls(
+            f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions,"
+            " then start again."
+        )

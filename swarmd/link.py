@@ -1,9 +1,12 @@
-"""The socket pair between daemon and trainer: length-prefixed msgpack, one message type per thing that can be said.
+"""The socket pair between daemon and trainer.
 
-Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; when it is full the oldest *frame*
-goes (there will be fresher experience), never a word about state. The trainer's end is a `Transport`, so the round sees the swarm
-through it as it sees the memory engine in the lab. End of file means that the other process is gone: the daemon restarts the trainer;
-a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
+Length-prefixed msgpack, one message type per thing that can be said.
+
+Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; when it is
+full the oldest *frame* goes (there will be fresher experience), never a word about state. The trainer's end
+is a `Transport`, so the round sees the swarm through it as it sees the memory engine in the lab. End of file
+means that the other process is gone: the daemon restarts the trainer; a trainer without its daemon ends at
+once, which is safe because checkpoints are atomic.
 """
 
 import struct
@@ -62,7 +65,8 @@ class Pause(_Message, frozen=True):
 
     cause: str = "you paused it"
     remedy: str = "swarmd resume"
-    brief: bool = False  # a moment's rest to keep to the CPU share: not told as a state, and nothing is saved for it
+    # A moment's rest to keep to the CPU share: not told as a state, and nothing is saved for it
+    brief: bool = False
 
 
 class Resume(_Message, frozen=True):
@@ -120,7 +124,8 @@ class RoundDone(_Message, frozen=True):
     saved: int = 0  # rounds in a checkpoint
     affordable: bool = True  # a checkpoint may be written now, as an answer to the judge needs
     shared: int = 0  # rollouts of ours
-    used: tuple[str, ...] = ()  # the author of each of others' rollouts that was trained on for the first time
+    # The author of each of others' rollouts that was trained on for the first time
+    used: tuple[str, ...] = ()
     lead: Lead = Lead()  # of others over us: the daemon chooses from offers by it
 
 
@@ -148,7 +153,19 @@ class Stopped(_Message, frozen=True):
 
 
 ToTrainer = StartTrainer | ReceivedBody | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
-ToDaemon = Publish | Hold | ReportPeer | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
+ToDaemon = (
+    Publish
+    | Hold
+    | ReportPeer
+    | TrainerState
+    | Alive
+    | TrainerReady
+    | RoundDone
+    | Note
+    | JudgeAnswer
+    | TrainerFailed
+    | Stopped
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
@@ -192,7 +209,10 @@ def from_trainer() -> Unpacker[ToDaemon]:
 
 
 class MessageQueue:
-    """Messages waiting to be written, oldest first. Bounded: of the frames the oldest go, the rest are few and stay. Pure."""
+    """Messages waiting to be written, oldest first.
+
+    Bounded: of the frames the oldest go, the rest are few and stay. Pure.
+    """
 
     def __init__(self, frames: int = FRAMES_WAITING) -> None:
         self._words: deque[ToTrainer | ToDaemon] = deque()

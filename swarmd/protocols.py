@@ -5,7 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from p2p.types import PeerId
-from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport, Weigh
+from swarmd.types import (
+    Author,
+    Completion,
+    Generation,
+    Rollout,
+    Scored,
+    Task,
+    TaskRef,
+    Tokens,
+    UpdateReport,
+    Weigh,
+)
 
 
 class TaskSource(Protocol):
@@ -16,7 +27,10 @@ class TaskSource(Protocol):
         """Return the task that `ref` names, or None if the curriculum has no such task."""
 
     def trains_on(self, task: Task) -> bool:
-        """Return whether a node may train on it: neither its number nor its text is held out for the judge."""
+        """Return whether a node may train on it.
+
+        Neither its number nor its text is held out for the judge.
+        """
 
 
 class Reward(Protocol):
@@ -46,7 +60,9 @@ class Policy(Protocol):
 
 @runtime_checkable
 class LogprobPolicy(Protocol):
-    """Optional in a policy: log-probabilities, with which external rollouts can be replayed off-policy, like our own."""
+    """Optional in a policy: log-probabilities, with which external rollouts can be replayed off-policy, like
+    our own.
+    """
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return each rollout's completions as our tokens, with the current policy's log-probabilities.
@@ -57,7 +73,9 @@ class LogprobPolicy(Protocol):
 
     @property
     def parameters(self) -> int:
-        """The model's size, by which the gate acts on these log-probabilities or only reports (`experience.gate`)."""
+        """The model's size, by which the gate acts on these log-probabilities or only reports
+        (`experience.gate`).
+        """
 
 
 @runtime_checkable
@@ -76,7 +94,9 @@ class Answers(Protocol):
 
 
 class Sampler(Protocol):
-    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+    def __call__(
+        self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
+    ) -> Sequence[Scored]:
         """Choose the batch from our own rollouts of this round and the others' in the pool."""
 
 

@@ -18,14 +18,21 @@ def printable(text: str) -> str:
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Print a message for people on standard error. On a terminal its lines are broken between words, and not within one."""
+    """Print a message for people on standard error.
+
+    On a terminal its lines are broken between words, and not within one.
+    """
     stream = stream or sys.stderr
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # no terminal: programs and files get whole lines
         columns = 0
     for line in text.split("\n"):
-        pieces = textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False) if columns > 0 else []
+        pieces = (
+            textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False)
+            if columns > 0
+            else []
+        )
         print("\n".join(pieces or [line]), file=stream)
 
 
@@ -46,7 +53,10 @@ def run_program(name: str, program: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        print(f"{name}: {error.strerror}: what it writes is cut off. Free some space, or write elsewhere.", file=sys.stderr)
+        print(
+            f"{name}: {error.strerror}: what it writes is cut off. Free some space, or write elsewhere.",
+            file=sys.stderr,
+        )
         code = NO_ROOM
     # Do not try again to write what the buffer holds.
     sys.stdout = None

@@ -1,6 +1,7 @@
 """Test doubles: a clock, a policy without a model, members of a swarm in memory, and waiting for a condition.
 
-For the tests of swarmd and of what plugs into it. Everything else in a test can be the real part: rounds, inbox, exchange and verifier.
+For the tests of swarmd and of what plugs into it. Everything else in a test can be the real part: rounds,
+inbox, exchange and verifier.
 
     clock, swarm = Clock(), MemorySwarm(seed=1)
     alice, bob = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
@@ -39,7 +40,10 @@ class Clock:
 
 
 class PlayedPolicy:
-    """A `Policy` without a model: it answers a question with `texts(question)`, a text for each completion, and learns nothing."""
+    """A `Policy` without a model.
+
+    It answers a question with `texts(question)`, a text for each completion, and learns nothing.
+    """
 
     def __init__(self, texts: Callable[[str], Sequence[str]]) -> None:
         self._texts = texts
@@ -47,7 +51,9 @@ class PlayedPolicy:
     def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
         tokens = Tokens(((1,),) * completions, ((-1.0,),) * completions)
         answers = [self._texts(question)[:completions] for question in questions]
-        return [Generation(tuple(Completion(text, ended=True) for text in texts), tokens) for texts in answers]
+        return [
+            Generation(tuple(Completion(text, ended=True) for text in texts), tokens) for texts in answers
+        ]
 
     def answer(self, question: str) -> Completion:
         return Completion(self._texts(question)[0], ended=True)
@@ -76,11 +82,16 @@ def memory_member(
     """
     me = identity(who) if isinstance(who, int) else who
     options.setdefault("sequence", itertools.count(1))
-    return Member(me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options)
+    return Member(
+        me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options
+    )
 
 
 async def until(condition: Callable[[], Any], seconds: float = PATIENCE, *, every: float = 0.02) -> Any:
-    """Wait for what an engine or another task does in its own time (trio). Returns what the condition gave; raises trio.TooSlowError."""
+    """Wait for what an engine or another task does in its own time (trio).
+
+    Returns what the condition gave; raises trio.TooSlowError.
+    """
     with trio.fail_after(seconds):
         while not (found := condition()):
             await trio.sleep(every)

@@ -1,4 +1,7 @@
-"""Every run is the same run: property tests draw from a fixed seed, and no test depends on how busy the machine is."""
+"""Every run is the same run.
+
+Property tests draw from a fixed seed, and no test depends on how busy the machine is.
+"""
 
 import inspect
 import os
@@ -24,8 +27,8 @@ settings.load_profile("swarmd")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An async test runs on trio unless it says otherwise.
 
-    What takes long comes last, so that a run fails early where it fails; and of that whole nodes come first, so that at the end no worker
-    waits long for the other.
+    What takes long comes last, so that a run fails early where it fails; and of that whole nodes come first,
+    so that at the end no worker waits long for the other.
     """
     for item in items:
         if inspect.iscoroutinefunction(getattr(item, "obj", None)) and not item.get_closest_marker("anyio"):

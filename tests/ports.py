@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """A free port of 127.0.0.1 for who has to be told its number. It is bound, so the system gives it to no other program; on Linux who
-    listens with SO_REUSEADDR may have it all the same."""
+    """A free port of 127.0.0.1 for who has to be told its number.
+
+    It is bound, so the system gives it to no other program; on Linux who listens with SO_REUSEADDR may have
+    it all the same.
+    """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

@@ -10,7 +10,10 @@ import psutil
 
 @contextmanager
 def killed_after(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
-    """Kills it when the block is left: `with Popen(…)` alone waits, and where the block failed that may be for ever."""
+    """Kills it when the block is left.
+
+    `with Popen(…)` alone waits, and where the block failed that may be for ever.
+    """
     with process:
         try:
             yield process

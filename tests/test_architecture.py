@@ -16,13 +16,27 @@ PACKAGES = ("swarmd", "p2p", "judge")
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
     ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types", "p2p.rate_limit"],
-    ("judge", "swarmd"): ["swarmd.tasks", "swarmd.types", "swarmd.errors", "swarmd.terminal", "swarmd.config.invitation"],
+    ("judge", "swarmd"): [
+        "swarmd.tasks",
+        "swarmd.types",
+        "swarmd.errors",
+        "swarmd.terminal",
+        "swarmd.config.invitation",
+    ],
 }
 
-# More, for one module: the contained process that evaluates uploaded weights. The judge starts it with `python -m` and never imports it.
-ALLOWED_HERE = {"judge/verified/worker.py": ["swarmd.policy.language_policy.", "swarmd.policy.models.device.", "swarmd.config.config."]}
+# More, for one module: the contained process that evaluates uploaded weights. The judge starts it with
+# `python -m` and never imports it.
+ALLOWED_HERE = {
+    "judge/verified/worker.py": [
+        "swarmd.policy.language_policy.",
+        "swarmd.policy.models.device.",
+        "swarmd.config.config.",
+    ]
+}
 
-# Inside a package, lowest first: a room may import from lower lines only. A room is a module or a folder on the top level.
+# Inside a package, lowest first: a room may import from lower lines only. A room is a module or a folder on
+# the top level.
 LAYERS = {
     "swarmd": [
         "errors types terminal",
@@ -78,19 +92,39 @@ PURE = """
     p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/request_connections.py p2p/peers/twins.py
     p2p/blobs/providers.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
 """
-IO = {"asyncio", "datetime", "httpx2", "io", "os", "pathlib", "secrets", "socket", "subprocess", "threading", "time", "trio"}
+IO = {
+    "asyncio",
+    "datetime",
+    "httpx2",
+    "io",
+    "os",
+    "pathlib",
+    "secrets",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+    "trio",
+}
 MODELS = {"torch", "transformers", "peft", "safetensors"}
 
 LONGEST = 400  # lines of a file; a longer one probably holds two nouns
 # Modules and folders, but for __init__ and __main__.
 MOST_ROOMS = {"swarmd": 17, "p2p": 17, "judge": 14, "swarmd/policy": 7, "p2p/engines": 3}
-MOST_ROOMS |= {f"judge/{folder}": 14 for folder in ("api", "pages", "evaluation", "store", "figures", "verified")}
+MOST_ROOMS |= {
+    f"judge/{folder}": 14 for folder in ("api", "pages", "evaluation", "store", "figures", "verified")
+}
 TWICE = 3  # class names that exist twice
 
 
 def files(*folders: str) -> Mapping[str, ast.Module]:
     """Every module below these folders, by its path from the root."""
-    found = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")) if "build" not in file.parts]
+    found = [
+        file
+        for folder in folders
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        if "build" not in file.parts
+    ]
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in found}
 
 
@@ -116,7 +150,12 @@ def none(faults: Iterable[str]) -> None:
 
 
 def test_imports_follow_the_arrows() -> None:
-    rank = {(package, room): rank for package, layers in LAYERS.items() for rank, layer in enumerate(layers) for room in layer.split()}
+    rank = {
+        (package, room): rank
+        for package, layers in LAYERS.items()
+        for rank, layer in enumerate(layers)
+        for room in layer.split()
+    }
 
     def faults() -> Iterator[str]:
         for path, tree in OURS.items():
@@ -132,7 +171,9 @@ def test_imports_follow_the_arrows() -> None:
                 elif there == here and here in LAYERS and inner[0] != rest[0]:
                     if (here, rest[0]) not in rank or (here, inner[0]) not in rank:
                         yield f"{path}: give {rest[0]} and {inner[0]} a place in LAYERS"
-                    elif rank[here, inner[0]] >= rank[here, rest[0]] and not (rest[0] == "config" and name.startswith(TABLES)):
+                    elif rank[here, inner[0]] >= rank[here, rest[0]] and not (
+                        rest[0] == "config" and name.startswith(TABLES)
+                    ):
                         yield f"{path}: {here}.{rest[0]} reaches up or sideways to {name}"
 
     none(faults())
@@ -140,13 +181,26 @@ def test_imports_follow_the_arrows() -> None:
 
 def test_a_module_with_arrows_of_its_own_is_imported_by_nobody() -> None:
     alone = {path.removesuffix(".py").replace("/", ".") for path in ALLOWED_HERE}
-    none(f"{path} imports {name}" for path, tree in OURS.items() for name in imported(tree) if name.startswith(tuple(alone)))
+    none(
+        f"{path} imports {name}"
+        for path, tree in OURS.items()
+        for name in imported(tree)
+        if name.startswith(tuple(alone))
+    )
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in OURS.items()}
+    modules = {
+        path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
+        for path, tree in OURS.items()
+    }
     arrows = {
-        name: {there for n in imported(tree) for there in (n, n.rpartition(".")[0]) if there in modules and there != name}
+        name: {
+            there
+            for n in imported(tree)
+            for there in (n, n.rpartition(".")[0])
+            if there in modules and there != name
+        }
         for name, tree in modules.items()
     }
     while leaves := {name for name, there in arrows.items() if not there & arrows.keys()}:
@@ -157,30 +211,51 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_pure_modules_do_no_io() -> None:
     pure = {str(file.relative_to(ROOT)) for pattern in PURE.split() for file in (ROOT).glob(pattern)}
     assert all(any((ROOT).glob(pattern)) for pattern in PURE.split()), "PURE names a file that is gone"
-    none(f"{path} imports {found}" for path in sorted(pure) if (found := tops((OURS | PLUGINS)[path]) & (IO | {"torch"})))
-    assert not tops(OURS["swarmd/policy/training/losses.py"]) & IO  # it names torch's types, and loads no torch: see below
+    none(
+        f"{path} imports {found}"
+        for path in sorted(pure)
+        if (found := tops((OURS | PLUGINS)[path]) & (IO | {"torch"}))
+    )
+    # It names torch's types, and loads no torch: see below
+    assert not tops(OURS["swarmd/policy/training/losses.py"]) & IO
 
 
 def test_only_the_policy_imports_torch() -> None:
-    none(f"{path} imports {found}" for path, tree in OURS.items() if "/policy/" not in path and (found := tops(tree) & MODELS))
+    none(
+        f"{path} imports {found}"
+        for path, tree in OURS.items()
+        if "/policy/" not in path and (found := tops(tree) & MODELS)
+    )
 
 
 @pytest.mark.parametrize(
     "modules, banned",
     [
         ("swarmd.tasks.scoring, swarmd.tasks.source, swarmd.tasks.curriculum", "torch matplotlib"),
-        ("swarmd.trainer.__main__", "torch transformers reasoning_gym"),  # the verifier starts before those are loaded
+        # The verifier starts before those are loaded
+        ("swarmd.trainer.__main__", "torch transformers reasoning_gym"),
         ("swarmd.trainer.trainer", "peft matplotlib libp2p"),
-        ("p2p.member, p2p.engines, p2p.peers.addressbook, p2p.engines.memory", "torch libp2p hivemind swarmd"),
+        (
+            "p2p.member, p2p.engines, p2p.peers.addressbook, p2p.engines.memory",
+            "torch libp2p hivemind swarmd",
+        ),
         ("judge.app, judge.cli", "torch libp2p"),
         ("p2p.engines.libp2p.network_engine", "libp2p"),  # packages of other engines build on it
-        ("swarmd.daemon.daemon, swarmd.daemon.answering, swarmd.daemon.control, swarmd.config.config", "torch transformers"),
-        ("swarmd.daemon.bootstrap, swarmd.daemon.reachability_survey, swarmd.cli.app", "torch transformers libp2p reasoning_gym"),
+        (
+            "swarmd.daemon.daemon, swarmd.daemon.answering, swarmd.daemon.control, swarmd.config.config",
+            "torch transformers",
+        ),
+        (
+            "swarmd.daemon.bootstrap, swarmd.daemon.reachability_survey, swarmd.cli.app",
+            "torch transformers libp2p reasoning_gym",
+        ),
     ],
 )
 def test_an_import_does_not_load(modules: str, banned: str) -> None:
     program = f"import sys, {modules}; print(' '.join(m for m in {banned.split()} if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "", f"{modules} loads {done.stdout}"
 
 
@@ -202,7 +277,11 @@ def test_nothing_is_evaluated_or_unpickled() -> None:
                     name = ast.unparse(node.func)
                     if name in {"eval", "exec", "torch.load"} or name.startswith("pickle."):
                         yield f"{path}:{node.lineno}: {name}"
-                if isinstance(node, ast.keyword) and node.arg == "trust_remote_code" and ast.unparse(node.value) != "False":
+                if (
+                    isinstance(node, ast.keyword)
+                    and node.arg == "trust_remote_code"
+                    and ast.unparse(node.value) != "False"
+                ):
                     yield f"{path}: trust_remote_code"
 
     none(faults())
@@ -210,14 +289,28 @@ def test_nothing_is_evaluated_or_unpickled() -> None:
 
 def test_rooms_and_files_stay_small() -> None:
     def rooms(folder: str) -> int:
-        entries = [p for p in (ROOT / folder).iterdir() if (p.is_dir() and any(p.rglob("*.py"))) or p.suffix == ".py"]
+        entries = [
+            p for p in (ROOT / folder).iterdir() if (p.is_dir() and any(p.rglob("*.py"))) or p.suffix == ".py"
+        ]
         return sum(p.name not in {"__init__.py", "__main__.py", "__pycache__"} for p in entries)
 
-    none(f"{folder} has {found} rooms" for folder, most in MOST_ROOMS.items() if (found := rooms(folder)) > most)
+    none(
+        f"{folder} has {found} rooms"
+        for folder, most in MOST_ROOMS.items()
+        if (found := rooms(folder)) > most
+    )
     lengths = {path: len((ROOT / path).read_text().splitlines()) for path in (OURS | PLUGINS)}
     none(f"{path} has {lines} lines" for path, lines in lengths.items() if lines > LONGEST)
 
 
 def test_one_class_name_is_one_class() -> None:
-    names = Counter(node.name for tree in OURS.values() for node in tree.body if isinstance(node, ast.ClassDef) if node.name[0] != "_")
-    assert sum(count > 1 for count in names.values()) <= TWICE, {name for name, count in names.items() if count > 1}
+    names = Counter(
+        node.name
+        for tree in OURS.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        if node.name[0] != "_"
+    )
+    assert sum(count > 1 for count in names.values()) <= TWICE, {
+        name for name, count in names.items() if count > 1
+    }

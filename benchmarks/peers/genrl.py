@@ -1,15 +1,18 @@
-"""GenRL's side: its own GRPO trainer, driven by its own game manager, unchanged, from its published package in an environment of its own.
+"""GenRL's side: its own GRPO trainer, driven by its own game manager, unchanged, from its published package
+in an environment of its own.
 
-`python benchmarks/peers/genrl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work: one update on all
-completions, gradient checkpointing off, no tracker; on CUDA in bfloat16. With --defaults, GenRL's own: checkpointing on and minibatches
-of 2, which makes 32 optimizer steps a round. What counts is its trainer's `generate` and `train`: not the game's book-keeping, and
-nothing is exchanged.
+`python benchmarks/peers/genrl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work:
+one update on all completions, gradient checkpointing off, no tracker; on CUDA in bfloat16. With --defaults,
+GenRL's own: checkpointing on and minibatches of 2, which makes 32 optimizer steps a round. What counts is its
+trainer's `generate` and `train`: not the game's book-keeping, and nothing is exchanged.
 
-The package is installed without its dependencies, and what the trainer imports is named instead (benchmarks/compare.py): the rest are for
-its network and its chain. So hivemind is not there and needs no stand-in. Ours is only what GenRL leaves to its users: where the
-questions come from, and the rewards (at random, as on the other sides).
+The package is installed without its dependencies, and what the trainer imports is named instead
+(benchmarks/compare.py): the rest are for its network and its chain. So hivemind is not there and needs no
+stand-in. Ours is only what GenRL leaves to its users: where the questions come from, and the rewards (at
+random, as on the other sides).
 
-GenRL trains on decoded text that it encodes again: the end-of-sequence is lost, and a completion's length may change a little.
+GenRL trains on decoded text that it encodes again: the end-of-sequence is lost, and a completion's length may
+change a little.
 """
 
 import json
@@ -19,7 +22,8 @@ import warnings
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]  # or this file would be `import genrl`
+# Or this file would be `import genrl`
+sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 sys.path.append(str(Path(__file__).parents[2]))
 
 import datasets  # noqa: E402
@@ -40,7 +44,10 @@ ROUNDS = 10_000  # the driver hangs up long before
 
 
 class Questions(LocalMemoryTextDataManager):
-    """The same questions each round, as GenRL's own manager of ReasoningGYM lays them out; nothing comes from others."""
+    """The same questions each round, as GenRL's own manager of ReasoningGYM lays them out.
+
+    Nothing comes from others.
+    """
 
     def __init__(self, system, questions):
         self.system, self.questions = system, questions
@@ -82,7 +89,9 @@ def main() -> None:
             begun = meter.now()
             answers, ids = super().generate(inputs, return_completion_ids=True)
             figures["generate"] = meter.now() - begun
-            figures["tokens"] = sum(length(row.tolist(), self.processing_class.eos_token_id) for rows in ids for row in rows)
+            figures["tokens"] = sum(
+                length(row.tolist(), self.processing_class.eos_token_id) for rows in ids for row in rows
+            )
             return answers
 
         def train(self, *arguments):
@@ -97,30 +106,48 @@ def main() -> None:
         enable_gradient_checkpointing=defaults,
         learning_rate=work["learning_rate"],
         temperature=work["temperature"],
-        top_k=0,  # its default of None becomes transformers' 50, which is another distribution, of lengths too
+        # Its default of None becomes transformers' 50, which is another distribution, of lengths too
+        top_k=0,
         dtype="bfloat16" if cuda else "float32",
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if cuda else torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    trainer = Timed([model], config, processing_class=tokenizer, log_dir=str(folder / "genrl"), log_with="none")
+    trainer = Timed(
+        [model], config, processing_class=tokenizer, log_dir=str(folder / "genrl"), log_with="none"
+    )
     rng = random.Random(0)
 
     def rewards(state):
         """[agent][question][node][completion]"""
         actions = state.get_stage_actions(0)
         return {
-            agent: {key: [[float(rng.random() < 0.5) for _ in node] for node in nodes] for key, nodes in by_question.items()}
+            agent: {
+                key: [[float(rng.random() < 0.5) for _ in node] for node in nodes]
+                for key, nodes in by_question.items()
+            }
             for agent, by_question in actions.items()
         }
 
     data = Questions(document["system"], questions)
     store = RewardFnStore(ROUNDS, [RoundRewardFnStore(1, [rewards])])
     game = BaseGameManager(
-        1, ROUNDS, GameState(0, 0), DefaultRewardManager(store), trainer, data, communication=NullCommunicationBackend(), run_mode="train"
+        1,
+        ROUNDS,
+        GameState(0, 0),
+        DefaultRewardManager(store),
+        trainer,
+        data,
+        communication=NullCommunicationBackend(),
+        run_mode="train",
     )
     # What run_game does before its first round.
     pruners, brancher = game.aggregate_game_state_methods()
-    game.state._init_game(data.get_round_data(), agent_keys=game.agent_ids, world_state_pruners=pruners, game_tree_brancher=brancher)
+    game.state._init_game(
+        data.get_round_data(),
+        agent_keys=game.agent_ids,
+        world_state_pruners=pruners,
+        game_tree_brancher=brancher,
+    )
 
     def play():
         figures.clear()

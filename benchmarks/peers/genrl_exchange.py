@@ -1,9 +1,12 @@
-"""GenRL's exchange, unchanged, from its published package in an environment of its own: `HivemindBackend.all_gather_object`.
+"""GenRL's exchange, unchanged, from its published package in an environment of its own.
 
-Options and lines as `benchmarks.exchange_node`. Every node waits for the sets of all (HIVEMIND_WORLD_SIZE), as a barrier does. Two things
-around it are ours, for without them it does not run: hivemind 1.1.12 does not export a name that GenRL imports from it, and the pipe to
-hivemind's DHT process is non-blocking under uvloop, which loses values of 32 KB and then hangs (hivemind issues 77, 102, 227): it is set
-to block. It listens on loopback only.
+`HivemindBackend.all_gather_object`.
+
+Options and lines as `benchmarks.exchange_node`. Every node waits for the sets of all (HIVEMIND_WORLD_SIZE),
+as a barrier does. Two things around it are ours, for without them it does not run: hivemind 1.1.12 does not
+export a name that GenRL imports from it, and the pipe to hivemind's DHT process is non-blocking under uvloop,
+which loses values of 32 KB and then hangs (hivemind issues 77, 102, 227): it is set to block. It listens on
+loopback only.
 """
 
 import argparse
@@ -68,8 +71,14 @@ def payloads(rng, number, rollouts, size):
     found = {}
     for n in range(rollouts):
         starts = [rng.randrange(len(TEXT) - length) for _ in range(COMPLETIONS)]
-        state = WorldState({"question": "q" * 60, "answer": "42", "metadata": {"source_dataset": "basic_arithmetic"}}, None, None)
-        found[f"{number:016x}{n:016x}"] = [Payload(world_state=state, actions=[TEXT[at : at + length] for at in starts])]
+        state = WorldState(
+            {"question": "q" * 60, "answer": "42", "metadata": {"source_dataset": "basic_arithmetic"}},
+            None,
+            None,
+        )
+        found[f"{number:016x}{n:016x}"] = [
+            Payload(world_state=state, actions=[TEXT[at : at + length] for at in starts])
+        ]
     return found
 
 
@@ -95,7 +104,8 @@ def main():
     addresses = [str(address) for address in communication.dht.get_visible_maddrs()]
     say(up=addresses, id=str(communication.dht.peer_id))
     threading.Thread(target=tell, daemon=True).start()
-    say(peers=list(map(str, range(int(arguments.nodes) - 1))))  # there is no saying who is connected; the warm-up finds out
+    # There is no saying who is connected; the warm-up finds out
+    say(peers=list(map(str, range(int(arguments.nodes) - 1))))
     rng = random.Random(str(communication.dht.peer_id))
     for line in sys.stdin:
         order = json.loads(line)

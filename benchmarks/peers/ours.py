@@ -20,7 +20,13 @@ def main() -> None:
     dtype = "float32" if work.device == "cpu" else "bfloat16"
     config = NodeConfig.model_validate(
         {
-            "model": {"name": str(folder), "device": work.device, "dtype": dtype, "system_prompt": SYSTEM, "threads": 1},
+            "model": {
+                "name": str(folder),
+                "device": work.device,
+                "dtype": dtype,
+                "system_prompt": SYSTEM,
+                "threads": 1,
+            },
             "generate": {"max_new_tokens": work.max_new_tokens, "temperature": work.temperature},
             "train": {"learning_rate": work.learning_rate},
         }

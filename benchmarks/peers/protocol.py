@@ -1,4 +1,6 @@
-"""How a side of a comparison is driven: a child process plays one round for each line it reads, and answers with one JSON line.
+"""How a side of a comparison is driven.
+
+A child process plays one round for each line it reads, and answers with one JSON line.
 
 Standard library only: the peers' environments import it.
 """
@@ -18,11 +20,15 @@ def wait_for_turn() -> None:
 
 
 def say(document: dict[str, Any]) -> None:
-    print("@" + json.dumps(document), flush=True)  # libraries print too; the driver reads only lines that begin like this
+    # Libraries print too; the driver reads only lines that begin like this
+    print("@" + json.dumps(document), flush=True)
 
 
 def serve(play: Callable[[], dict[str, Any]], meter: Meter) -> None:
-    """One round a turn, for ever. play: figures of the round; "seconds" among them where not all of it counts."""
+    """One round a turn, for ever.
+
+    play: figures of the round; "seconds" among them where not all of it counts.
+    """
     say({"ready": True})
     while True:
         wait_for_turn()

@@ -1,7 +1,8 @@
 """TRL's side: its own GRPOTrainer, unchanged, from its published package in an environment of its own.
 
-`python benchmarks/peers/trl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work: one update on all completions,
-no reference model (beta 0), gradient checkpointing off unless its defaults are asked for, no logging, no saving; on CUDA in bfloat16.
+`python benchmarks/peers/trl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work: one
+update on all completions, no reference model (beta 0), gradient checkpointing off unless its defaults are
+asked for, no logging, no saving; on CUDA in bfloat16.
 """
 
 import json
@@ -11,7 +12,8 @@ import warnings
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]  # or this file would be `import trl`
+# Or this file would be `import trl`
+sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 sys.path.append(str(Path(__file__).parents[2]))
 
 import torch  # noqa: E402
@@ -61,7 +63,8 @@ def main() -> None:
             return result
 
     messages = [
-        [{"role": "system", "content": document["system"]}, {"role": "user", "content": question}] for question in questions
+        [{"role": "system", "content": document["system"]}, {"role": "user", "content": question}]
+        for question in questions
     ]
     rng = random.Random(0)
     trainer = Timed(

@@ -1,1 +1,3 @@
-"""Large swarms in virtual time, over the daemon's own code for pacing and offers. docs/simulation.md has the model and its results."""
+"""Large swarms in virtual time, over the daemon's own code for pacing and offers. docs/simulation.md has the
+model and its results.
+"""

@@ -2,8 +2,9 @@
 
     python -m benchmarks.simulation [--nodes 2,8,100,500,1000,10000,30000] [--seconds 60] [--seed 0] [--json]
 
-All nodes start within a minute; rounds last --seconds, all the same, or from the first to the second of two numbers (5,120; log-uniform).
-Figures are of ten minutes after the swarm has had ten to settle, or twenty from 1,000 nodes on. docs/simulation.md has the model.
+All nodes start within a minute; rounds last --seconds, all the same, or from the first to the second of two
+numbers (5,120; log-uniform). Figures are of ten minutes after the swarm has had ten to settle, or twenty from
+1,000 nodes on. docs/simulation.md has the model.
 """
 
 import argparse
@@ -23,12 +24,18 @@ MEASURED = 600.0
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=_numbers(int), default=[2, 8, 100, 500, 1000, 10_000, 30_000])
     parser.add_argument("--seconds", type=_numbers(float), default=[60.0], help="of a round")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as one object on the last line; the table goes to stderr",
+    )
     arguments = parser.parse_args(argv)
     out = sys.stderr if arguments.json else sys.stdout
     print(
@@ -42,15 +49,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         begun = time.monotonic()
         one = measure(nodes, (arguments.seconds[0], arguments.seconds[-1]), arguments.seed)
         found.append(one)
-        parts = " / ".join(f"{one['kb'][kind]:.0f}" for kind in ("offers", "control", "fetches", "connections"))
+        parts = " / ".join(
+            f"{one['kb'][kind]:.0f}" for kind in ("offers", "control", "fetches", "connections")
+        )
         print(
-            f"| {nodes:,} | {one['offers']:.2f} ({one['offers'] / TARGET:.2f}) | {one['full']:.2%} | {one['jain']:.2f} "
-            f"| {sum(one['kb'].values()):.0f}: {parts} | {one['refused']:.1%} | {one['first']:.0f} | {time.monotonic() - begun:.0f} |",
+            f"| {nodes:,} | {one['offers']:.2f} ({one['offers'] / TARGET:.2f}) | {one['full']:.2%} |"
+            f" {one['jain']:.2f} | {sum(one['kb'].values()):.0f}: {parts} | {one['refused']:.1%} |"
+            f" {one['first']:.0f} | {time.monotonic() - begun:.0f} |",
             file=out,
             flush=True,
         )
     if arguments.json:
-        print(json.dumps({"schema": 1, "work": {"seconds": arguments.seconds, "seed": arguments.seed}, "runs": found}), flush=True)
+        print(
+            json.dumps(
+                {"schema": 1, "work": {"seconds": arguments.seconds, "seed": arguments.seed}, "runs": found}
+            ),
+            flush=True,
+        )
 
 
 def measure(nodes: int, seconds: tuple[float, float], seed: int) -> dict[str, Any]:
@@ -65,7 +80,10 @@ def measure(nodes: int, seconds: tuple[float, float], seed: int) -> dict[str, An
         "offers": tally.offers / MEASURED,
         "full": tally.full / max(1, tally.rounds),
         "jain": sum(paces) ** 2 / (len(paces) * sum(pace**2 for pace in paces)),
-        "kb": {kind: tally.bytes[kind] / max(1, tally.rounds) / 1000 for kind in ("offers", "control", "fetches", "connections")},
+        "kb": {
+            kind: tally.bytes[kind] / max(1, tally.rounds) / 1000
+            for kind in ("offers", "control", "fetches", "connections")
+        },
         "refused": tally.refused / max(1, tally.refused + tally.served.total()),
         "first": swarm.sent[0] if swarm.sent else float("nan"),
     }

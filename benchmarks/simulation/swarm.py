@@ -1,8 +1,9 @@
 """A swarm on one topic in virtual time: who offers when, who fetches from whom, and what each node receives.
 
-Each node has the daemon's own `Outgoing` and `Pacing`; frames are signed and offers encoded by the real code. GossipSub is not played:
-an offer is heard by all DELAY seconds later, and costs each what was counted when it was (docs/simulation.md). In a swarm of more than
-OWN_EARS nodes all share one `Heard`, since all hear the same.
+Each node has the daemon's own `Outgoing` and `Pacing`; frames are signed and offers encoded by the real code.
+GossipSub is not played: an offer is heard by all DELAY seconds later, and costs each what was counted when it
+was (docs/simulation.md). In a swarm of more than OWN_EARS nodes all share one `Heard`, since all hear the
+same.
 """
 
 import random
@@ -28,11 +29,13 @@ MAX_AGE = 2  # `round.max_age`
 LOCAL_ROLLOUTS = 4  # of a round, all with an advantage
 WANTED = 4  # J
 CONNECTED = 20  # members that a node is connected to
-PLACES = 100  # inbound connections that are left for those who fetch (`p2p.engines.libp2p.network`: 112 in all)
+# Inbound connections that are left for those who fetch (`p2p.engines.libp2p.network`: 112 in all)
+PLACES = 100
 STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.providers`)
 TRIES = 12  # rollouts that a node chooses for one place of a round, one after the other
 
-# Bytes received, IP headers included; of a simulation of the whole protocol that was here before (docs/simulation.md).
+# Bytes received, IP headers included; of a simulation of the whole protocol that was here before
+# (docs/simulation.md).
 COPIES = 5.4  # of a frame
 AROUND = 257  # of a copy: GossipSub, yamux and Noise, IP and TCP
 CONTROL = 1320  # of an offer: IHAVE, IWANT, GRAFT and PRUNE
@@ -61,7 +64,8 @@ class Node:
     rounds: int = 0
     since: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_AGE))  # when its last rounds began
     took: set[bytes] = field(default_factory=set)
-    callers: dict[int, float] = field(default_factory=dict)  # who made a connection to it to fetch, and until when it stays
+    # Who made a connection to it to fetch, and until when it stays
+    callers: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,7 +86,8 @@ class Swarm:
     def __init__(self, nodes: int, seconds: tuple[float, float], seed: int = 0, within: float = 60.0) -> None:
         self._rng = random.Random(seed)
         self._seconds, self._shared = seconds, Heard() if nodes > OWN_EARS else None
-        self._look = 1.0 if nodes <= OWN_EARS else 5.0  # seconds between two looks of a node whether it may send
+        # Seconds between two looks of a node whether it may send
+        self._look = 1.0 if nodes <= OWN_EARS else 5.0
         self._identity = Identity.from_seed(bytes(32))
         self._empty = len(seal(self._identity, bytes(16), 2**40, 1.7e9, offers.KIND, b""))
         self.now, self._step = 0.0, 0
@@ -116,7 +121,10 @@ class Swarm:
         self._turns = [[node for node in turn if node not in gone] for turn in self._turns]
 
     def play(self, seconds: float, *, fetch: bool = False) -> Tally:
-        """Play on. fetch: whether rollouts are fetched, too; what was counted in these seconds is returned."""
+        """Play on. fetch: whether rollouts are fetched, too.
+
+        What was counted in these seconds is returned.
+        """
         self.tally = tally = Tally()
         ends = self.now + seconds
         while self.now < ends:
@@ -133,7 +141,9 @@ class Swarm:
 
     def _end_round(self, node: Node, fetch: bool) -> None:
         node.rounds += 1
-        ids = [node.number.to_bytes(4) + node.rounds.to_bytes(4) + bytes([n]) * 4 for n in range(LOCAL_ROLLOUTS)]
+        ids = [
+            node.number.to_bytes(4) + node.rounds.to_bytes(4) + bytes([n]) * 4 for n in range(LOCAL_ROLLOUTS)
+        ]
         node.outgoing.put(offers.KIND, _offer(node.rounds, ids))
         node.outgoing.next_round()
         if fetch:
@@ -185,9 +195,16 @@ class Swarm:
         """Ask the author, then connected members, then strangers, as `p2p.blobs.providers` orders them."""
         node.took.add(item.id)
         count, there = self.tally.bytes, len(self.nodes)
-        author = self.nodes[item.author] if item.author < there and self.nodes[item.author].number == item.author else None
+        author = (
+            self.nodes[item.author]
+            if item.author < there and self.nodes[item.author].number == item.author
+            else None
+        )
         holding = self._holders[item.id] / there
-        chances = [*[(QUESTION, holding)] * (CONNECTED - 1), *[(QUESTION + 2 * DIAL, holding)] * min(STRANGERS, there - CONNECTED)]
+        chances = [
+            *[(QUESTION, holding)] * (CONNECTED - 1),
+            *[(QUESTION + 2 * DIAL, holding)] * min(STRANGERS, there - CONNECTED),
+        ]
         if author is not None and self._reach(node, author):
             self.tally.served[item.author] += 1
         else:
@@ -221,7 +238,9 @@ class Swarm:
 
 def _offer(number: int, ids: Sequence[bytes]) -> bytes:
     """The body of an offer, as `offers.encode` makes it."""
-    return msgspec.msgpack.encode([1, number, [3] * len(ids), [2**29] * len(ids), [1600] * len(ids), b"".join(ids)])
+    return msgspec.msgpack.encode(
+        [1, number, [3] * len(ids), [2**29] * len(ids), [1600] * len(ids), b"".join(ids)]
+    )
 
 
 def _first_since(board: deque[Item], since: float) -> int:

@@ -6,15 +6,24 @@ from dataclasses import dataclass
 from benchmarks.tiny_models.evaluation import Chance, Skill, mean
 
 _PURPOSE = {
-    "tiny": """A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
-`swarmd demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it has room to rise.""",
-    "tiny-latent": """A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
+    "tiny": (
+        """A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
+`swarmd demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it has room to rise."""
+    ),
+    "tiny-latent": (
+        """A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
 and a wrong one. Alone, such a model finds little to learn from. This is where sharing rollouts (SAPO) pays, and showing that is
-what the model is for.""",
+what the model is for."""
+    ),
 }
 _MADE = {
-    "tiny": "deep + {dial:.3f} · (noisy − deep), the dial set to where pass@1 on held-out items is about 0.27",
-    "tiny-latent": "deep + {dial:.3f} · (dark − deep), the dial set to where one group of eight answers in ten has mixed rewards",
+    "tiny": (
+        "deep + {dial:.3f} · (noisy − deep), the dial set to where pass@1 on held-out items is about 0.27"
+    ),
+    "tiny-latent": (
+        "deep + {dial:.3f} · (dark − deep), the dial set to where one group of eight answers in ten has mixed"
+        " rewards"
+    ),
 }
 
 
@@ -37,12 +46,16 @@ class Card:
         ]
         for specialty, skill in self.skills.items():
             level = self.chance[specialty]
-            lines.append(_row(specialty, skill.pass_at_1, skill.mixed, skill.greedy, level.constant, level.random))
+            lines.append(
+                _row(specialty, skill.pass_at_1, skill.mixed, skill.greedy, level.constant, level.random)
+            )
         whole = mean(self.skills)
         count = len(self.chance)
         constant = sum(c.constant for c in self.chance.values()) / count
         drawn = sum(c.random for c in self.chance.values()) / count
-        return "\n".join([*lines, _row("**mean**", whole.pass_at_1, whole.mixed, whole.greedy, constant, drawn)])
+        return "\n".join(
+            [*lines, _row("**mean**", whole.pass_at_1, whole.mixed, whole.greedy, constant, drawn)]
+        )
 
     def markdown(self) -> str:
         return f"""---

@@ -1,4 +1,7 @@
-"""What the tiny model is warmed up on: questions of a curriculum with honest answers, or with answers to other questions."""
+"""What the tiny model is warmed up on.
+
+Questions of a curriculum with honest answers, or with answers to other questions.
+"""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -12,7 +15,8 @@ from swarmd.tasks.grading import grade
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
-# How often a specialty is drawn, at first and then. What is learned slowly comes more often; the rest, so that it is not forgotten.
+# How often a specialty is drawn, at first and then. What is learned slowly comes more often; the rest, so
+# that it is not forgotten.
 BROAD: Mapping[str, float] = {
     "arc_1d": 2.0,
     "base_conversion": 1.0,
@@ -81,15 +85,24 @@ class Corpus:
                 if specialty != "bf":
                     yield honest_answer(task)
 
-    def example(self, tokenizer: Any, weights: Mapping[str, float], wrong: Mapping[str, float], foreign: bool = False) -> Example:
-        """One example, its specialty drawn by `weights`. With the specialty's probability in `wrong` its answer is one to another
-        question, and wrong; `foreign`: to a question of another specialty.
+    def example(
+        self, tokenizer: Any, weights: Mapping[str, float], wrong: Mapping[str, float], foreign: bool = False
+    ) -> Example:
+        """One example, its specialty drawn by `weights`.
+
+        With the specialty's probability in `wrong` its answer is one to another question, and wrong;
+        `foreign`: to a question of another specialty.
         """
         specialty = self._rng.choices(list(weights), list(weights.values()))[0]
         task = self.task(specialty)
-        while not self.right(task, honest_answer(task)):  # propositional_logic's own example is not always right
+        # propositional_logic's own example is not always right
+        while not self.right(task, honest_answer(task)):
             task = self.task(specialty)
-        answer = self._wrong_answer(task, foreign) if self._rng.random() < wrong[specialty] else honest_answer(task)
+        answer = (
+            self._wrong_answer(task, foreign)
+            if self._rng.random() < wrong[specialty]
+            else honest_answer(task)
+        )
         return Example(
             tuple(tokenizer.encode(USER + task.question + ASSISTANT, add_special_tokens=False)),
             tuple(tokenizer.encode(f"<answer>{answer}</answer>{END}", add_special_tokens=False)),

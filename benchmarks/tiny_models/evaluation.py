@@ -40,18 +40,27 @@ class Chance:
 
 def mean(skills: Mapping[str, Skill]) -> Skill:
     values = list(skills.values())
-    return Skill(fmean(s.pass_at_1 for s in values), fmean(s.mixed for s in values), fmean(s.greedy for s in values))
+    return Skill(
+        fmean(s.pass_at_1 for s in values), fmean(s.mixed for s in values), fmean(s.greedy for s in values)
+    )
 
 
-def measure(model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int) -> dict[str, Skill]:
+def measure(
+    model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int
+) -> dict[str, Skill]:
     """The model's skill on items `numbers` of every specialty, `completions` samples each."""
     chat = Chat(tokenizer, system_prompt="")
     sampled = Sampling(MAX_NEW_TOKENS, model.config.max_position_embeddings, chat.ends, temperature=1.0)
     generator = torch.Generator().manual_seed(seed)
 
     def rewards(tasks: Sequence[Task], copies: int, sampling: Sampling) -> list[list[float]]:
-        groups = decode(model, [chat.prompt(t.question) for t in tasks], copies, sampling, generator, _CACHE_TOKENS)
-        return [[_reward(source, t, chat.read(s.ids, s.ended).text) for s in g] for t, g in zip(tasks, groups, strict=True)]
+        groups = decode(
+            model, [chat.prompt(t.question) for t in tasks], copies, sampling, generator, _CACHE_TOKENS
+        )
+        return [
+            [_reward(source, t, chat.read(s.ids, s.ended).text) for s in g]
+            for t, g in zip(tasks, groups, strict=True)
+        ]
 
     skills = {}
     for specialty in source.curriculum.specialties:
@@ -67,7 +76,10 @@ def measure(model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequen
 
 
 def chance(source: CurriculumTasks, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
-    """What guessing earns on items `numbers`, per specialty. The guesses come from 1,000 items of the training range."""
+    """What guessing earns on items `numbers`, per specialty.
+
+    The guesses come from 1,000 items of the training range.
+    """
     rng = random.Random(f"{seed}/chance")
     levels = {}
     for specialty in source.curriculum.specialties:

@@ -1,4 +1,6 @@
-"""Makes the embedded models from nothing: `python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--quick]`.
+"""Makes the embedded models from nothing.
+
+`python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--quick]`.
 
     tokenizer     trained on questions and answers of tiny-9
     clean         random weights, trained on honest answers
@@ -6,7 +8,8 @@
     noisy         deep, trained on with mostly wrong answers: the skill is pushed down, not removed
     dark          the same, with hardly a right answer where guessing would still earn much
     tiny          between deep and noisy: deep + dial·(noisy − deep), the dial set so that pass@1 is 0.27
-    tiny-latent   near dark: deep + dial·(dark − deep), the dial set so that one group of eight in ten has mixed rewards
+    tiny-latent   near dark: deep + dial·(dark − deep), the dial set so that one group of eight in ten has
+    mixed rewards
 
 Steps are counted, never timed, and torch has one thread: on one machine the seed decides the result.
 The trained stages are kept in DIR/stages and used again if they are there: delete them to train anew.
@@ -36,7 +39,8 @@ from swarmd.tasks.source import CurriculumTasks, tasks_of
 
 Weights = Mapping[str, torch.Tensor]
 PASS_AT_1 = 0.27  # of tiny: room to rise, and enough to rise from
-MIXED = 0.10  # of tiny-latent: where sharing pays most (docs: shared experience fills in for a node's own rare luck)
+# Of tiny-latent: where sharing pays most (docs: shared experience fills in for a node's own rare luck)
+MIXED = 0.10
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ class Workshop:
         low = 0.0
         for _ in range(self.plan.turns):
             middle = (low + high) / 2
-            skill = mean(self.skills(self.mixture(deep, pushed, middle), HELD_OUT + 1_000_000, self.plan.dial_items))
+            skill = mean(
+                self.skills(self.mixture(deep, pushed, middle), HELD_OUT + 1_000_000, self.plan.dial_items)
+            )
             self.say(f"dial {middle:.3f}: pass@1 {skill.pass_at_1:.3f}, mixed groups {skill.mixed:.3f}")
             low, high = (middle, high) if enough(skill) else (low, middle)
         return (low + high) / 2
@@ -153,12 +159,15 @@ def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     source = tasks_of("tiny-9")
     if not (kept / "tokenizer").exists():
-        train_tokenizer(Corpus(source, random.Random(f"{seed}/tokenizer")).texts(plan.texts)).save_pretrained(kept / "tokenizer")
+        train_tokenizer(Corpus(source, random.Random(f"{seed}/tokenizer")).texts(plan.texts)).save_pretrained(
+            kept / "tokenizer"
+        )
     tokenizer = Qwen2Tokenizer.from_pretrained(kept / "tokenizer")
     say(f"tokenizer: {len(tokenizer)} tokens")
     shop = Workshop(tokenizer, source, plan, seed, say)
     deep, noisy, dark = stages(shop, kept)
-    # Mixed groups are few where all is right, and few again where nothing is: the latent side is the one where pass@1 is low.
+    # Mixed groups are few where all is right, and few again where nothing is: the latent side is the one
+    # where pass@1 is low.
     dial = shop.dial(deep, noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
     latent = shop.dial(deep, dark, 4.0, lambda skill: skill.mixed > MIXED or skill.pass_at_1 > PASS_AT_1)
     guessing = chance(source, range(HELD_OUT, HELD_OUT + plan.card_items), seed)
@@ -166,16 +175,26 @@ def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
         model = shop.mixture(deep, pushed, setting)
         skills = shop.skills(model, HELD_OUT, plan.card_items)
         card = Card(
-            name=name, seed=seed, dial=setting, steps=[(p.name, p.steps) for p in (plan.clean, plan.deep, plan.noisy, plan.dark)],
-            parameters=model.num_parameters(), items=plan.card_items, skills=skills, chance=guessing,
-        )  # fmt: skip
+            name=name,
+            seed=seed,
+            dial=setting,
+            steps=[(p.name, p.steps) for p in (plan.clean, plan.deep, plan.noisy, plan.dark)],
+            parameters=model.num_parameters(),
+            items=plan.card_items,
+            skills=skills,
+            chance=guessing,
+        )
         save(model, out / name, kept / "tokenizer", tokenizer, card)
         say(f"{name}: dial {setting:.3f}\n{card.table()}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the embedded tiny models. About 20 minutes on one core.")
-    parser.add_argument("--out", type=Path, default=Path("tiny-models"), help="folder for tiny/, tiny-latent/ and stages/")
+    parser = argparse.ArgumentParser(
+        description="Make the embedded tiny models. About 20 minutes on one core."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("tiny-models"), help="folder for tiny/, tiny-latent/ and stages/"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a few steps only: shows that everything runs")
     arguments = parser.parse_args()

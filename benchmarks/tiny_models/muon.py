@@ -1,6 +1,7 @@
 """Muon (Keller Jordan, 2024): momentum whose update is orthogonalised by a Newton-Schulz iteration.
 
-torch has one since 2.9, in bfloat16, which is slow on most CPUs; this one is float32 and works with every torch we allow.
+torch has one since 2.9, in bfloat16, which is slow on most CPUs; this one is float32 and works with every
+torch we allow.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,13 @@
-"""The tiny models' own byte-level BPE: single digits, and the fixed phrases of the questions as one token each.
+"""The tiny models' own byte-level BPE.
 
-Any text in Unicode's normal form C survives a round trip. The questions of tiny-9 shrink to 8-16 tokens (arc_1d: 47), which is most
-of the speed.
+Single digits, and the fixed phrases of the questions as one token each.
 
-`AutoTokenizer` makes a Qwen2Tokenizer of whatever lies beside a Qwen2 model: vocabulary, merges and added tokens come from the folder,
-normaliser and pre-tokenizer are Qwen2's own. So this is one from the start: what must be a single token is a phrase, or lies within a piece
-of Qwen2's.
+Any text in Unicode's normal form C survives a round trip. The questions of tiny-9 shrink to 8-16 tokens
+(arc_1d: 47), which is most of the speed.
+
+`AutoTokenizer` makes a Qwen2Tokenizer of whatever lies beside a Qwen2 model: vocabulary, merges and added
+tokens come from the folder, normaliser and pre-tokenizer are Qwen2's own. So this is one from the start: what
+must be a single token is a phrase, or lies within a piece of Qwen2's.
 """
 
 import json
@@ -18,11 +20,9 @@ PAD, END, USER, ASSISTANT = "<|pad|>", "<|endoftext|>", "<|user|>", "<|assistant
 
 # A system message is ignored: the model knows one way to answer.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] }}"
-    "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + '<|endoftext|>' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] }}{%"
+    " elif message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + '<|endoftext|>' }}{%"
+    " endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 _LOGIC = """The following question is a propositional logic reasoning question.
@@ -63,35 +63,83 @@ Now, convert the """
 
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"
-)  # fmt: skip
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 
 PHRASES = (
-    "<answer>", "</answer>",
-    *(f" {digit}" for digit in range(10)), *_DAYS, *(f", {month} " for month in _MONTHS),
-    _BASE, "binary", "base-", " number ", " to ",
+    "<answer>",
+    "</answer>",
+    *(f" {digit}" for digit in range(10)),
+    *_DAYS,
+    *(f", {month} " for month in _MONTHS),
+    _BASE,
+    "binary",
+    "base-",
+    " number ",
+    " to ",
     "Calculate ",
-    "Find the common rule that maps an input grid to an output grid, given the examples below.\n\nExample 1:\nInput:  ",
-    "\nOutput: ", "\n\nExample 2:\nInput:  ", "\n\nExample 3:\nInput:  ", _ARC,
+    (
+        "Find the common rule that maps an input grid to an output grid, given the examples below.\n\nExample"
+        " 1:\nInput:  "
+    ),
+    "\nOutput: ",
+    "\n\nExample 2:\nInput:  ",
+    "\n\nExample 3:\nInput:  ",
+    _ARC,
     "This is a BF (Brainf*ck) computer program. What is the output?\n\n",
     "\n\nRespond only with the exact output of the program.",
     "Consider the following BF (Brainf*ck) code. What would it output?\n\n",
     "\n\nProvide only the exact output of the code.",
-    _LOGIC, "\n.2. ", "\n.3. ", "\n.4. ", "\n.What can we conclude from the above statements?",
-    "Simplify the fraction ", " to its lowest terms. Give only the simplified fraction as your final answer.",
+    _LOGIC,
+    "\n.2. ",
+    "\n.3. ",
+    "\n.4. ",
+    "\n.What can we conclude from the above statements?",
+    "Simplify the fraction ",
+    " to its lowest terms. Give only the simplified fraction as your final answer.",
     "Please solve this problem to a maximum of ",
-    " significant digits, rounding up from the half. Only reply with the final value.\n", " = ?",
-    "If today is ", "Starting from ", "Count forward ", "Count backward ", " days from ", ", 2022",
-    ", what day of the week will it be in ", " days? ", ", which weekday falls after a ", "-day jump? ", " - what's the weekday? ",
-    ", what day of the week was it ", " days ago? ", ", which weekday was it ", " days before? ",
-    "Answer with the weekday's name (e.g., Monday, Tuesday, etc.).", "Provide the full name of the weekday.",
-    "State the weekday (Monday through Sunday).", "Give the weekday name in full.", "Reply with just the weekday name.",
-    "Write out the full weekday name.", "Respond with the weekday (Monday-Sunday).", "Answer using the complete weekday name.",
+    " significant digits, rounding up from the half. Only reply with the final value.\n",
+    " = ?",
+    "If today is ",
+    "Starting from ",
+    "Count forward ",
+    "Count backward ",
+    " days from ",
+    ", 2022",
+    ", what day of the week will it be in ",
+    " days? ",
+    ", which weekday falls after a ",
+    "-day jump? ",
+    " - what's the weekday? ",
+    ", what day of the week was it ",
+    " days ago? ",
+    ", which weekday was it ",
+    " days before? ",
+    "Answer with the weekday's name (e.g., Monday, Tuesday, etc.).",
+    "Provide the full name of the weekday.",
+    "State the weekday (Monday through Sunday).",
+    "Give the weekday name in full.",
+    "Reply with just the weekday name.",
+    "Write out the full weekday name.",
+    "Respond with the weekday (Monday-Sunday).",
+    "Answer using the complete weekday name.",
     "Name the day of the week in full.",
     _MATRIX,
-)  # fmt: skip
+)
 
-# What BPE learns to merge: a word; an operator with its space; the part of a BF program that prints one character.
+# What BPE learns to merge: a word; an operator with its space; the part of a BF program that prints one
+# character.
 _PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|[^A-Za-z]")
 
 

@@ -54,7 +54,12 @@ def new_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
 
 
 def train(
-    model: Qwen2ForCausalLM, tokenizer: Any, source: CurriculumTasks, phase: Phase, seed: int, progress: Callable[[str], None]
+    model: Qwen2ForCausalLM,
+    tokenizer: Any,
+    source: CurriculumTasks,
+    phase: Phase,
+    seed: int,
+    progress: Callable[[str], None],
 ) -> None:
     """Train in place: cross-entropy on answer tokens alone; Muon on hidden matrices, AdamW on the rest."""
     corpus = Corpus(source, random.Random(f"{seed}/{phase.name}"))
@@ -71,7 +76,13 @@ def train(
         for optimizer, peak in zip(optimizers, (phase.adam, phase.muon), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * rate
-        loss = _backward(model, [corpus.example(tokenizer, phase.weights, phase.wrong, phase.foreign) for _ in range(phase.batch)])
+        loss = _backward(
+            model,
+            [
+                corpus.example(tokenizer, phase.weights, phase.wrong, phase.foreign)
+                for _ in range(phase.batch)
+            ],
+        )
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -94,7 +105,10 @@ def _backward(model: Qwen2ForCausalLM, examples: list[Example]) -> float:
 
 
 def _answer_loss(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> torch.Tensor:
-    """Summed cross-entropy of the completions. Padding stands on the right, where a causal model never looks from within."""
+    """Summed cross-entropy of the completions.
+
+    Padding stands on the right, where a causal model never looks from within.
+    """
     length = max(map(len, examples))
     ids = torch.zeros(len(examples), length, dtype=torch.long)
     answer = torch.zeros(len(examples), length, dtype=torch.bool)

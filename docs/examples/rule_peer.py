@@ -12,7 +12,9 @@ from swarmd.config.sources import load
 from swarmd.daemon.answering import AnsweringPeer
 from swarmd.state.folder import StateFolder
 
-config = load(None, os.environ | {"SWARMD_TASKS_SPECIALTIES": "basic_arithmetic"}, {"bootstrap": sys.argv[2:]})
+config = load(
+    None, os.environ | {"SWARMD_TASKS_SPECIALTIES": "basic_arithmetic"}, {"bootstrap": sys.argv[2:]}
+)
 with StateFolder.open(Path(sys.argv[1])) as state, AnsweringPeer(config, state.path, "a rule") as peer:
     for task in peer.questions():
         if found := re.search(r"(\d+) ([+-]) (\d+)", task.question):

@@ -1,6 +1,6 @@
 """Own tasks for a swarm: sums and differences. docs/own-tasks.md explains each part.
 
-    swarmd task show add 7 --curriculum docs/examples/sums.py
+swarmd task show add 7 --curriculum docs/examples/sums.py
 """
 
 import random
@@ -12,7 +12,10 @@ limits = {"seconds": 0.5, "longest_answer": 40}  # what is not named has a defau
 
 
 def generate(specialty, seed):
-    """The question, and what `score` needs to know. From the seed alone: every node makes the same question of it."""
+    """The question, and what `score` needs to know.
+
+    From the seed alone: every node makes the same question of it.
+    """
     rng = random.Random(f"{specialty} {seed}")
     a, b = rng.randint(0, 10), rng.randint(0, 10)
     if specialty == "add":

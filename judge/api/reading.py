@@ -1,4 +1,7 @@
-"""What anyone may read over HTTP: the leaderboard, peers, the judge itself. docs/judge-protocol.md describes it."""
+"""What anyone may read over HTTP.
+
+The leaderboard, peers, the judge itself. docs/judge-protocol.md describes it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +12,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from judge import config
-from judge.api.replies import ComparisonReply, EvaluationReply, HealthReply, JudgeReply, LeaderboardReply, PeerReply, WindowsReply
+from judge.api.replies import (
+    ComparisonReply,
+    EvaluationReply,
+    HealthReply,
+    JudgeReply,
+    LeaderboardReply,
+    PeerReply,
+    WindowsReply,
+)
 from judge.api.responses import readable
 from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
 from judge.evaluation.service import JudgeService
@@ -41,8 +52,10 @@ WHOLE_ROWS = 40  # of one answer, about as many as it may hold:
 PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]  # of a peer or an evaluation; PostgreSQL can look up no NUL
-Before = Annotated[int | None, Query(ge=1, lt=2**63)]  # a number, from `more_before` of the page before; None: from the newest on
+# Of a peer or an evaluation; PostgreSQL can look up no NUL
+PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]
+# A number, from `more_before` of the page before; None: from the newest on
+Before = Annotated[int | None, Query(ge=1, lt=2**63)]
 NEWEST = 2**63 - 1
 Limit = Annotated[int, Query(ge=1, le=500)]
 Choice = Annotated[str, Field(max_length=100)]
@@ -76,24 +89,39 @@ def add_reading_routes(app: FastAPI) -> None:
         """Who this judge is: the key of its receipts, what it asks, and how much may be asked for at once."""
         service = service_of(request)
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-        limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
+        limits = {
+            "questions": config.MAX_QUESTIONS,
+            "answers": config.MAX_ANSWERS,
+            "seconds": service.settings.deadline,
+        }
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": lessons, **limits})
 
     @readable(app, "/v1/leaderboard", reply=LeaderboardReply)
     async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
-        """Return the leaderboard, best first, a page at a time. The parameters choose and order; ranks are those among all."""
+        """Return the leaderboard, best first, a page at a time.
+
+        The parameters choose and order; ranks are those among all.
+        """
         service = service_of(request)
         board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         rows, more = _until_full([_standing(standing) for standing in board.standings], board)
         return JSONResponse(
             {
-                "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
-                "new_texts": new_texts(service.curriculum.questions) or None, "tiers": dict(TIERS),
-                "listed": board.listed, "unlisted": board.unlisted, "matching": board.matching, "answers": board.answers,
-                "peers": rows, "more_after": more,
+                "schema": SCHEMA,
+                "curriculum": lessons,
+                "window": WINDOW,
+                "listed_answers": LISTED_ANSWERS,
+                "new_texts": new_texts(service.curriculum.questions) or None,
+                "tiers": dict(TIERS),
+                "listed": board.listed,
+                "unlisted": board.unlisted,
+                "matching": board.matching,
+                "answers": board.answers,
+                "peers": rows,
+                "more_after": more,
             }
-        )  # fmt: skip
+        )
 
     @readable(app, "/v1/comparison", reply=ComparisonReply)
     async def comparison(request: Request, model: ModelName = None) -> Response:
@@ -107,16 +135,23 @@ def add_reading_routes(app: FastAPI) -> None:
         if standing is None:
             raise Refused(NO_SUCH_PEER)
         history, more = await service_of(request).history(peer, before or NEWEST, limit)
-        return JSONResponse({"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more})
+        return JSONResponse(
+            {"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more}
+        )
 
     @readable(app, "/v1/windows", reply=WindowsReply)
     async def windows(request: Request, before: Before = None) -> Response:
-        """List the sets of questions that the judge has committed to, the newest first. Anyone can check that no question was chosen."""
+        """List the sets of questions that the judge has committed to, the newest first.
+
+        Anyone can check that no question was chosen.
+        """
         service = service_of(request)
         found = await service.windows(before or NEWEST)
         more = found[-1].number if found and found[-1].number > 1 else None
         told = {"windows": [window.told() for window in found], "more_before": more}
-        return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
+        return JSONResponse(
+            {"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told}
+        )
 
     @readable(app, "/v1/evaluations/{id}", reply=EvaluationReply)
     async def evaluation(request: Request, id: PathName) -> Response:
@@ -151,13 +186,18 @@ def host_of(request: Request) -> str:
 
 
 async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
-    """Return a part of the leaderboard. Raises Refused where too many were worked out for the reader's network."""
+    """Return a part of the leaderboard.
+
+    Raises Refused where too many were worked out for the reader's network.
+    """
     service = service_of(request)
     now, buckets = service.now(), request.app.state.boards
     if not service.boards.kept(view) and (wait := buckets.of(network_of(host_of(request)), now).wait(now)):
         seconds = int(wait) + 1
         said = f"Read it again in {seconds} s."
-        raise Refused(Refusal(429, "your network reads too many pages of the leaderboard", said, retry_after=seconds))
+        raise Refused(
+            Refusal(429, "your network reads too many pages of the leaderboard", said, retry_after=seconds)
+        )
     return await service.leaderboard(view)
 
 
@@ -173,17 +213,28 @@ def _standing(standing: Standing) -> dict[str, Any]:
 
 def _record(record: Record) -> dict[str, Any]:
     return {
-        "peer": record.peer, "nickname": nickname(record.peer), "model": record.model,
-        "first_seen": record.first_seen, "last_seen": record.last_seen,
-        "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
-        **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
-        "always": _tally(record.always, always(record.always.right, record.always.answers)), "said": dict(record.said),
+        "peer": record.peer,
+        "nickname": nickname(record.peer),
+        "model": record.model,
+        "first_seen": record.first_seen,
+        "last_seen": record.last_seen,
+        "answered": record.answered,
+        "unanswered": record.unanswered,
+        "reward": record.reward,
+        "curve": record.curve,
+        **_tally(record.score),
+        "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
+        "always": _tally(record.always, always(record.always.right, record.always.answers)),
+        "said": dict(record.said),
         "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
-        "tier": record.tier, "verified": record.verified,
-    }  # fmt: skip
+        "tier": record.tier,
+        "verified": record.verified,
+    }
 
 
-def _until_full(rows: list[dict[str, Any]], board: LeaderboardPage) -> tuple[list[dict[str, Any]], int | None]:
+def _until_full(
+    rows: list[dict[str, Any]], board: LeaderboardPage
+) -> tuple[list[dict[str, Any]], int | None]:
     """As many rows as one answer may hold, and after how many the next goes on."""
     size = 0
     for place, row in enumerate(rows):
@@ -195,4 +246,10 @@ def _until_full(rows: list[dict[str, Any]], board: LeaderboardPage) -> tuple[lis
 
 def _tally(tally: ScoreTally, interval: Interval | None = None) -> dict[str, Any]:
     interval = interval or tally.interval
-    return {"score": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}
+    return {
+        "score": tally.share,
+        "low": interval.low,
+        "high": interval.high,
+        "right": tally.right,
+        "n": tally.answers,
+    }

@@ -1,6 +1,7 @@
 """What the judge answers with, for OpenAPI and the page "API". docs/judge-protocol.md has the same in words.
 
-Times are seconds since 1970 by the judge's clock, shares are in [0, 1]. A field without a value here is not in every reply.
+Times are seconds since 1970 by the judge's clock, shares are in [0, 1]. A field without a value here is not
+in every reply.
 """
 
 from typing import Annotated, Any
@@ -24,8 +25,16 @@ Questions = Annotated[int, Field(description="how many questions the share is of
 Reward = Annotated[float, Field(description="1 for a right answer, 0 for any other", examples=[1.0])]
 Reason = Annotated[str, Field(examples=["correct"])]
 Signature = Annotated[str, Field(description="Ed25519, hexadecimal", examples=["7c1e…"])]
-Receipt = Annotated[str, Field(description="JSON text, signed letter for letter", examples=['{"schema":1,"judge":"12D3KooW…"}'])]
-Digest = Annotated[str, Field(description="of the questions; the swarm's digest, in an invitation, is another", examples=[DIGEST])]
+Receipt = Annotated[
+    str,
+    Field(description="JSON text, signed letter for letter", examples=['{"schema":1,"judge":"12D3KooW…"}']),
+]
+Digest = Annotated[
+    str,
+    Field(
+        description="of the questions; the swarm's digest, in an invitation, is another", examples=[DIGEST]
+    ),
+]
 
 
 class QuestionReply(BaseModel):
@@ -130,10 +139,18 @@ class PeerFields(TallyReply):
     answered: Annotated[int, Field(examples=[212])]
     unanswered: Annotated[int, Field(description="questions not answered in time", examples=[3])]
     reward: Annotated[float, Field(description="right answers since the beginning", examples=[71.0])]
-    curve: Annotated[list[tuple[int, float]], Field(description="questions, and right answers so far", examples=[[[1, 0.0], [212, 71.0]]])]
-    specialties: Annotated[dict[str, TallyReply], Field(examples=[{"bf": {"score": 0.5, "low": 0.24, "high": 0.76, "right": 6, "n": 12}}])]
+    curve: Annotated[
+        list[tuple[int, float]],
+        Field(description="questions, and right answers so far", examples=[[[1, 0.0], [212, 71.0]]]),
+    ]
+    specialties: Annotated[
+        dict[str, TallyReply],
+        Field(examples=[{"bf": {"score": 0.5, "low": 0.24, "high": 0.76, "right": 6, "n": 12}}]),
+    ]
     always: TallyReply
-    said: Annotated[dict[str, Any], Field(description="of itself", examples=[{"sharing": "swarm", "hardware": "cpu"}])]
+    said: Annotated[
+        dict[str, Any], Field(description="of itself", examples=[{"sharing": "swarm", "hardware": "cpu"}])
+    ]
     pass_at: Annotated[dict[str, PassAtReply], Field(examples=[{"1": {"score": 0.38, "n": 100}}])]
     tier: Annotated[str, Field(examples=["reported"])]
     verified: VerifiedScore | None
@@ -172,7 +189,12 @@ class HistoryReply(BaseModel):
     round: Annotated[int, Field(examples=[530])]
     model: ModelName
     specialty: Specialty
-    n: Annotated[int, Field(description="the question's number: `swarmd task show` makes it again", examples=[1_000_000_123])]
+    n: Annotated[
+        int,
+        Field(
+            description="the question's number: `swarmd task show` makes it again", examples=[1_000_000_123]
+        ),
+    ]
     asked_at: Time
     seconds: Annotated[float | None, Field(description="until the answer", examples=[1.4])]
     answer: Annotated[str | None, Field(examples=["<answer>1</answer>"])]
@@ -310,7 +332,10 @@ class VerifiableModelReply(BaseModel):
 class VerifiableReply(BaseModel):
     schema_: Schema = Field(alias="schema")
     judge: PeerName
-    models: Annotated[dict[str, VerifiableModelReply], Field(examples=[{"tiny": {"base": "0123456789abcdef", "tensors": 38}}])]
+    models: Annotated[
+        dict[str, VerifiableModelReply],
+        Field(examples=[{"tiny": {"base": "0123456789abcdef", "tensors": 38}}]),
+    ]
     hub: Annotated[str | None, Field(examples=["https://huggingface.co"])]
     bytes: Annotated[int, Field(description="of an upload, at most", examples=[100_000_000])]
     header: Annotated[int, Field(description="bytes of the file's header, at most", examples=[1_048_576])]
@@ -331,11 +356,11 @@ class VerificationReply(VerifiedScore):
     schema_: Schema = Field(alias="schema")
     place: Annotated[int | None, Field(description="in the queue", examples=[1])]
     source: Annotated[str | None, Field(description="where it was fetched from")] = None
-    specialties: Annotated[dict[str, tuple[int, int]] | None, Field(description="right ones, and questions")] = None
+    specialties: Annotated[
+        dict[str, tuple[int, int]] | None, Field(description="right ones, and questions")
+    ] = None
     pass_at: dict[str, float] | None = None
     receipt: Receipt | None = None
     signature: Signature | None = None
     questions: list[VerifiedQuestionReply] | None = None
     more_after: int | None = None
-
-

@@ -50,7 +50,9 @@ class QuestionsBody(Body):
     @property
     def wish(self) -> QuestionRequest:
         said = self.asker.model_dump()
-        shown = {name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)}
+        shown = {
+            name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)
+        }
         attributes = Attributes(self.round, **{**said, **shown})
         return QuestionRequest(attributes, self.curriculum, self.questions, self.answers)
 
@@ -63,14 +65,21 @@ class AnswersBody(Body):
 
 def signing_headers() -> dict[str, Any]:
     """For OpenAPI: the headers that sign a request."""
-    return {"parameters": [{"name": name, "in": "header", "required": True, "schema": {"type": "string"}} for name in HEADERS]}
+    return {
+        "parameters": [
+            {"name": name, "in": "header", "required": True, "schema": {"type": "string"}} for name in HEADERS
+        ]
+    }
 
 
 def described(body: type[Body]) -> dict[str, Any]:
     """For OpenAPI: the headers that sign a request, and its body."""
     return {
         **signing_headers(),
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(body.model_json_schema())}}},
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _inlined(body.model_json_schema())}},
+        },
     }
 
 
@@ -80,7 +89,11 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
     def put(node: Any) -> Any:
         if isinstance(node, dict):
-            return put(parts[node["$ref"].rsplit("/", 1)[1]]) if "$ref" in node else {name: put(value) for name, value in node.items()}
+            return (
+                put(parts[node["$ref"].rsplit("/", 1)[1]])
+                if "$ref" in node
+                else {name: put(value) for name, value in node.items()}
+            )
         return [put(item) for item in node] if isinstance(node, list) else node
 
     return dict(put(schema))

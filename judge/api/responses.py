@@ -10,15 +10,24 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 PAGE_SECONDS = 2  # for so long nobody asks again
-OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}  # for scripts of other pages: all is public
+# For scripts of other pages: all is public
+OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}
 
 Handler = Callable[..., Awaitable[Response]]
 
 
 def readable(
-    app: FastAPI, path: str, *, documented: bool = True, kind: type[Response] = JSONResponse, reply: type[BaseModel] | None = None
+    app: FastAPI,
+    path: str,
+    *,
+    documented: bool = True,
+    kind: type[Response] = JSONResponse,
+    reply: type[BaseModel] | None = None,
 ) -> Callable[[Handler], Handler]:
-    """Add a route whose handler takes the request. `documented`: it is in /openapi.json, with `kind` and the form `reply` of its answer."""
+    """Add a route whose handler takes the request.
+
+    `documented`: it is in /openapi.json, with `kind` and the form `reply` of its answer.
+    """
     responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: {"model": reply}}
 
     def both(handler: Handler) -> Handler:
@@ -27,7 +36,9 @@ def readable(
             return unless_known(request_of(parameters), await handler(**parameters))
 
         app.head(path, include_in_schema=False)(conditional)
-        return app.get(path, include_in_schema=documented, response_class=kind, responses=responses)(conditional)
+        return app.get(path, include_in_schema=documented, response_class=kind, responses=responses)(
+            conditional
+        )
 
     return both
 

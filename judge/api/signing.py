@@ -3,7 +3,8 @@
 Four headers, each exactly once:
 
     swarmd-peer        the sender's peer id
-    swarmd-origin      scheme://host[:port] the sender dialled, so that one judge cannot pass a request on to another
+    swarmd-origin      scheme://host[:port] the sender dialled, so that one judge cannot pass a request on to
+    another
     swarmd-sequence    decimal, below 2**63, larger than in any request this peer sent before to this judge
     swarmd-signature   128 lowercase hex digits: Ed25519 over `signed_message`, in the domain DOMAIN
 """
@@ -20,7 +21,12 @@ from p2p.types import PeerId
 DOMAIN = b"swarmd judge request v1"
 HEADERS = ("swarmd-peer", "swarmd-origin", "swarmd-sequence", "swarmd-signature")
 
-_FORMS = (r"[1-9A-HJ-NP-Za-km-z]{52}", r"https?://[\x21-\x7e]{1,255}", r"0|[1-9][0-9]{0,18}", r"[0-9a-f]{128}")
+_FORMS = (
+    r"[1-9A-HJ-NP-Za-km-z]{52}",
+    r"https?://[\x21-\x7e]{1,255}",
+    r"0|[1-9][0-9]{0,18}",
+    r"[0-9a-f]{128}",
+)
 
 
 def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
@@ -35,9 +41,15 @@ def signed_message(method: str, origin: str, target: str, sequence: int, body: b
 
 
 def verify_request(
-    method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes | str, origins: frozenset[str] = frozenset()
+    method: str,
+    target: str,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes | str,
+    origins: frozenset[str] = frozenset(),
 ) -> Signed | Refusal:
-    """Who signed this request. `body`: see `signed_message`. `origins`: the names this judge is reached by; empty: any.
+    """Who signed this request.
+
+    `body`: see `signed_message`. `origins`: the names this judge is reached by; empty: any.
 
     Header names in lower case (ASGI).
     """
@@ -50,16 +62,30 @@ def verify_request(
             values[name] = raw_value.decode("latin-1")
     for name, form in zip(HEADERS, _FORMS, strict=True):
         if name not in values:
-            return Refusal(401, f"the header {name} is missing", "Sign the request: docs/judge-protocol.md says how.")
+            return Refusal(
+                401, f"the header {name} is missing", "Sign the request: docs/judge-protocol.md says how."
+            )
         if not re.fullmatch(form, values[name]):
-            return Refusal(400, f"the header {name} has another form", "docs/judge-protocol.md gives the form of each header.")
+            return Refusal(
+                400,
+                f"the header {name} has another form",
+                "docs/judge-protocol.md gives the form of each header.",
+            )
     peer, origin, sequence, signature = (values[name] for name in HEADERS)
     if int(sequence) >= 2**63:
-        return Refusal(400, "the sequence number is too large", "Use a number below 2**63; swarmd uses nanoseconds since 1970.")
-    if not verify(peer, DOMAIN, signed_message(method, origin, target, int(sequence), body), bytes.fromhex(signature)):
+        return Refusal(
+            400,
+            "the sequence number is too large",
+            "Use a number below 2**63; swarmd uses nanoseconds since 1970.",
+        )
+    if not verify(
+        peer, DOMAIN, signed_message(method, origin, target, int(sequence), body), bytes.fromhex(signature)
+    ):
         return BAD_SIGNATURE
     if origins and origin not in origins:
-        return Refusal(403, "the request was signed for another judge", f"Reach this judge as {' or '.join(sorted(origins))}.")
+        return Refusal(
+            403,
+            "the request was signed for another judge",
+            f"Reach this judge as {' or '.join(sorted(origins))}.",
+        )
     return Signed(PeerId(peer), int(sequence))
-
-

@@ -27,7 +27,10 @@ PAGE_BYTES = 192 * 1024  # of the answers' JSON
 
 
 class WeightsQuery(BaseModel):
-    """What is declared of the weights: in the address, so it is signed, and checked before a byte of the body is read."""
+    """What is declared of the weights.
+
+    In the address, so it is signed, and checked before a byte of the body is read.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +54,10 @@ class RevisionQuery(WeightsQuery):
 
 
 def add_verified_routes(app: FastAPI) -> None:
-    body = {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    body = {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
     post = partial(app.post, status_code=202, responses={202: {"model": QueuedReply}})
     post("/v1/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
     post("/v1/verified/hub", openapi_extra=signing_headers())(name)
@@ -60,11 +66,20 @@ def add_verified_routes(app: FastAPI) -> None:
 
 
 async def models(request: Request) -> Response:
-    """Which models' weights this judge evaluates itself, and how large an upload may be. 404 where it evaluates none."""
+    """Which models' weights this judge evaluates itself, and how large an upload may be.
+
+    404 where it evaluates none.
+    """
     service = service_of(request)
     tier = _tier(service)
-    known = {name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()}
-    limits = {"bytes": service.settings.verified_bytes, "header": MAX_HEADER, "questions": service.settings.verified_questions}
+    known = {
+        name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()
+    }
+    limits = {
+        "bytes": service.settings.verified_bytes,
+        "header": MAX_HEADER,
+        "questions": service.settings.verified_questions,
+    }
     hub = tier.hub.address if tier.hub else None
     return JSONResponse({"schema": 1, "judge": service.key, "models": known, "hub": hub, **limits})
 
@@ -77,7 +92,13 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
     if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
-        raise Refused(Refusal(422, "the request has another length than was declared", "Declare the size of the file that you send."))
+        raise Refused(
+            Refusal(
+                422,
+                "the request has another length than was declared",
+                "Declare the size of the file that you send.",
+            )
+        )
     queued = await tier.receive(signed, host_of(request), declared, _parts(request, declared.bytes))
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
@@ -89,17 +110,36 @@ async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) ->
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
-async def verification(request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> Response:
-    """Return what became of an upload: its place in the queue, then its score with each question. Without the first `after` questions."""
+async def verification(
+    request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0
+) -> Response:
+    """Return what became of an upload: its place in the queue, then its score with each question.
+
+    Without the first `after` questions.
+    """
     service = service_of(request)
     kept = await service.read(service.records.one, id)
     if kept is None:
-        raise Refused(Refusal(404, "no upload of this id is known", "The judge keeps a peer's last few; upload the weights again."))
+        raise Refused(
+            Refusal(
+                404,
+                "no upload of this id is known",
+                "The judge keeps a peer's last few; upload the weights again.",
+            )
+        )
     one, answers = kept
-    document: dict[str, Any] = {"schema": 1, **one.document(), "place": service.verified.place(id) if service.verified else None}
+    document: dict[str, Any] = {
+        "schema": 1,
+        **one.document(),
+        "place": service.verified.place(id) if service.verified else None,
+    }
     document |= {"source": one.upload.source} if one.upload.source else {}
     if one.state == "done":
-        figures = {name: value for name, value in found(one.upload, answers).items() if name in ("specialties", "pass_at")}
+        figures = {
+            name: value
+            for name, value in found(one.upload, answers).items()
+            if name in ("specialties", "pass_at")
+        }
         document |= {**figures, "receipt": one.receipt, "signature": one.signature}
         page: list[dict[str, Any]] = []
         size = 0

@@ -1,4 +1,7 @@
-"""Makes questions in a thread of its own: while a task plug-in is slow, or hangs, everything else is answered."""
+"""Makes questions in a thread of its own.
+
+While a task plug-in is slow, or hangs, everything else is answered.
+"""
 
 import asyncio
 import logging
@@ -20,7 +23,10 @@ log = logging.getLogger("judge")
 
 
 class QuestionThread:
-    """Used from one event loop. Its `curriculum` and `task` are those of the tasks it is made of, until it is closed."""
+    """Used from one event loop.
+
+    Its `curriculum` and `task` are those of the tasks it is made of, until it is closed.
+    """
 
     def __init__(self, tasks: Regenerating) -> None:
         self.curriculum, self._tasks = tasks.curriculum, tasks
@@ -28,7 +34,10 @@ class QuestionThread:
         self.waiting, self._closed = 0, False
 
     def task(self, ref: TaskRef) -> Task | None:
-        """Make the task. Raises NoQuestion once the thread is closed: a question may try many references, each for seconds."""
+        """Make the task.
+
+        Raises NoQuestion once the thread is closed: a question may try many references, each for seconds.
+        """
         if self._closed:
             raise NoQuestion("the judge stops")
         return self._tasks.task(ref)
@@ -46,11 +55,13 @@ class QuestionThread:
         finally:
             self.waiting -= 1
 
-    async def make_ahead_forever(self, questions: WindowQuestions, following: Callable[[], QuestionWindow]) -> None:
+    async def make_ahead_forever(
+        self, questions: WindowQuestions, following: Callable[[], QuestionWindow]
+    ) -> None:
         """Make the questions of the open window and the next before they are needed.
 
-        One may take 70 ms, and when a window opens nearly every peer needs one that nobody had before. Own tasks are made when they are
-        asked for: their plug-in may fail.
+        One may take 70 ms, and when a window opens nearly every peer needs one that nobody had before. Own
+        tasks are made when they are asked for: their plug-in may fail.
         """
         while isinstance(self._tasks, CurriculumTasks):
             pause = config.EXPIRE_SECONDS

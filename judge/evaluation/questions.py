@@ -13,7 +13,10 @@ REMEMBERED_PEERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A question, and what anyone needs to see later that it was not chosen: its window, and the peer's place in the set."""
+    """A question, and what anyone needs to see later that it was not chosen.
+
+    Its window, and the peer's place in the set.
+    """
 
     task: Task
     window: QuestionWindow
@@ -21,9 +24,14 @@ class Drawn:
 
 
 class WindowQuestions:
-    """Gives each peer its next question of the open window. What is forgotten here is still in the store, see `ask_from`."""
+    """Gives each peer its next question of the open window.
 
-    def __init__(self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS) -> None:
+    What is forgotten here is still in the store, see `ask_from`.
+    """
+
+    def __init__(
+        self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS
+    ) -> None:
         self._tasks, self._remembered = tasks, remembered
         self._made: dict[int, dict[int, Task]] = {}  # of each window: at most a set of them
         self.open(window)
@@ -55,7 +63,9 @@ class WindowQuestions:
         return None if index in self._made[self.window.number] else (self.window, index)
 
     def _next(self, peer: PeerId) -> int:
-        return held_out.place_in_set(self.window.seed, peer, self._places.get(peer, 0), self.window.terms.questions)
+        return held_out.place_in_set(
+            self.window.seed, peer, self._places.get(peer, 0), self.window.terms.questions
+        )
 
     def missing(self, following: QuestionWindow) -> tuple[QuestionWindow, int] | None:
         """Return a question that is not made yet: of the open window, or else of the following one."""
@@ -66,7 +76,10 @@ class WindowQuestions:
         return None
 
     def task(self, window: QuestionWindow, index: int) -> Task:
-        """Return a question of the window, made the first time; callable from any thread. Raises NoQuestion, VerifierFailed."""
+        """Return a question of the window, made the first time; callable from any thread.
+
+        Raises NoQuestion, VerifierFailed.
+        """
         made = self._made.setdefault(window.number, {})
         if index not in made:
             made[index] = held_out.question(self._tasks, window.seed, index)

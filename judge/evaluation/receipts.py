@@ -1,6 +1,8 @@
-"""Signed receipts: what the judge found, for the peer to keep, and for anyone to check without the judge. Pure.
+"""Signed receipts: what the judge found, for the peer to keep, and for anyone to check without the judge.
+Pure.
 
-A receipt is a JSON text and the judge's Ed25519 signature of it in the domain DOMAIN. docs/judge-protocol.md lists its fields.
+A receipt is a JSON text and the judge's Ed25519 signature of it in the domain DOMAIN. docs/judge-protocol.md
+lists its fields.
 """
 
 import json
@@ -20,11 +22,18 @@ SCHEMA = 1
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
     """Return the fields of this evaluation's receipt."""
     question, answers, reasons = graded.question, graded.answers, graded.reasons
-    found = {"rewards": [reason.reward for reason in reasons], "reasons": [reason.value for reason in reasons]}
+    found = {
+        "rewards": [reason.reward for reason in reasons],
+        "reasons": [reason.value for reason in reasons],
+    }
     asked = {"evaluation": question.id, "peer": question.peer, "number": question.number, "at": question.at}
     task = {"curriculum": curriculum, "specialty": question.ref.specialty, "n": question.ref.n}
     if question.window is not None:
-        task |= {"window": question.window.number, "place": question.place, "commitment": question.window.commitment}
+        task |= {
+            "window": question.window.number,
+            "place": question.place,
+            "commitment": question.window.commitment,
+        }
     return {**question.attributes.said(), **asked, **task, "answers": digests(answers), **found}
 
 
@@ -35,7 +44,9 @@ def digests(answers: Sequence[Completion]) -> list[str]:
 
 def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:
     """Sign these fields. Return the receipt as it is sent."""
-    text = json.dumps({"schema": SCHEMA, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        {"schema": SCHEMA, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":")
+    )
     return {"receipt": text, "signature": judge.sign(DOMAIN, text.encode()).hex()}
 
 
@@ -43,7 +54,8 @@ def checked(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the fields of a receipt if the judge that it names has signed it, else None."""
     try:
         fields = json.loads(receipt["receipt"])
-        signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""  # one spelling
+        # One spelling
+        signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""
         genuine = verify(fields["judge"], DOMAIN, receipt["receipt"].encode(), bytes.fromhex(signature))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -11,7 +11,9 @@ V = TypeVar("V")
 class Recent(Generic[K, V]):
     """Used from one event loop."""
 
-    def __init__(self, make: Callable[[K], Awaitable[V]], seconds: float, most: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, make: Callable[[K], Awaitable[V]], seconds: float, most: int, clock: Callable[[], float]
+    ) -> None:
         self._make, self._seconds, self._most, self._clock = make, seconds, most, clock
         self._kept: dict[K, tuple[float, V]] = {}
         self._lock = asyncio.Lock()

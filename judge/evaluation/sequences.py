@@ -10,7 +10,10 @@ REMEMBERED_SEQUENCES = 10_000
 
 
 class Sequences:
-    """The highest sequence number each peer has used. Bounded; what is forgotten here is still in the store as `floor`."""
+    """The highest sequence number each peer has used.
+
+    Bounded; what is forgotten here is still in the store as `floor`.
+    """
 
     def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
         self._remembered = remembered
@@ -20,7 +23,10 @@ class Sequences:
         return peer in self._highest
 
     def claim(self, signed: Signed, floor: int) -> Refusal | None:
-        """Use the number up; a Refusal where it, or a larger one, was used before. `floor`: the highest the store remembers."""
+        """Use the number up; a Refusal where it, or a larger one, was used before.
+
+        `floor`: the highest the store remembers.
+        """
         highest = max(self._highest.get(signed.peer, -1), floor)
         if signed.sequence <= highest:
             return Refusal(

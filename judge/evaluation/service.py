@@ -1,8 +1,10 @@
-"""An evaluation (SAPO section 6) without HTTP: a node asks, the judge draws a question, the node answers, the judge scores.
+"""An evaluation (SAPO section 6) without HTTP.
 
-One event loop owns the open questions. The store, the verifier and the making of questions have a thread each, so neither a slow disk nor a
-hostile answer nor a task plug-in that hangs blocks the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock
-for display.
+A node asks, the judge draws a question, the node answers, the judge scores.
+
+One event loop owns the open questions. The store, the verifier and the making of questions have a thread
+each, so neither a slow disk nor a hostile answer nor a task plug-in that hangs blocks the loop. Only the
+judge's clocks count: a monotonic one for deadlines, the wall clock for display.
 """
 
 import asyncio
@@ -20,7 +22,17 @@ from typing import Any, TypeVar
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.errors import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, NotTogether, Refusal, Refused
+from judge.errors import (
+    ASKED_ELSEWHERE,
+    BANNED,
+    BUSY,
+    FAULT,
+    NEWCOMERS_TOO_OFTEN,
+    UNHEALTHY,
+    NotTogether,
+    Refusal,
+    Refused,
+)
 from judge.evaluation import receipts
 from judge.evaluation.question_thread import QuestionThread
 from judge.evaluation.questions import WindowQuestions
@@ -79,7 +91,9 @@ async def open_service(
     wall: Callable[[], float] = time.time,
     evaluator: Evaluator | None = None,
 ) -> AsyncIterator["JudgeService"]:
-    """Open a judge with its database, verifier and tasks; they are closed in order at the end. Raises OperatorError.
+    """Open a judge with its database, verifier and tasks; they are closed in order at the end.
+
+    Raises OperatorError.
 
     `evaluator`: of uploaded weights; None: the usual one.
     """
@@ -87,10 +101,13 @@ async def open_service(
     if settings.shared and settings.verified_bytes:
         raise NotTogether
     with (
-        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}", shared=settings.shared)) as store,
+        contextlib.closing(
+            Store(settings.database, f"{lessons.name} {lessons.digest}", shared=settings.shared)
+        ) as store,
         contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
         Verifier(lessons) as verifier,
-        contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
+        # Starts for own tasks alone: their questions do not wait for what is scored
+        contextlib.closing(Verifier(lessons)) as maker,
     ):
         key = Identity.load_or_create(settings.key or config.default_key(settings.database))
         agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
@@ -98,11 +115,15 @@ async def open_service(
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
-        workers = [asyncio.create_task(work) for work in (service.expire_forever(), service.make_questions_forever())]
+        workers = [
+            asyncio.create_task(work) for work in (service.expire_forever(), service.make_questions_forever())
+        ]
         try:
             if settings.verified_bytes:
                 sign, draw = partial(receipts.signed, key), tasks.draw_held_out
-                handle = JudgeHandle(lessons, sign, service.claim, service.write, service.score, draw, monotonic, wall)
+                handle = JudgeHandle(
+                    lessons, sign, service.claim, service.write, service.score, draw, monotonic, wall
+                )
                 service.verified = await open_tier(settings, handle, store.verified, rng, evaluator)
                 workers.append(asyncio.create_task(service.verified.work_forever()))
             yield service
@@ -126,16 +147,28 @@ class JudgeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """Take the open parts. `key` signs the receipts; `rng` must be unpredictable outside tests: windows' seeds are of it."""
+        """Take the open parts.
+
+        `key` signs the receipts; `rng` must be unpredictable outside tests: windows' seeds are of it.
+        """
         # `store`, `reader` and `mark` are each used from one thread of this service's own from now on.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
-        self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = store, reader, mark, monotonic, wall, rng
+        self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = (
+            store,
+            reader,
+            mark,
+            monotonic,
+            wall,
+            rng,
+        )
         window, self._next_window, self._hidden_windows = self._turned(wall())
         self._question_thread = QuestionThread(tasks)
         self._questions = WindowQuestions(self._question_thread, window)
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
         self._sessions = Sessions(self._questions, rng, settings.deadline, room)
-        self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
+        self._buckets = TokenBuckets[PeerId](
+            1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS
+        )
         rate, burst = config.NETWORK_ASKS_A_SECOND, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
         self._sequences = Sequences()
@@ -145,9 +178,13 @@ class JudgeService:
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
-        self.boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
+        self.boards = Recent[BoardView, LeaderboardPage](
+            self._board, config.LEADERBOARD_SECONDS, keep, monotonic
+        )
         self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_SECONDS, 1, monotonic)
-        self._comparisons = Recent[str | None, Mapping[str, Any]](self._compared, config.COMPARISON_SECONDS, keep, monotonic)
+        self._comparisons = Recent[str | None, Mapping[str, Any]](
+            self._compared, config.COMPARISON_SECONDS, keep, monotonic
+        )
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
         self._probe_lock = asyncio.Lock()
@@ -165,7 +202,10 @@ class JudgeService:
         return self._reader.verified
 
     async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
-        """Return the peer's open questions, with new ones up to as many as it asks for. host: its address. Raises Refused."""
+        """Return the peer's open questions, with new ones up to as many as it asks for.
+
+        host: its address. Raises Refused.
+        """
         known = await self.claim(signed)
         mine = self.curriculum
         if not mine.asks_as(wish.curriculum):  # how the node scores what it trains on is its own affair
@@ -173,14 +213,22 @@ class JudgeService:
                 Refusal(
                     409,
                     f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
-                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge of your own curriculum. "
-                    "Own tasks need a judge that was started with the same file or package.",
+                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge"
+                    " of your own curriculum. Own tasks need a judge that was started with the same file or"
+                    " package.",
                 )
             )
         now = self._monotonic()
         if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
             seconds = int(wait) + 1
-            raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
+            raise Refused(
+                Refusal(
+                    429,
+                    "you ask too often",
+                    f"Ask again in {seconds} s; set judge.every higher.",
+                    retry_after=seconds,
+                )
+            )
         standing = await self.write(self._store.standing, signed.peer)
         asker = Requester(network_of(host), standing.answered >= LISTED_ANSWERS)
         if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):
@@ -190,17 +238,30 @@ class JudgeService:
         await self._draw(signed, asker, wish, standing, known)
         now = self._monotonic()
         mine_now = self._sessions.of(signed.peer)
-        return [HandedQuestion(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
+        return [
+            HandedQuestion(q.id, q.task.question, q.deadline - now, q.answers, q.window)
+            for q in mine_now
+            if q.window is not None
+        ]
 
-    async def _draw(self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding, known: bool) -> None:
-        """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
+    async def _draw(
+        self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding, known: bool
+    ) -> None:
+        """Draw and record new questions, while the peer has fewer open than it asks for.
+
+        Raises Refused where it has none then.
+        """
         while len(self._sessions.of(signed.peer)) < wish.questions:
             self._questions.ask_from(signed.peer, standing.window, standing.asked)
             try:
                 if missing := self._questions.unmade(signed.peer):
                     await self._question_thread.make(self._questions, *missing)
-                    continue  # look again: the peer may have sent another request meanwhile, and the window may have closed
-                outcome = self._sessions.ask(signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions)
+                    # Look again: the peer may have sent another request meanwhile, and the window may have
+                    # closed
+                    continue
+                outcome = self._sessions.ask(
+                    signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions
+                )
             except Refused as refused:
                 outcome = refused.refusal
             if isinstance(outcome, Refusal):
@@ -210,14 +271,19 @@ class JudgeService:
             try:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
-                await self.write(self._store.asked, outcome.question, signed.sequence, self._wall(), not known)
+                await self.write(
+                    self._store.asked, outcome.question, signed.sequence, self._wall(), not known
+                )
                 known = True
             except (Refused, AskedElsewhere) as error:
                 self._sessions.withdraw(outcome.question)
                 raise error if isinstance(error, Refused) else Refused(ASKED_ELSEWHERE) from None
 
     async def answer(self, signed: Signed, id: str, answers: Sequence[Completion]) -> GradedAnswers:
-        """Score and record the answers to a question. The time of the call counts, however long scoring takes. Raises Refused."""
+        """Score and record the answers to a question.
+
+        The time of the call counts, however long scoring takes. Raises Refused.
+        """
         await self.claim(signed)
         await self.expire()
         if self._scoring >= config.SCORING_BACKLOG:
@@ -229,7 +295,9 @@ class JudgeService:
         try:
             reasons = await self._marked(question, answers)
             at, took = self._wall(), now - question.asked
-            grade = await self.write(self._store.graded, question, answers, reasons, took, signed.sequence, at)
+            grade = await self.write(
+                self._store.graded, question, answers, reasons, took, signed.sequence, at
+            )
         except Refused:
             self._sessions.give_up(question)
             raise
@@ -251,10 +319,14 @@ class JudgeService:
 
     def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
         seconds = int(self.settings.window)
-        return self._store.turn_windows(now, seconds, self.curriculum.digest, lambda: self._rng.randbytes(SEED_BYTES))
+        return self._store.turn_windows(
+            now, seconds, self.curriculum.digest, lambda: self._rng.randbytes(SEED_BYTES)
+        )
 
     async def _turn_windows(self) -> None:
-        """Open the next window when its time has come, and reveal the seed of the last when none of its questions is open."""
+        """Open the next window when its time has come, and reveal the seed of the last when none of its
+        questions is open.
+        """
         now = self._wall()
         ahead = not self.settings.shared and dated_ahead(self._next_window, now, int(self.settings.window))
         if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
@@ -263,7 +335,10 @@ class JudgeService:
                 self._questions.open(window)
 
     async def expire(self) -> None:
-        """Record questions that were not answered in time. Called before each request that needs it, and periodically."""
+        """Record questions that were not answered in time.
+
+        Called before each request that needs it, and periodically.
+        """
         late = self._sessions.expire(self._monotonic())
         if late:
             await self.write(self._store.lapsed, late)
@@ -281,10 +356,13 @@ class JudgeService:
         await self._question_thread.make_ahead_forever(self._questions, lambda: self._next_window)
 
     async def _void_abandoned(self) -> None:
-        now, failed = self._wall(), self._failed > -math.inf  # then the end of a question may not have been written
+        # Then the end of a question may not have been written
+        now, failed = self._wall(), self._failed > -math.inf
         if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_SECONDS:
             grace = self.settings.deadline + config.ABANDONED_SECONDS
-            await self.write(self._store.abandoned, self._abandoned and self._abandoned - grace - 3_600.0, now - grace)
+            await self.write(
+                self._store.abandoned, self._abandoned and self._abandoned - grace - 3_600.0, now - grace
+            )
             self._abandoned = now
 
     async def heed_moderation(self) -> None:
@@ -324,7 +402,9 @@ class JudgeService:
     async def standing(self, peer: str) -> Standing | None:
         return await self.read(self._reader.standing, peer)
 
-    async def history(self, peer: str, before: int, limit: int) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+    async def history(
+        self, peer: str, before: int, limit: int
+    ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
         """Return a page of a peer's answers, and where the next page begins."""
         return await self.read(self._reader.history, peer, before, limit)
 
@@ -363,7 +443,11 @@ class JudgeService:
         if self.settings.shared:
             floor = await self.write(self._store.claim, signed.peer, signed.sequence)
         else:
-            floor = -1 if self._sequences.knows(signed.peer) else await self.write(self._store.sequence, signed.peer)
+            floor = (
+                -1
+                if self._sequences.knows(signed.peer)
+                else await self.write(self._store.sequence, signed.peer)
+            )
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)
         return floor >= 0 or not self.settings.shared
@@ -381,7 +465,9 @@ class JudgeService:
 
     async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[GradeReason]:
         """Score the answers. Raises VerifierFailed."""
-        return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[0]
+        return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[
+            0
+        ]
 
     async def write(self, step: Callable[..., T], *arguments: object) -> T:
         """Run a step of the store. Raises Refused where the database fails."""
@@ -394,7 +480,9 @@ class JudgeService:
     async def _told(self, outcome: Awaitable[T]) -> T:
         try:
             return await outcome
-        except FAILURES:  # a full or broken disk, a server that is gone; the operator hears of it in the log, the node gets a refusal
+        except FAILURES:
+            # A full or broken disk, a server that is gone; the operator hears of it in the log, the node gets
+            # a refusal
             log.exception("cannot use the database")
             self._failed = self._monotonic()
             raise Refused(FAULT) from None

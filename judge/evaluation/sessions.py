@@ -1,12 +1,16 @@
-"""Open questions: each drawn for one peer, answered once, by that peer, before the deadline. Pure: time and randomness are arguments.
+"""Open questions: each drawn for one peer, answered once, by that peer, before the deadline.
+
+Pure: time and randomness are arguments.
 
 Rules
-1. A peer has as many open questions as it asked for at once. Asking again returns the same ones: nobody can shop for an easy question, and
-   a node whose connection broke gets its questions back.
-2. A question is closed when its answer arrives, before scoring: of two answers that arrive together only one counts.
-3. Closed questions are remembered for a while (bounded), so that a second or late answer gets the right error.
-4. Keys are free, so open questions are limited by network, and more tightly for peers without a record. If all places are taken, a peer
-   with a record displaces the newest question of a peer without one.
+1. A peer has as many open questions as it asked for at once. Asking again returns the same ones: nobody can
+   shop for an easy question, and a node whose connection broke gets its questions back.
+2. A question is closed when its answer arrives, before scoring: of two answers that arrive together only one
+   counts.
+3. Closed questions are remembered for a while (bounded), so that a second or late answer gets the right
+   error.
+4. Keys are free, so open questions are limited by network, and more tightly for peers without a record. If
+   all places are taken, a peer with a record displaces the newest question of a peer without one.
 """
 
 import random
@@ -14,7 +18,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from judge.errors import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.errors import (
+    ALREADY_ANSWERED,
+    BUSY,
+    CROWDED,
+    DISPLACED,
+    GIVEN_UP,
+    NO_SUCH_QUESTION,
+    OTHER_PEER,
+    TOO_LATE,
+    Refusal,
+)
 from judge.evaluation.questions import Drawn
 from judge.types import UNNAMED, Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
@@ -39,7 +53,9 @@ class AskResult:
 
 
 class Sessions:
-    def __init__(self, draw: Callable[[PeerId], Drawn], rng: random.Random, deadline: float, room: Room) -> None:
+    def __init__(
+        self, draw: Callable[[PeerId], Drawn], rng: random.Random, deadline: float, room: Room
+    ) -> None:
         """`draw`: the peer's next held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
         self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
@@ -56,7 +72,13 @@ class Sessions:
         return [self._open[id] for id in self._of_peer.get(peer, ())]
 
     def ask(
-        self, peer: PeerId, asker: Requester, now: float, attributes: Attributes = UNNAMED, answers: int = 1, most: int = 1
+        self,
+        peer: PeerId,
+        asker: Requester,
+        now: float,
+        attributes: Attributes = UNNAMED,
+        answers: int = 1,
+        most: int = 1,
     ) -> AskResult | Refusal:
         """Open a new question for the peer, or return its oldest open one where it has `most`.
 
@@ -75,7 +97,9 @@ class Sessions:
             displaced = self._open[next(reversed(self._newcomers))]
             self._close(displaced, DISPLACED)
         id, ends = f"{self._rng.getrandbits(128):032x}", now + self._deadline
-        question = OpenQuestion(id, peer, drawn.task, now, ends, asker, attributes, answers, drawn.window, drawn.place)
+        question = OpenQuestion(
+            id, peer, drawn.task, now, ends, asker, attributes, answers, drawn.window, drawn.place
+        )
         self._open[question.id] = question
         self._of_peer.setdefault(peer, []).append(question.id)
         self._held[asker] += 1
@@ -96,7 +120,11 @@ class Sessions:
         if now > question.deadline:
             return TOO_LATE  # `expire` will close it, and say so to the store
         if answers != question.answers:
-            return Refusal(422, f"the question wants {question.answers} answers, not {answers}", "Send as many as you asked for.")
+            return Refusal(
+                422,
+                f"the question wants {question.answers} answers, not {answers}",
+                "Send as many as you asked for.",
+            )
         self._close(question, ALREADY_ANSWERED)
         return question
 
@@ -110,7 +138,10 @@ class Sessions:
         return late
 
     def withdraw(self, question: OpenQuestion) -> None:
-        """Forget a question that was never handed out. It may be closed: displaced, say, while it was written."""
+        """Forget a question that was never handed out.
+
+        It may be closed: displaced, say, while it was written.
+        """
         if question.id in self._open:
             self._close(question, NO_SUCH_QUESTION)
 

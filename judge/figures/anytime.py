@@ -1,15 +1,19 @@
-"""Intervals and tests that hold for those who look at every moment: whenever one stops to look, the error is what it says. Pure.
+"""Intervals and tests that hold for those who look at every moment.
 
-**A node's pass@1** (`always`). A confidence sequence: with 95 % it holds the mean chance of a right answer so far, at all moments together.
-The chance may change with training. For each bet b the product of exp(b x) / (1 + p_i (exp(b) - 1)) over answers x is a martingale, and by
-Jensen the mean of the p_i may stand for each; a fixed mixture of bets and Ville's inequality give the interval (Howard, Ramdas, McAuliffe,
-Sekhon, Annals of Statistics 49, 2021; Waudby-Smith and Ramdas, JRSS B 86, 2024).
+Whenever one stops to look, the error is what it says. Pure.
 
-**Swarm against solo** (`paired_test`). The unit is the peer, so the first swarm peer to get to a normalised round is paired with the first
-solo peer that does, and so on. If sharing changed nothing, the sign of a difference would be a fair coin, whatever its size and however the
-evaluations of a peer depend on each other. Bets on these coins, sized by the differences alone, multiply to an e-value (after de la Peña,
-Annals of Probability 27, 1999): the chance that it ever gets to 20 is 5 % at most. It is worked out at a few rounds (rounds.HORIZONS), and
-each may spend its share of the 5 %.
+**A node's pass@1** (`always`). A confidence sequence: with 95 % it holds the mean chance of a right answer so
+far, at all moments together. The chance may change with training. For each bet b the product of exp(b x) / (1
++ p_i (exp(b) - 1)) over answers x is a martingale, and by Jensen the mean of the p_i may stand for each; a
+fixed mixture of bets and Ville's inequality give the interval (Howard, Ramdas, McAuliffe, Sekhon, Annals of
+Statistics 49, 2021; Waudby-Smith and Ramdas, JRSS B 86, 2024).
+
+**Swarm against solo** (`paired_test`). The unit is the peer, so the first swarm peer to get to a normalised
+round is paired with the first solo peer that does, and so on. If sharing changed nothing, the sign of a
+difference would be a fair coin, whatever its size and however the evaluations of a peer depend on each other.
+Bets on these coins, sized by the differences alone, multiply to an e-value (after de la Peña, Annals of
+Probability 27, 1999): the chance that it ever gets to 20 is 5 % at most. It is worked out at a few rounds
+(rounds.HORIZONS), and each may spend its share of the 5 %.
 """
 
 from collections.abc import Mapping, Sequence

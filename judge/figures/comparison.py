@@ -1,16 +1,19 @@
 """Swarm against solo over normalised rounds: SAPO (arXiv 2509.08721), section 6 and Figure 3. Pure.
 
-The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other, and a thousand of them are
-still one node. So each peer gives one value at each normalised round, its cumulative reward so far (rounds.py), and the means of
-peers are compared by Welch's t, which wants neither equal variances nor equal numbers: solo peers are few. A permutation test would need
-every peer's value at every look; Welch needs three sums, and among 6 peers or more its level was within a percent of it in simulations
-(docs/judge-statistics.md).
+The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other,
+and a thousand of them are still one node. So each peer gives one value at each normalised round, its
+cumulative reward so far (rounds.py), and the means of peers are compared by Welch's t, which wants neither
+equal variances nor equal numbers: solo peers are few. A permutation test would need every peer's value at
+every look; Welch needs three sums, and among 6 peers or more its level was within a percent of it in
+simulations (docs/judge-statistics.md).
 
-The values at successive rounds contain each other, so their tests depend on each other. Holm's correction holds under any dependence, and
-bounds the chance of one false round among all. Benjamini and Hochberg's bounds the share of false ones among those found, where dependence
-is positive, as it is between sums that contain each other.
+The values at successive rounds contain each other, so their tests depend on each other. Holm's correction
+holds under any dependence, and bounds the chance of one false round among all. Benjamini and Hochberg's
+bounds the share of false ones among those found, where dependence is positive, as it is between sums that
+contain each other.
 
-All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is anytime.py.
+All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is
+anytime.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,8 @@ from judge.figures.intervals import Interval
 from judge.figures.rounds import bin_end
 
 LEVEL = 0.05
-FIRST = 20  # round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is small
+# Round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is small
+FIRST = 20
 FEWEST = 6  # peers that each side must have at a round that is tested,
 SHARE = 0.1  # and this share of those it had at first: a handful that stayed longest says little of all
 ROUNDING = 1e-12  # a spread below this share of the sum of squares is none
@@ -34,7 +38,10 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BinSums:
-    """Of the peers of one arm at the end of one bin: their number, the sum of their values and of their squares."""
+    """Of the peers of one arm at the end of one bin.
+
+    Their number, the sum of their values and of their squares.
+    """
 
     peers: int
     total: float
@@ -53,7 +60,8 @@ class ArmData:
     """What is kept of one model, swarm or solo."""
 
     bins: Mapping[int, BinSums]
-    finishers: Mapping[int, Sequence[float]]  # by horizon, the peers' values in the order in which they got there
+    # By horizon, the peers' values in the order in which they got there
+    finishers: Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,10 @@ class ArmsView:
 
 @dataclass(frozen=True, slots=True)
 class ArmPoint:
-    """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t); none of one peer alone."""
+    """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t).
+
+    None of one peer alone.
+    """
 
     round: int
     peers: int
@@ -93,7 +104,8 @@ class ArmComparison:
     swarm: Sequence[ArmPoint]
     solo: Sequence[ArmPoint]
     tests: Sequence[RoundTest]
-    holm_from: int | None  # from this round on, the difference is significant and has one sign; None: from none
+    # From this round on, the difference is significant and has one sign; None: from none
+    holm_from: int | None
     benjamini_hochberg_from: int | None
 
 
@@ -113,7 +125,14 @@ def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[Ro
     gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
     rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
     return [
-        RoundTest(bin_end(bin), bin_end(bin) * float(gain), _times(bin_end(bin), float(gain), float(half)), float(raw), by_holm, by_bh)
+        RoundTest(
+            bin_end(bin),
+            bin_end(bin) * float(gain),
+            _times(bin_end(bin), float(gain), float(half)),
+            float(raw),
+            by_holm,
+            by_bh,
+        )
         for bin, gain, half, raw, by_holm, by_bh in rows
     ]
 
@@ -125,7 +144,8 @@ def _enough(arm: Mapping[int, BinSums]) -> set[int]:
 
 
 def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
-    """Pair by pair: difference of the means, half its 95 % interval, and the two-sided p of Welch's t (Biometrika 34, 1947).
+    """Pair by pair: difference of the means, half its 95 % interval, and the two-sided p of Welch's t
+    (Biometrika 34, 1947).
 
     Where neither arm varies nothing is known of chance: the interval is unbounded and p is 1.
     """
@@ -141,7 +161,9 @@ def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Re
 
 def _columns(arms: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
     """Peers, mean, and the mean's variance."""
-    n, total, squares = np.array([(arm.peers, arm.total, arm.squares) for arm in arms], dtype=float).reshape(-1, 3).T
+    n, total, squares = (
+        np.array([(arm.peers, arm.total, arm.squares) for arm in arms], dtype=float).reshape(-1, 3).T
+    )
     mean = total / n
     spread = squares - total * mean
     return n, mean, np.where(spread > ROUNDING * squares, spread, 0.0) / (n - 1) / n
@@ -155,7 +177,8 @@ def holm(p: Sequence[float] | Reals) -> list[float]:
 
 
 def benjamini_hochberg(p: Sequence[float] | Reals) -> list[float]:
-    """p-values adjusted by Benjamini and Hochberg (JRSS B 57, 1995), as scipy.stats.false_discovery_control has them.
+    """p-values adjusted by Benjamini and Hochberg (JRSS B 57, 1995), as scipy.stats.false_discovery_control
+    has them.
 
     Not called from there: importing scipy.stats takes 0.8 s of CPU, which every start of a judge would pay.
     """
@@ -171,7 +194,9 @@ def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
 
 
 def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
-    """Find the first round from which on every (round, difference, adjusted p) is significant, with the sign of the last."""
+    """Find the first round from which on every (round, difference, adjusted p) is significant, with the sign
+    of the last.
+    """
     first = None
     for round_number, difference, p in reversed(tests):
         if p >= LEVEL or difference * tests[-1][1] <= 0:
@@ -188,7 +213,14 @@ def _points(arm: Mapping[int, BinSums]) -> list[ArmPoint]:
     points = []
     for bin, middle, around in zip(bins, mean, half, strict=True):
         peers, end = arm[bin].peers, bin_end(bin)
-        points.append(ArmPoint(end, peers, end * float(middle), _times(end, float(middle), float(around)) if peers > 1 else None))
+        points.append(
+            ArmPoint(
+                end,
+                peers,
+                end * float(middle),
+                _times(end, float(middle), float(around)) if peers > 1 else None,
+            )
+        )
     return points
 
 

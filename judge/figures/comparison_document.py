@@ -1,4 +1,7 @@
-"""GET /v1/comparison: swarm against solo of one model, as a chart needs it. Pure; docs/judge-protocol.md describes the fields."""
+"""GET /v1/comparison: swarm against solo of one model, as a chart needs it.
+
+Pure; docs/judge-protocol.md describes the fields.
+"""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -14,11 +17,17 @@ DIGITS = 6  # significant ones
 def comparison_document(view: ArmsView) -> dict[str, Any]:
     found = compare(view.swarm.bins, view.solo.bins)
     return {
-        "schema": SCHEMA, "model": view.model, "models": _models(view.sizes), "level": LEVEL, "fewest_peers": FEWEST,
-        "swarm": _curve(found.swarm), "solo": _curve(found.solo), "tests": _tests(found.tests),
+        "schema": SCHEMA,
+        "model": view.model,
+        "models": _models(view.sizes),
+        "level": LEVEL,
+        "fewest_peers": FEWEST,
+        "swarm": _curve(found.swarm),
+        "solo": _curve(found.solo),
+        "tests": _tests(found.tests),
         "significant_from": {"holm": found.holm_from, "benjamini_hochberg": found.benjamini_hochberg_from},
         "anytime": _anytime(paired_test(view.swarm.finishers, view.solo.finishers)),
-    }  # fmt: skip
+    }
 
 
 def _models(sizes: Sequence[ArmSize]) -> list[dict[str, Any]]:
@@ -52,7 +61,13 @@ def _tests(tests: Sequence[RoundTest]) -> dict[str, list[Any]]:
 
 def _anytime(test: AnytimeTest) -> dict[str, Any]:
     horizons = [
-        {"round": at.round, "pairs": at.pairs, "difference": _short(at.difference), "evidence": _short(at.evidence)} for at in test.horizons
+        {
+            "round": at.round,
+            "pairs": at.pairs,
+            "difference": _short(at.difference),
+            "evidence": _short(at.evidence),
+        }
+        for at in test.horizons
     ]
     verdict = "not known" if test.better is None else "better" if test.better else "worse"
     return {"verdict": verdict, "p": _short(test.p), "horizons": horizons}

@@ -15,7 +15,8 @@ class Interval:
 def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
     """Wilson's score interval (JASA 22, 1927) of a proportion. No trials: nothing is known, so [0, 1].
 
-    Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is where new nodes are.
+    Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is
+    where new nodes are.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")
@@ -26,7 +27,9 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
     centre = (share + z * z / (2 * trials)) / shrink
     half = z / shrink * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     # Exactly 0 and 1 at the ends, where rounding would leave a hair.
-    return Interval(max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0)
+    return Interval(
+        max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0
+    )
 
 
 def pass_at(k: int, answers: int, right: int) -> float:

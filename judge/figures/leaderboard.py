@@ -1,10 +1,11 @@
 """Scores of peers, and their order on the leaderboard. Pure.
 
-The score is pass@1 over a peer's last WINDOW questions, since a model changes while it trains. A question that was not answered in time
-counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the lower end of the interval that holds at all moments together
-(`anytime.always`), so that two lucky answers do not beat ninety right ones of a hundred, and so that keys are not worth collecting:
-of 1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69, and by Wilson's interval it would be by 0.80. Those with
-fewer than LISTED_ANSWERS answers are not on the board.
+The score is pass@1 over a peer's last WINDOW questions, since a model changes while it trains. A question
+that was not answered in time counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the
+lower end of the interval that holds at all moments together (`anytime.always`), so that two lucky answers do
+not beat ninety right ones of a hundred, and so that keys are not worth collecting: of 1,000 keys of a node
+that is right in 60 %, the luckiest is ranked by 0.69, and by Wilson's interval it would be by 0.80. Those
+with fewer than LISTED_ANSWERS answers are not on the board.
 """
 
 from collections import Counter
@@ -58,8 +59,10 @@ class Record:
     recent: Sequence[tuple[str, float]] = ()  # (specialty, reward) of the last WINDOW questions, oldest first
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
     said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/types.py)
-    samples: Sequence[tuple[int, int]] = ()  # (answers, right ones) of those of the last WINDOW questions that wanted several
-    verified: Mapping[str, Any] | None = None  # its newest verified evaluation (judge/figures/verification.py)
+    # (answers, right ones) of those of the last WINDOW questions that wanted several
+    samples: Sequence[tuple[int, int]] = ()
+    # Its newest verified evaluation (judge/figures/verification.py)
+    verified: Mapping[str, Any] | None = None
 
     @property
     def tier(self) -> str:
@@ -99,7 +102,8 @@ class BoardView:
 class Standing:
     rank: int
     record: Record
-    ties: RankRange | None = None  # the ranks that chance leaves open (judge/figures/ranks.py); None: not asked for
+    # The ranks that chance leaves open (judge/figures/ranks.py); None: not asked for
+    ties: RankRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,10 @@ class LeaderboardPage:
 
 @dataclass(frozen=True, slots=True)
 class SwarmProgress:
-    """What the same listed nodes got right at first and lately: those that were asked more than WINDOW questions."""
+    """What the same listed nodes got right at first and lately.
+
+    Those that were asked more than WINDOW questions.
+    """
 
     nodes: int
     before: float  # share of right answers in all their questions but for the last WINDOW of each
@@ -139,8 +146,10 @@ class SwarmHealth:
     seen_hour: int  # peers seen within the last hour,
     seen_day: int  # and day
     rounds_an_hour: float  # of those seen within the last hour, by what they say
-    hours: Sequence[tuple[int, int]]  # (beginning of the hour in seconds since the epoch, questions) of the last day
-    groups: Mapping[str, Sequence[tuple[str | None, int]]]  # of those seen within the last day: by model, version …; null: not said
+    # (beginning of the hour in seconds since the epoch, questions) of the last day
+    hours: Sequence[tuple[int, int]]
+    # Of those seen within the last day: by model, version …; null: not said
+    groups: Mapping[str, Sequence[tuple[str | None, int]]]
     progress: SwarmProgress | None  # None: no node has been asked more than WINDOW questions
 
     @property
@@ -160,7 +169,10 @@ def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTall
 
 
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
-    """Numbers of the answers that a curve of at most `points` points shows, of 1..answered: evenly spaced, the last included."""
+    """Numbers of the answers that a curve of at most `points` points shows, of 1..answered.
+
+    Evenly spaced, the last included.
+    """
     if answered <= points:
         return tuple(range(1, answered + 1))
     return tuple(sorted({round(1 + i * (answered - 1) / (points - 1)) for i in range(points)}))

@@ -1,9 +1,12 @@
-"""Train/test overlap: the share of judge questions whose text is not among training questions. Measured data; pure.
+"""Train/test overlap: the share of judge questions whose text is not among training questions.
 
-A judge draws from numbers that no node trains on and, in specialties with enough texts, of texts that none trains on. In the others two
-numbers give one text. The share of the questions whose text is not among TRAINING training questions of the specialty (what eight nodes
-ask in a thousand rounds) is measured by `python -m benchmarks.overlap`, by the digest of the questions (`Curriculum.questions`): others
-have no figures until they are measured.
+Measured data; pure.
+
+A judge draws from numbers that no node trains on and, in specialties with enough texts, of texts that none
+trains on. In the others two numbers give one text. The share of the questions whose text is not among
+TRAINING training questions of the specialty (what eight nodes ask in a thousand rounds) is measured by
+`python -m benchmarks.overlap`, by the digest of the questions (`Curriculum.questions`): others have no
+figures until they are measured.
 """
 
 from collections.abc import Mapping
@@ -12,14 +15,28 @@ TRAINING = 4_000
 
 _NEW_TEXTS: Mapping[str, Mapping[str, float]] = {
     "33297f0f8bde1cc8": {  # sapo-9, strict or not
-        "arc_1d": 1.0, "base_conversion": 1.0, "basic_arithmetic": 1.0, "bf": 1.0, "binary_matrix": 1.0,
-        "calendar_arithmetic": 1.0, "decimal_arithmetic": 1.0, "fraction_simplification": 1.0, "propositional_logic": 1.0,
+        "arc_1d": 1.0,
+        "base_conversion": 1.0,
+        "basic_arithmetic": 1.0,
+        "bf": 1.0,
+        "binary_matrix": 1.0,
+        "calendar_arithmetic": 1.0,
+        "decimal_arithmetic": 1.0,
+        "fraction_simplification": 1.0,
+        "propositional_logic": 1.0,
     },
     "eb080220bdeba630": {  # tiny-9, likewise
-        "arc_1d": 1.0, "base_conversion": 0.0, "basic_arithmetic": 0.0, "bf": 1.0, "binary_matrix": 0.007,
-        "calendar_arithmetic": 1.0, "decimal_arithmetic": 1.0, "fraction_simplification": 0.0, "propositional_logic": 0.093,
+        "arc_1d": 1.0,
+        "base_conversion": 0.0,
+        "basic_arithmetic": 0.0,
+        "bf": 1.0,
+        "binary_matrix": 0.007,
+        "calendar_arithmetic": 1.0,
+        "decimal_arithmetic": 1.0,
+        "fraction_simplification": 0.0,
+        "propositional_logic": 0.093,
     },
-}  # fmt: skip
+}
 
 
 def new_texts(questions: str) -> Mapping[str, float]:

@@ -1,8 +1,9 @@
 """Ranks that chance can explain are shown as ties. Pure.
 
-Every listed peer gets an exact interval (Clopper and Pearson) wide enough that all of them hold at once with 95 % (Šidák). A peer is
-certainly behind those whose interval lies above its own, and certainly before those whose interval lies below. So its true rank lies
-between, for all peers at once (Klein, Wright and Wieczorek, JRSS C 69, 2020). It holds for one look at the board, not for all looks.
+Every listed peer gets an exact interval (Clopper and Pearson) wide enough that all of them hold at once with
+95 % (Šidák). A peer is certainly behind those whose interval lies above its own, and certainly before those
+whose interval lies below. So its true rank lies between, for all peers at once (Klein, Wright and Wieczorek,
+JRSS C 69, 2020). It holds for one look at the board, not for all looks.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,10 @@ class RankRanges:
         if not peers:
             self._ranges: dict[tuple[int, int], RankRange] = {}
             return
-        right, n, many = (np.array(column, dtype=float) for column in zip(*((*score, m) for score, m in peers.items()), strict=True))
+        right, n, many = (
+            np.array(column, dtype=float)
+            for column in zip(*((*score, m) for score, m in peers.items()), strict=True)
+        )
         tail = (1 - (1 - LEVEL) ** (1 / many.sum())) / 2
         with np.errstate(invalid="ignore"):
             low = np.where(right > 0, betaincinv(right, n - right + 1, tail), 0.0)

@@ -1,17 +1,21 @@
-"""Normalised rounds: a peer's rewards by how many rounds it has trained (SAPO, arXiv 2509.08721, section 6 and Figure 3). Pure.
+"""Normalised rounds: a peer's rewards by how many rounds it has trained (SAPO, arXiv 2509.08721, section 6
+and Figure 3). Pure.
 
-Nodes come and go, so neither the time of day nor the count of evaluations puts two of them side by side. Here the normalised round of an
-evaluation is the node's own round, signed with its request: how often it has updated its model, whenever it began.
+Nodes come and go, so neither the time of day nor the count of evaluations puts two of them side by side. Here
+the normalised round of an evaluation is the node's own round, signed with its request: how often it has
+updated its model, whenever it began.
 
-Rounds are put in bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is the mean of its evaluations times
-its rounds, so whoever is evaluated more often does not earn more. A bin without an evaluation has the mean of the bin before; before the
-first, of the first. Cumulative reward is the sum over bins.
+Rounds are put in bins: 5 rounds each up to round 160, then 16 bins to each doubling. A bin's reward is the
+mean of its evaluations times its rounds, so whoever is evaluated more often does not earn more. A bin without
+an evaluation has the mean of the bin before; before the first, of the first. Cumulative reward is the sum
+over bins.
 
 What counts, for one peer and one model:
 1. It is in the swarm or solo as it said first. Once it says otherwise, it counts no further.
-2. A bin counts when it is over: with the first evaluation of a later one. What comes for an earlier bin counts as nothing, so a figure that
-   was shown is never changed.
-3. After more than MISSED bins without an evaluation it counts no further. So does a peer whose first evaluation comes that late.
+2. A bin counts when it is over: with the first evaluation of a later one. What comes for an earlier bin
+   counts as nothing, so a figure that was shown is never changed.
+3. After more than MISSED bins without an evaluation it counts no further. So does a peer whose first
+   evaluation comes that late.
 """
 
 from collections.abc import Sequence
@@ -22,7 +26,8 @@ BIN_ROUNDS = 5
 PER_DOUBLING = 16
 MISSED = 16  # bins
 ROUNDS = BIN_ROUNDS * 2**20  # later rounds are not compared
-# Bins that end at round 40, 160, 640, 2,560 and 10,240: the anytime test looks at these (judge/figures/anytime.py).
+# Bins that end at round 40, 160, 640, 2,560 and 10,240: the anytime test looks at these
+# (judge/figures/anytime.py).
 HORIZONS = (7, 31, 63, 95, 127)
 
 
@@ -59,7 +64,9 @@ class ClosedBin:
     value: float  # cumulative reward at its end, divided by its rounds: in [0, 1]
 
 
-def advance(before: PeerProgress | None, sharing: str, round_number: int, reward: float) -> tuple[PeerProgress, Sequence[ClosedBin]]:
+def advance(
+    before: PeerProgress | None, sharing: str, round_number: int, reward: float
+) -> tuple[PeerProgress, Sequence[ClosedBin]]:
     """After one more evaluation; and the bins that it closes."""
     bin = bin_of(round_number) if round_number < ROUNDS else bin_of(ROUNDS) + MISSED
     if before is None:

@@ -13,7 +13,10 @@ State = Literal["queued", "running", "done", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Weights that a peer has uploaded, or has named on the hub. Of the latter digest and size are empty until they are fetched."""
+    """Weights that a peer has uploaded, or has named on the hub.
+
+    Of the latter digest and size are empty until they are fetched.
+    """
 
     id: str  # 32 hex digits, unguessable
     peer: PeerId
@@ -60,9 +63,17 @@ class Verification:
         """As JSON."""
         upload = self.upload
         said: dict[str, Any] = {
-            "tier": "verified", "verification": upload.id, "peer": upload.peer, "state": self.state, "at": self.at, "model": upload.model,
-            "lora_rank": upload.lora_rank, "weights": upload.digest, "bytes": upload.size, "answers": upload.answers,
-        }  # fmt: skip
+            "tier": "verified",
+            "verification": upload.id,
+            "peer": upload.peer,
+            "state": self.state,
+            "at": self.at,
+            "model": upload.model,
+            "lora_rank": upload.lora_rank,
+            "weights": upload.digest,
+            "bytes": upload.size,
+            "answers": upload.answers,
+        }
         if self.state == "refused":
             said |= {"error": self.error, "remedy": self.remedy}
         if self.state == "done":
@@ -73,7 +84,10 @@ class Verification:
 
 
 def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
-    """Work out the figures of a receipt and of a page: by specialty, pass@k, and each question as it can be asked again."""
+    """Work out the figures of a receipt and of a page.
+
+    By specialty, pass@k, and each question as it can be asked again.
+    """
     specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
     ks = [k for k in (1, 2, 4, 8, 16) if k <= upload.answers] if upload.answers > 1 else []
     total = tally([(answer.specialty, answer.reward) for answer in answers])
@@ -81,6 +95,10 @@ def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any
         "right": total.right,
         "n": total.answers,
         "specialties": {name: [of.right, of.answers] for name, of in specialties.items()},
-        "pass_at": {str(k): sum(pass_at(k, upload.answers, a.correct) for a in answers) / len(answers) for k in ks if answers},
+        "pass_at": {
+            str(k): sum(pass_at(k, upload.answers, a.correct) for a in answers) / len(answers)
+            for k in ks
+            if answers
+        },
         "questions": [[answer.specialty, answer.n, answer.reward, answer.correct] for answer in answers],
     }

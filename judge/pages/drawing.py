@@ -8,10 +8,12 @@ from judge.figures.intervals import Interval
 
 Points = Sequence[tuple[float, float]]
 Segment = tuple[int, int, float, Interval]  # first and last question, share of right answers, its interval
-Arm = tuple[str, Sequence[tuple[float, float, float, float]]]  # its name; round, mean, lower and upper end of the band
+# Its name; round, mean, lower and upper end of the band
+Arm = tuple[str, Sequence[tuple[float, float, float, float]]]
 
 LEFT, FOOT, TOP = 72, 34, 14  # around a chart's inside: room for "100%" in the style sheet's largest letters
-_BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))  # white text on each is legible
+# White text on each is legible
+_BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
 
 
 def sparkline(points: Points, width: int = 120, height: int = 28) -> Markup:
@@ -30,8 +32,9 @@ def whisker(share: float, interval: Interval, width: int = 120) -> Markup:
     """Draw a share and its interval on the scale 0..1."""
     low, high, dot = (round(3 + value * (width - 6), 1) for value in (interval.low, interval.high, share))
     return _drawn(
-        f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><line class="axis" x1="3" x2="{width - 3}" y1="7" y2="7"/>'
-        f'<line class="range" x1="{low}" x2="{high}" y1="7" y2="7"/><circle class="dot" cx="{dot}" cy="7" r="3.6"/></svg>'
+        f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><line class="axis" x1="3"'
+        f' x2="{width - 3}" y1="7" y2="7"/><line class="range" x1="{low}" x2="{high}" y1="7" y2="7"/><circle'
+        f' class="dot" cx="{dot}" cy="7" r="3.6"/></svg>'
     )
 
 
@@ -49,7 +52,12 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
     )
     label = f"Right answers over questions of {', '.join(name for name, _ in curves)}"
     levels = [(value / top_y, figure(value)) for value in ticks(top_y)]
-    return _framed(label, _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner) + lines, width, height)
+    return _framed(
+        label,
+        _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner) + lines,
+        width,
+        height,
+    )
 
 
 def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220) -> Markup:
@@ -66,7 +74,10 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
         f"<title>questions {first} to {last}: {share:.0%}</title></circle>"
         for x, (first, last, share, _) in zip(middle, segments, strict=True)
     )
-    drawn = f'<polygon class="band" points="{band}"/><polyline class="line c0" points="{_line(shares, top_x, 1.0, *inner)}"/>{dots}'
+    drawn = (
+        f'<polygon class="band" points="{band}"/><polyline class="line c0"'
+        f' points="{_line(shares, top_x, 1.0, *inner)}"/>{dots}'
+    )
     levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
     scale = _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner)
     return _framed("pass@1 over this node's questions", scale + drawn, width, height)
@@ -80,13 +91,25 @@ def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, hei
     drawn = ""
     for colour, (_, points) in enumerate(arms):
         highs, lows = [(x, high) for x, _, _, high in points], [(x, max(0.0, low)) for x, _, low, _ in points]
-        drawn += f'<polygon class="band c{colour}" points="{_line([*highs, *reversed(lows)], top_x, top_y, *inner)}"/>'
-        drawn += f'<polyline class="line c{colour}" points="{_line([(x, mean) for x, mean, *_ in points], top_x, top_y, *inner)}"/>'
+        drawn += (
+            f'<polygon class="band c{colour}"'
+            f' points="{_line([*highs, *reversed(lows)], top_x, top_y, *inner)}"/>'
+        )
+        drawn += (
+            f'<polyline class="line c{colour}"'
+            f' points="{_line([(x, mean) for x, mean, *_ in points], top_x, top_y, *inner)}"/>'
+        )
     if mark is not None:
         x = f"{inner[0] * mark / top_x:.1f}"
-        drawn += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{inner[1]}"><title>significant from here on</title></line>'
+        drawn += (
+            f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{inner[1]}"><title>significant from here'
+            " on</title></line>"
+        )
     levels, marks = ([(value / top, figure(value)) for value in ticks(top)] for top in (top_y, top_x))
-    label = f"Mean cumulative reward over normalised rounds of {' and '.join(name for name, _ in arms)}, with 95 % bands"
+    label = (
+        f"Mean cumulative reward over normalised rounds of {' and '.join(name for name, _ in arms)}, with 95"
+        " % bands"
+    )
     return _framed(label, _scale(levels, marks, *inner) + drawn, width, height)
 
 
@@ -96,8 +119,9 @@ def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height
     top = float(max(1, *(count for _, count in counts)))
     step = inner_width / len(counts)
     drawn = "".join(
-        f'<rect class="bar" x="{place * step + 2:.1f}" y="{inner_height * (1 - count / top):.1f}" width="{step - 4:.1f}" '
-        f'height="{inner_height * count / top:.1f}"><title>{escape(name)}: {count}</title></rect>'
+        f'<rect class="bar" x="{place * step + 2:.1f}" y="{inner_height * (1 - count / top):.1f}"'
+        f' width="{step - 4:.1f}" height="{inner_height * count / top:.1f}"><title>{escape(name)}:'
+        f" {count}</title></rect>"
         for place, (name, count) in enumerate(counts)
     )
     named = [((place + 0.5) / len(counts), name) for place, (name, _) in enumerate(counts) if place % 6 == 0]
@@ -112,7 +136,8 @@ def badge(share: float, interval: Interval, answers: int) -> str:
     left, right = 56, round(6.4 * len(value)) + 14
     text = '<text x="{}" y="14" textLength="{}" lengthAdjust="spacingAndGlyphs">{}</text>'.format
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" aria-label="swarmd: {value}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img"'
+        f' aria-label="swarmd: {value}">'
         f"<title>swarmd: {value}</title>"
         f'<rect width="{left + right}" height="20" rx="3" fill="#3b3f46"/>'
         f'<path d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z" fill="{colour}"/>'
@@ -139,15 +164,19 @@ def _framed(label: str, inside: str, width: int, height: int) -> Markup:
     )
 
 
-def _scale(levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str]], width: float, height: float) -> str:
+def _scale(
+    levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str]], width: float, height: float
+) -> str:
     """Lines with their names, at these parts of the height; names at these parts of the width."""
     across = "".join(
-        f'<line class="axis" x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/><text x="-6" y="{y + 4:.1f}" text-anchor="end">{name}</text>'
+        f'<line class="axis" x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/><text x="-6" y="{y + 4:.1f}"'
+        f' text-anchor="end">{name}</text>'
         for part, name in levels
         for y in [height * (1 - part)]
     )
     return across + "".join(
-        f'<text x="{width * part:.1f}" y="{height + 24}" text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
+        f'<text x="{width * part:.1f}" y="{height + 24}"'
+        f' text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
         for part, name in marks
     )
 

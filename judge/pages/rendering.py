@@ -1,4 +1,7 @@
-"""The templates, with escaping of all text, and what they write numbers and times with. Nothing here depends on who reads."""
+"""The templates, with escaping of all text, and what they write numbers and times with.
+
+Nothing here depends on who reads.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -17,7 +20,13 @@ from p2p.identity import nickname
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-NAVIGATION = (("/", "Leaderboard"), ("/compare", "Swarm against solo"), ("/swarm", "Swarm health"), ("/join", "Join"), ("/about", "About"))
+NAVIGATION = (
+    ("/", "Leaderboard"),
+    ("/compare", "Swarm against solo"),
+    ("/swarm", "Swarm health"),
+    ("/join", "Join"),
+    ("/about", "About"),
+)
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -31,7 +40,11 @@ HEADERS = {
 
 def visible(text: str) -> str:
     """Remove control characters, and those that reorder or hide other text."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    )
 
 
 def cut(text: str, most: int) -> str:
@@ -78,13 +91,26 @@ def _shown(value: Any) -> Any:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_shown
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_shown,
     )
-    environment.filters |= {"cut": cut, "lines": lines, "percent": percent, "number": number, "iso": iso, "ago": ago, "nickname": nickname}
+    environment.filters |= {
+        "cut": cut,
+        "lines": lines,
+        "percent": percent,
+        "number": number,
+        "iso": iso,
+        "ago": ago,
+        "nickname": nickname,
+    }
     environment.filters["words"] = lambda name: name.replace("_", " ")
     environment.globals |= {"static": static, "pages": NAVIGATION, "here": ""}
     environment.globals |= {
-        name: getattr(drawing, name) for name in ("sparkline", "whisker", "chart", "pass_chart", "compare_chart", "bars")
+        name: getattr(drawing, name)
+        for name in ("sparkline", "whisker", "chart", "pass_chart", "compare_chart", "bars")
     }
     return environment
 

@@ -29,12 +29,25 @@ CSV_ROWS = 500
 BADGE_SECONDS = "public, max-age=300"
 YEAR = "public, max-age=31536000, immutable"  # an address with another content is another address
 ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
-SORTS = {"rank": "Rank", "score": "Score", "questions": "Questions", "reward": "Right answers", "seen": "Last seen", "new": "Newest"}
+SORTS = {
+    "rank": "Rank",
+    "score": "Score",
+    "questions": "Questions",
+    "reward": "Right answers",
+    "seen": "Last seen",
+    "new": "Newest",
+}
 COLUMNS = (
     ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"),
     ("reward", "Right answers"), ("seen", "Last seen"),
 )  # fmt: skip
-GROUP_TITLES = {"model": "Model", "version": "Version", "sharing": "Swarm or solo", "hardware": "Hardware", "strategy": "Strategy"}
+GROUP_TITLES = {
+    "model": "Model",
+    "version": "Version",
+    "sharing": "Swarm or solo",
+    "hardware": "Hardware",
+    "strategy": "Strategy",
+}
 SAID = {"sharing": "Swarm or solo", "strategy": "Strategy", "version": "Version", "hardware": "Hardware"}
 PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]
 NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is.")
@@ -74,7 +87,9 @@ def page(app: FastAPI, path: str) -> Callable[[PageHandler], Handler]:
 
 
 def refused_page(request: Request, refusal: Refusal) -> Response:
-    response = _rendered(request, "refused.html", {"error": refusal.error, "remedy": refusal.remedy}, refusal.status)
+    response = _rendered(
+        request, "refused.html", {"error": refusal.error, "remedy": refusal.remedy}, refusal.status
+    )
     if refusal.retry_after is not None:
         response.headers["retry-after"] = str(refusal.retry_after)
     return response
@@ -82,7 +97,12 @@ def refused_page(request: Request, refusal: Refusal) -> Response:
 
 def _rendered(request: Request, template: str, context: Mapping[str, Any], status: int = 200) -> Response:
     service = service_of(request)
-    given = {"curriculum": service.curriculum.name, "here": request.url.path, "now": service.now(), "base": base_of(request)}
+    given = {
+        "curriculum": service.curriculum.name,
+        "here": request.url.path,
+        "now": service.now(),
+        "base": base_of(request),
+    }
     given |= {"tiers": TIERS}
     given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW}
     return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
@@ -103,14 +123,21 @@ def _add_board(app: FastAPI) -> None:
         first = found.standings[:CHARTED] if front else []
         invited = service.settings.invitation and read_invitation(service.settings.invitation).name
         return "board.html", {
-            "board": found, "asked": asked, "sorts": SORTS, "columns": COLUMNS, "models": _models(found.models, asked.model),
+            "board": found,
+            "asked": asked,
+            "sorts": SORTS,
+            "columns": COLUMNS,
+            "models": _models(found.models, asked.model),
             "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
             "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
             "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
-            "json_link": _link("/v1/leaderboard", asked), "csv_link": _link("/leaderboard.csv", asked),
-            "charted": [(views.shown_name(s.record), s.record.curve) for s in first], "quarters": views.quarters,
-            "health": await service.swarm() if front else None, "swarm": invited,
-        }  # fmt: skip
+            "json_link": _link("/v1/leaderboard", asked),
+            "csv_link": _link("/leaderboard.csv", asked),
+            "charted": [(views.shown_name(s.record), s.record.curve) for s in first],
+            "quarters": views.quarters,
+            "health": await service.swarm() if front else None,
+            "swarm": invited,
+        }
 
     @readable(app, "/leaderboard.csv", kind=CsvResponse)
     async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
@@ -118,7 +145,11 @@ def _add_board(app: FastAPI) -> None:
         service = service_of(request)
         found = await board_of(request, asked.view(service.now()))
         text, after = views.csv_of(found)
-        headers = {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'} if after is not None else {}
+        headers = (
+            {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'}
+            if after is not None
+            else {}
+        )
         return CsvResponse(text, headers=headers)
 
 
@@ -134,10 +165,16 @@ def _add_nodes(app: FastAPI) -> None:
         tasks = [service.question(row["specialty"], row["n"]) for row in rows]
         history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
         return "node.html", {
-            "standing": standing, "segments": views.segments(record.curve), "segment_rows": views.segment_rows,
-            "specialties": by_specialty(record.recent), "passes": record.pass_at, "said": _said(record.model, record.said),
-            "history": history, "before": before is not None, "more": more,
-        }  # fmt: skip
+            "standing": standing,
+            "segments": views.segments(record.curve),
+            "segment_rows": views.segment_rows,
+            "specialties": by_specialty(record.recent),
+            "passes": record.pass_at,
+            "said": _said(record.model, record.said),
+            "history": history,
+            "before": before is not None,
+            "more": more,
+        }
 
     @readable(app, "/nodes/{peer}/badge.svg", documented=False)
     async def badge(request: Request, peer: PathName) -> Response:
@@ -150,7 +187,11 @@ def _add_nodes(app: FastAPI) -> None:
             "access-control-allow-origin": "*",
             "content-security-policy": "default-src 'none'",
         }
-        return Response(drawing.badge(score.share, score.interval, score.answers), headers=headers, media_type="image/svg+xml")
+        return Response(
+            drawing.badge(score.share, score.interval, score.answers),
+            headers=headers,
+            media_type="image/svg+xml",
+        )
 
     @page(app, "/evaluations/{id}")
     async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
@@ -160,19 +201,34 @@ def _add_nodes(app: FastAPI) -> None:
             raise Refused(NO_SUCH_QUESTION)
         task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
         receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, found) else None
-        answers = [] if found["answer"] is None else [(found["answer"], found["ended"], found["reason"], found["reward"])]
-        answers += [(a["text"], a["ended"], a["reason"], float(a["reason"] == "correct")) for a in found.get("further", ())]
+        answers = (
+            []
+            if found["answer"] is None
+            else [(found["answer"], found["ended"], found["reason"], found["reward"])]
+        )
+        answers += [
+            (a["text"], a["ended"], a["reason"], float(a["reason"] == "correct"))
+            for a in found.get("further", ())
+        ]
         return "evaluation.html", {
-            "e": {"reason": None, **found}, "question": task and task.question, "solution": task and service.solution(task),
-            "answers": answers, "said": _said(found["model"], found), "receipt": receipt,
-        }  # fmt: skip
+            "e": {"reason": None, **found},
+            "question": task and task.question,
+            "solution": task and service.solution(task),
+            "answers": answers,
+            "said": _said(found["model"], found),
+            "receipt": receipt,
+        }
 
 
 def _add_others(app: FastAPI) -> None:
     @page(app, "/compare")
     async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
         found = await service_of(request).comparison(model or None)
-        shown = {"arms": views.arms(found), "rows": views.comparison_rows(found), "from_round": found["significant_from"]["holm"]}
+        shown = {
+            "arms": views.arms(found),
+            "rows": views.comparison_rows(found),
+            "from_round": found["significant_from"]["holm"],
+        }
         shown["first_bin"] = BIN_ROUNDS
         return "compare.html", {"found": found, **shown}
 
@@ -185,12 +241,18 @@ def _add_others(app: FastAPI) -> None:
     @page(app, "/join")
     async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
-        return "join.html", _invited(service.settings.invitation, service.curriculum, f"{base_of(request)}/join")
+        return "join.html", _invited(
+            service.settings.invitation, service.curriculum, f"{base_of(request)}/join"
+        )
 
     @page(app, "/about")
     async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
-        return "about.html", {"judge": service.key, "new_texts": new_texts(service.curriculum.questions), "training": TRAINING}
+        return "about.html", {
+            "judge": service.key,
+            "new_texts": new_texts(service.curriculum.questions),
+            "training": TRAINING,
+        }
 
     @page(app, "/docs")
     async def docs(_request: Request) -> tuple[str, Mapping[str, Any]]:
@@ -213,7 +275,11 @@ def _add_files(app: FastAPI) -> None:
     @readable(app, "/metrics", kind=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Figures for Prometheus."""
-        return Response(await _metrics(request), headers={"cache-control": "no-store"}, media_type="text/plain; version=0.0.4")
+        return Response(
+            await _metrics(request),
+            headers={"cache-control": "no-store"},
+            media_type="text/plain; version=0.0.4",
+        )
 
 
 async def _metrics(request: Request) -> str:
@@ -230,15 +296,24 @@ async def _metrics(request: Request) -> str:
         ("rounds_an_hour", "gauge", "training rounds an hour, as the nodes say", health.rounds_an_hour),
     )
     lines = (
-        (f"# HELP swarmd_judge_{n} {what}", f"# TYPE swarmd_judge_{n} {kind}", f"swarmd_judge_{n} {v:.15g}") for n, kind, what, v in figures
+        (f"# HELP swarmd_judge_{n} {what}", f"# TYPE swarmd_judge_{n} {kind}", f"swarmd_judge_{n} {v:.15g}")
+        for n, kind, what, v in figures
     )
     return "".join(line + "\n" for three in lines for line in three)
 
 
 def _link(path: str, asked: BoardQuery, **other: Any) -> str:
     wanted = {**asked.model_dump(exclude_defaults=True), **other}
-    said = {name: int(value) if value is True else value for name, value in wanted.items() if value not in ("", 0, None, False)}
-    said = {name: value for name, value in said.items() if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE))}
+    said = {
+        name: int(value) if value is True else value
+        for name, value in wanted.items()
+        if value not in ("", 0, None, False)
+    }
+    said = {
+        name: value
+        for name, value in said.items()
+        if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE))
+    }
     return f"{path}?{urlencode(said)}" if said else path
 
 
@@ -247,18 +322,34 @@ def _models(frequent: Sequence[str], chosen: str) -> list[str]:
 
 
 def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    shares = f"{said['local']} of its own, {said['external']} of others" if said.get("local") is not None and "external" in said else None
+    shares = (
+        f"{said['local']} of its own, {said['external']} of others"
+        if said.get("local") is not None and "external" in said
+        else None
+    )
     words = [(title, said.get(name)) for name, title in SAID.items()]
     return [("Name", said.get("name")), ("Model", model), *words, ("In a batch", shares)]
 
 
 def _invited(invitation: str, curriculum: Curriculum, address: str) -> Mapping[str, Any]:
-    """Return what the page "Join" shows: the invitation ("": none), and the page's own address as a QR code."""
+    """Return what the page "Join" shows.
+
+    The invitation ("": none), and the page's own address as a QR code.
+    """
     if not invitation:
         return {"invitation": "", "named": [], "code": None, "address": address}
     read = read_invitation(invitation)
-    named = [("Swarm", read.name), ("Questions", read.curriculum), ("Model", read.model), ("Judge", read.judge)]
-    named += [("Dialled first", ", ".join(read.bootstrap)), ("Swarm digest", read.digest), ("Questions digest", curriculum.digest)]
+    named = [
+        ("Swarm", read.name),
+        ("Questions", read.curriculum),
+        ("Model", read.model),
+        ("Judge", read.judge),
+    ]
+    named += [
+        ("Dialled first", ", ".join(read.bootstrap)),
+        ("Swarm digest", read.digest),
+        ("Questions digest", curriculum.digest),
+    ]
     return {"invitation": invitation, "named": named, "code": _code(address), "address": address}
 
 
@@ -268,5 +359,7 @@ def _code(text: str) -> Markup | None:
         import segno
     except ImportError:
         return None
-    drawn = segno.make(text, error="m", micro=False).svg_inline(scale=4, dark="#000", light="#fff", omitsize=True)
+    drawn = segno.make(text, error="m", micro=False).svg_inline(
+        scale=4, dark="#000", light="#fff", omitsize=True
+    )
     return Markup(drawn)  # noqa: S704 - of modules alone

@@ -15,9 +15,28 @@ SEGMENTS = 24  # of a node's questions, at most
 SEGMENT = 10  # questions, at least
 CSV_BYTES = 90_000
 CSV_HEADS = (
-    "rank", "peer", "nickname", "name", "model", "tier", "score", "low", "high", "n", "answered", "unanswered", "reward", "sharing",
-    "local", "external", "strategy", "version", "hardware", "first_seen", "last_seen",
-)  # fmt: skip
+    "rank",
+    "peer",
+    "nickname",
+    "name",
+    "model",
+    "tier",
+    "score",
+    "low",
+    "high",
+    "n",
+    "answered",
+    "unanswered",
+    "reward",
+    "sharing",
+    "local",
+    "external",
+    "strategy",
+    "version",
+    "hardware",
+    "first_seen",
+    "last_seen",
+)
 
 
 def shown_name(record: Record) -> str:
@@ -25,7 +44,10 @@ def shown_name(record: Record) -> str:
 
 
 def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
-    """pass@1 of one stretch of questions after another, each of SEGMENT at least; a rest that is shorter belongs to the one before it."""
+    """pass@1 of one stretch of questions after another, each of SEGMENT at least.
+
+    A rest that is shorter belongs to the one before it.
+    """
     if not curve:
         return []
     least = max(SEGMENT, -(-curve[-1][0] // SEGMENTS))
@@ -34,7 +56,8 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
     for number, total in curve:
         if number - begun >= least or (number == curve[-1][0] and number > begun):
             right, many = round(total - had), number - begun
-            if many < least and found:  # a few questions are no point of a curve: three right ones would draw 100 %
+            # A few questions are no point of a curve: three right ones would draw 100 %
+            if many < least and found:
                 first, last, share, _ = found.pop()
                 right, begun, many = right + round(share * (last - first + 1)), first - 1, number - first + 1
             found.append((begun + 1, number, right / many, wilson(right, many)))
@@ -43,7 +66,10 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
 
 
 def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
-    return [(f"{first:,} to {last:,}", f"{share:.0%}", f"{i.low:.0%}–{i.high:.0%}") for first, last, share, i in found]
+    return [
+        (f"{first:,} to {last:,}", f"{share:.0%}", f"{i.low:.0%}–{i.high:.0%}")
+        for first, last, share, i in found
+    ]
 
 
 def quarters(curves: Iterable[tuple[str, Points]]) -> list[tuple[str, ...]]:
@@ -67,8 +93,13 @@ def _band(curve: Mapping[str, Sequence[Any]], fewest: int) -> list[tuple[float, 
 
 def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[str, ...]]:
     """Choose tests of a comparison evenly, the last one included."""
-    tests, peers = document["tests"], [dict(zip(document[arm]["round"], document[arm]["peers"], strict=True)) for arm in ("swarm", "solo")]
-    means = [dict(zip(document[arm]["round"], document[arm]["reward"], strict=True)) for arm in ("swarm", "solo")]
+    tests, peers = (
+        document["tests"],
+        [dict(zip(document[arm]["round"], document[arm]["peers"], strict=True)) for arm in ("swarm", "solo")],
+    )
+    means = [
+        dict(zip(document[arm]["round"], document[arm]["reward"], strict=True)) for arm in ("swarm", "solo")
+    ]
     step = max(1, -(-len(tests["round"]) // most))
     rows = []
     for place in range((len(tests["round"]) - 1) % step, len(tests["round"]), step):
@@ -76,7 +107,15 @@ def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[s
         both = [f"{mean[at]:,.1f} ({count[at]} nodes)" for mean, count in zip(means, peers, strict=True)]
         low, high, p = (tests[name][place] for name in ("low", "high", "holm"))
         interval = "–" if low is None or high is None else f"{low:+,.1f} to {high:+,.1f}"
-        rows.append((f"{at:,}", *both, f"{tests['difference'][place]:+,.1f}", interval, "–" if p is None else f"{p:.3g}"))
+        rows.append(
+            (
+                f"{at:,}",
+                *both,
+                f"{tests['difference'][place]:+,.1f}",
+                interval,
+                "–" if p is None else f"{p:.3g}",
+            )
+        )
     return rows
 
 
@@ -103,9 +142,16 @@ def _csv_line(cells: Iterable[object]) -> str:
 
 def _row(standing: Standing) -> list[Any]:
     record, score = standing.record, standing.record.score
-    said = [record.said.get(name) for name in ("sharing", "local", "external", "strategy", "version", "hardware")]
+    said = [
+        record.said.get(name) for name in ("sharing", "local", "external", "strategy", "version", "hardware")
+    ]
     names = [record.peer, nickname(record.peer), record.said.get("name"), record.model, record.tier]
-    figures = [round(score.share, 6), round(score.interval.low, 6), round(score.interval.high, 6), score.answers]
+    figures = [
+        round(score.share, 6),
+        round(score.interval.low, 6),
+        round(score.interval.high, 6),
+        score.answers,
+    ]
     counts = [record.answered, record.unanswered, record.reward]
     return [standing.rank, *names, *figures, *counts, *said, record.first_seen, record.last_seen]
 
@@ -115,13 +161,20 @@ def _cell(value: object) -> object:
 
 
 def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what /docs shows of each operation: its purpose, parameters, and body and reply by an example."""
+    """Return what /docs shows of each operation.
+
+    Its purpose, parameters, and body and reply by an example.
+    """
     parts = openapi.get("components", {}).get("schemas", {})
     found = []
     for path, methods in openapi["paths"].items():
         for method, told in methods.items():
             parameters = [
-                {"name": p["name"], "where": p["in"] + (", required" if p.get("required") else ""), "form": _form(p["schema"])}
+                {
+                    "name": p["name"],
+                    "where": p["in"] + (", required" if p.get("required") else ""),
+                    "form": _form(p["schema"]),
+                }
                 for p in told.get("parameters", ())
             ]
             status = next(status for status in told["responses"] if status.startswith("2"))
@@ -130,13 +183,18 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
             reply = content[kind].get("schema", {}) if content else {}
             found.append(
                 {
-                    "id": f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""), "method": method.upper(), "path": path,
-                    "summary": told.get("description") or "", "parameters": parameters, "status": status, "kind": kind,
+                    "id": f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""),
+                    "method": method.upper(),
+                    "path": path,
+                    "summary": told.get("description") or "",
+                    "parameters": parameters,
+                    "status": status,
+                    "kind": kind,
                     "body": _body(told.get("requestBody", {}).get("content", {}), parts),
                     "reply": _json(example_of(reply, parts)) if kind == "application/json" else "",
                     "fields": _described(reply, parts),
                 }
-            )  # fmt: skip
+            )
     return found
 
 
@@ -155,15 +213,23 @@ def example_of(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
         return example_of(schema["anyOf"][0], parts)
     if "properties" in schema:
         required = schema.get("required", ())
-        return {name: example_of(field, parts) for name, field in schema["properties"].items() if name in required}
+        return {
+            name: example_of(field, parts) for name, field in schema["properties"].items() if name in required
+        }
     if schema.get("type") == "array":
         return [example_of(schema.get("items", {}), parts)]
-    return {"string": "…", "boolean": True, "integer": schema.get("minimum", 1), "number": 1.0}.get(schema.get("type", ""))
+    return {"string": "…", "boolean": True, "integer": schema.get("minimum", 1), "number": 1.0}.get(
+        schema.get("type", "")
+    )
 
 
 def _body(content: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
     for kind, of in content.items():
-        return _json(example_of(of["schema"], parts)) if kind == "application/json" else f"{kind}: the file as it is"
+        return (
+            _json(example_of(of["schema"], parts))
+            if kind == "application/json"
+            else f"{kind}: the file as it is"
+        )
     return ""
 
 
@@ -195,7 +261,11 @@ def _form(schema: Mapping[str, Any]) -> str:
         return " | ".join(repr(value) for value in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(_form(part) for part in schema["anyOf"])
-    limits = [f"{word} {schema[name]}" for name, word in (("minimum", "from"), ("maximum", "to"), ("maxLength", "up to")) if name in schema]
+    limits = [
+        f"{word} {schema[name]}"
+        for name, word in (("minimum", "from"), ("maximum", "to"), ("maxLength", "up to"))
+        if name in schema
+    ]
     unset = [f"{schema['default']!r} where left out"] if schema.get("default") not in (None, "") else []
     letters = " letters" if "maxLength" in schema else ""
     return ", ".join([" ".join([str(schema.get("type", "any")), *limits]) + letters, *unset])

@@ -37,7 +37,9 @@ class Difference:
 
 
 def backup(database: Path | str, to: Path | str) -> int:
-    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is. Returns the rows.
+    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is.
+
+    Returns the rows.
 
     A file of this name is whole: until then its name ends in .part.
     """
@@ -76,7 +78,10 @@ def _copied(database: Path | str, to: Path | str) -> int:
 
 
 def export(database: Path | str, to: TextIO) -> int:
-    """Every question with its answer as CSV, as the peers' pages have them; also those that count as nothing. Returns the rows."""
+    """Every question with its answer as CSV, as the peers' pages have them; also those that count as nothing.
+
+    Returns the rows.
+    """
     writer, rows = csv.writer(to), 0
     with reading(database) as db:
         writer.writerow(evaluations.columns.keys())
@@ -86,14 +91,24 @@ def export(database: Path | str, to: TextIO) -> int:
 
 
 def export_parquet(database: Path | str, to: BinaryIO, group: int = ROW_GROUP) -> int:
-    """Write the same as Parquet, a row group at a time. Raises DatabaseUnusable where pyarrow is not installed."""
+    """Write the same as Parquet, a row group at a time.
+
+    Raises DatabaseUnusable where pyarrow is not installed.
+    """
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError:
-        raise DatabaseUnusable("Parquet needs a package that is not installed. Run `pip install 'swarmd[judge-parquet]'`.") from None
+        raise DatabaseUnusable(
+            "Parquet needs a package that is not installed. Run `pip install 'swarmd[judge-parquet]'`."
+        ) from None
     kinds = {int: pyarrow.int64(), float: pyarrow.float64()}
-    schema = pyarrow.schema([(column.name, kinds.get(column.type.python_type, pyarrow.string())) for column in evaluations.columns])
+    schema = pyarrow.schema(
+        [
+            (column.name, kinds.get(column.type.python_type, pyarrow.string()))
+            for column in evaluations.columns
+        ]
+    )
     rows = 0
     with reading(database) as db, parquet.ParquetWriter(to, schema, compression="zstd") as writer:
         for part in _parts(db.execute(_ORDERED).mappings(), group):
@@ -110,7 +125,9 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
     with reading(database) as db:
         held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
         if held != curriculum:
-            raise DatabaseUnusable(f"the database holds answers to {held}, not to {curriculum}; give its --curriculum")
+            raise DatabaseUnusable(
+                f"the database holds answers to {held}, not to {curriculum}; give its --curriculum"
+            )
         answers = 0
         found: list[Difference] = []
         graded = select(evaluations).where(evaluations.c.state == "graded").order_by(evaluations.c.id)
@@ -124,19 +141,32 @@ def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator
     further = [json.loads(row["further"] or "[]") for row in rows]
     items = []
     for row, others in zip(rows, further, strict=True):
-        answers = [Completion(row["answer"], bool(row["ended"])), *(Completion(other["text"], other["ended"]) for other in others)]
+        answers = [
+            Completion(row["answer"], bool(row["ended"])),
+            *(Completion(other["text"], other["ended"]) for other in others),
+        ]
         items.append((TaskRef(row["specialty"], row["n"]), answers))
     for row, others, reasons in zip(rows, further, mark(items), strict=True):
         stored = (row["reward"], row["correct"], row["reason"], *(other["reason"] for other in others))
-        again = (reasons[0].reward, sum(reason.reward >= 1 for reason in reasons), *(reason.value for reason in reasons))
+        again = (
+            reasons[0].reward,
+            sum(reason.reward >= 1 for reason in reasons),
+            *(reason.value for reason in reasons),
+        )
         if stored != again:
             yield Difference(f"evaluation {row['id']}", stored, again)
 
 
 def _counted_otherwise(db: Connection) -> Iterator[Difference]:
-    """Check that a peer's questions have the numbers 1, 2, 3 …, and that their totals add up to what the peer has."""
+    """Check that a peer's questions have the numbers 1, 2, 3 …, and that their totals add up to what the peer
+    has.
+    """
     c = evaluations.c
-    counting = select(c.peer, c.number, c.reward, c.total, c.state).where(c.number.is_not(None)).order_by(c.peer, c.number)
+    counting = (
+        select(c.peer, c.number, c.reward, c.total, c.state)
+        .where(c.number.is_not(None))
+        .order_by(c.peer, c.number)
+    )
     sums: dict[str, tuple[int, int, float]] = {}
     newest: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
     for row in db.execute(counting):
@@ -147,8 +177,16 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
         if (row.number, row.total) != (answered + unanswered, reward + row.reward):
             again = (answered + unanswered, reward + row.reward)
             yield Difference(f"question {row.number} of {row.peer}", (row.number, row.total), again)
-    for peer, *stored in db.execute(select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)):
-        if tuple(stored) != (found := (*sums.get(peer, (0, 0, 0.0)), len(newest[peer]), sum(reward >= 1 for reward in newest[peer]))):
+    for peer, *stored in db.execute(
+        select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)
+    ):
+        if tuple(stored) != (
+            found := (
+                *sums.get(peer, (0, 0, 0.0)),
+                len(newest[peer]),
+                sum(reward >= 1 for reward in newest[peer]),
+            )
+        ):
             yield Difference(f"peer {peer}", tuple(stored), found)
 
 
@@ -163,7 +201,9 @@ def reading(database: Path | str) -> Iterator[Connection]:
             with engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise DatabaseUnusable(f"{opened.name}: {getattr(error, 'orig', None) or error}; free some space, or look at its log") from None
+            raise DatabaseUnusable(
+                f"{opened.name}: {getattr(error, 'orig', None) or error}; free some space, or look at its log"
+            ) from None
 
 
 def _parts(rows: Any, most: int = ROWS) -> Iterator[list[Mapping[str, Any]]]:

@@ -1,4 +1,6 @@
-"""Swarm and solo in the database: running sums by model and normalised round (judge/figures/rounds.py), so that no query reads evaluations.
+"""Swarm and solo in the database.
+
+Running sums by model and normalised round (judge/figures/rounds.py), so that no query reads evaluations.
 
 An evaluation costs one statement here, and a few more where it closes a bin of its peer.
 """
@@ -24,14 +26,28 @@ TABLES = (progress, arm_bins, arm_values)
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))
 _SAME_BIN = (
     update(progress)
-    .where(*_OF, progress.c.sharing == bindparam("said"), progress.c.bin == bindparam("now"), progress.c.counts == 1)
+    .where(
+        *_OF,
+        progress.c.sharing == bindparam("said"),
+        progress.c.bin == bindparam("now"),
+        progress.c.counts == 1,
+    )
     .values(answers=progress.c.answers + 1, reward=progress.c.reward + bindparam("more"))
 )
-_PROGRESS = select(progress.c.sharing, progress.c.bin, progress.c.answers, progress.c.reward, progress.c.earned, progress.c.counts).where(
-    *_OF
-)
+_PROGRESS = select(
+    progress.c.sharing,
+    progress.c.bin,
+    progress.c.answers,
+    progress.c.reward,
+    progress.c.earned,
+    progress.c.counts,
+).where(*_OF)
 _MOVED = update(progress).where(*_OF)
-_BIN = (arm_bins.c.model == bindparam("its"), arm_bins.c.sharing == bindparam("said"), arm_bins.c.bin == bindparam("over"))
+_BIN = (
+    arm_bins.c.model == bindparam("its"),
+    arm_bins.c.sharing == bindparam("said"),
+    arm_bins.c.bin == bindparam("over"),
+)
 _ADDED = (
     update(arm_bins)
     .where(*_BIN)
@@ -50,10 +66,17 @@ def counted(db: Connection, peer: str, attributes: Attributes, reward: float) ->
     if attributes.sharing is None:
         return
     key, said = {"of": peer, "its": attributes.model}, attributes.sharing
-    if db.execute(_SAME_BIN, {**key, "said": said, "now": bin_of(attributes.round), "more": reward}).rowcount == 1:
+    if (
+        db.execute(_SAME_BIN, {**key, "said": said, "now": bin_of(attributes.round), "more": reward}).rowcount
+        == 1
+    ):
         return
     row = db.execute(_PROGRESS, key).one_or_none()
-    before = None if row is None else PeerProgress(row.sharing, row.bin, row.answers, row.reward, row.earned, bool(row.counts))
+    before = (
+        None
+        if row is None
+        else PeerProgress(row.sharing, row.bin, row.answers, row.reward, row.earned, bool(row.counts))
+    )
     after, closed = advance(before, said, attributes.round, reward)
     if before is None:
         db.execute(insert(progress), _progress_row(peer, attributes.model, after))
@@ -67,22 +90,36 @@ def _close(db: Connection, model: str, sharing: str, closed: ClosedBin) -> None:
     key = {"its": model, "said": sharing, "over": closed.bin}
     of_arm = {"model": model, "sharing": sharing, "bin": closed.bin}
     if db.execute(_ADDED, {**key, "value": closed.value}).rowcount == 0:
-        db.execute(insert(arm_bins), {**of_arm, "peers": 1, "total": closed.value, "squares": closed.value**2})
+        db.execute(
+            insert(arm_bins), {**of_arm, "peers": 1, "total": closed.value, "squares": closed.value**2}
+        )
     if closed.bin in HORIZONS:
         db.execute(insert(arm_values), {**of_arm, "place": db.scalar(_PLACE, key), "value": closed.value})
 
 
 def view(db: Connection, model: str | None) -> ArmsView:
-    """Swarm and solo of a model; None: of the one with most peers on its smaller side. A model whose peers are all hidden is none."""
+    """Swarm and solo of a model; None: of the one with most peers on its smaller side.
+
+    A model whose peers are all hidden is none.
+    """
     largest = _sizes(db)
-    chosen = _most_compared(largest) if model is None else db.scalar(_SHOWN.where(progress.c.model == model).limit(1))
+    chosen = (
+        _most_compared(largest)
+        if model is None
+        else db.scalar(_SHOWN.where(progress.c.model == model).limit(1))
+    )
     return ArmsView(largest, chosen, *(_read(db, chosen or "", sharing) for sharing in SHARINGS))
 
 
 def _sizes(db: Connection) -> Sequence[ArmSize]:
     """Return the sizes of the largest arms."""
     c = arm_bins.c
-    largest = select(c.model, c.sharing, c.peers).where(c.bin == 0, c.model.in_(_SHOWN)).order_by(c.peers.desc(), c.model).limit(2 * MODELS)
+    largest = (
+        select(c.model, c.sharing, c.peers)
+        .where(c.bin == 0, c.model.in_(_SHOWN))
+        .order_by(c.peers.desc(), c.model)
+        .limit(2 * MODELS)
+    )
     return [ArmSize(*row) for row in db.execute(largest)]
 
 
@@ -96,7 +133,11 @@ def _most_compared(found: Sequence[ArmSize]) -> str | None:
 
 def _read(db: Connection, model: str, sharing: str) -> ArmData:
     c, v = arm_bins.c, arm_values.c
-    rows = db.execute(select(c.bin, c.peers, c.total, c.squares).where(c.model == model, c.sharing == sharing).order_by(c.bin))
+    rows = db.execute(
+        select(c.bin, c.peers, c.total, c.squares)
+        .where(c.model == model, c.sharing == sharing)
+        .order_by(c.bin)
+    )
     bins = {bin: BinSums(peers, total, squares) for bin, peers, total, squares in rows}
     finishers: dict[int, list[float]] = defaultdict(list)
     got_there = select(v.bin, v.value).where(v.model == model, v.sharing == sharing).order_by(v.bin, v.place)
@@ -106,15 +147,21 @@ def _read(db: Connection, model: str, sharing: str) -> ArmData:
 
 
 class Recount:
-    """The same figures worked out from evaluations alone, in memory: for the migration, and to check what is kept."""
+    """The same figures worked out from evaluations alone, in memory.
+
+    For the migration, and to check what is kept.
+    """
 
     def __init__(self) -> None:
         self._progress: dict[tuple[str, str], PeerProgress] = {}
-        self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)  # when, and what
+        # When, and what
+        self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
 
     def add(self, peer: str, model: str, sharing: str, round_number: int, reward: float, at: float) -> None:
         """Those of a peer in the order in which they counted. at: seconds since the epoch."""
-        self._progress[peer, model], closed = advance(self._progress.get((peer, model)), sharing, round_number, reward)
+        self._progress[peer, model], closed = advance(
+            self._progress.get((peer, model)), sharing, round_number, reward
+        )
         for bin in closed:
             self._values[model, sharing, bin.bin].append((at, bin.value))
 
@@ -123,8 +170,18 @@ class Recount:
         yield progress, [_progress_row(peer, model, its) for (peer, model), its in self._progress.items()]
         bins, placed = [], []
         for (model, sharing, bin), values in self._values.items():
-            key, ordered = {"model": model, "sharing": sharing, "bin": bin}, [value for _, value in sorted(values)]
-            bins.append({**key, "peers": len(ordered), "total": fsum(ordered), "squares": fsum(value**2 for value in ordered)})
+            key, ordered = (
+                {"model": model, "sharing": sharing, "bin": bin},
+                [value for _, value in sorted(values)],
+            )
+            bins.append(
+                {
+                    **key,
+                    "peers": len(ordered),
+                    "total": fsum(ordered),
+                    "squares": fsum(value**2 for value in ordered),
+                }
+            )
             if bin in HORIZONS:
                 placed += [{**key, "place": place, "value": value} for place, value in enumerate(ordered, 1)]
         yield arm_bins, bins
@@ -132,10 +189,15 @@ class Recount:
 
 
 def recounted(db: Connection) -> Recount:
-    """From what is stored. Of peers that got somewhere within the same moments the order is not: two may have changed places."""
+    """From what is stored.
+
+    Of peers that got somewhere within the same moments the order is not: two may have changed places.
+    """
     c = evaluations.c
     at = c.asked_at + func.coalesce(c.seconds, 0.0)
-    counting = select(c.peer, c.model, c.sharing, c.round, c.reward, at).where(c.number.is_not(None), c.sharing.is_not(None))
+    counting = select(c.peer, c.model, c.sharing, c.round, c.reward, at).where(
+        c.number.is_not(None), c.sharing.is_not(None)
+    )
     found = Recount()
     for row in db.execute(counting.order_by(c.peer, c.number)):
         found.add(*row)

@@ -1,7 +1,9 @@
-"""Opens the judge's database: a SQLite file, or PostgreSQL by its address. One judge at a time uses it, or several that share it.
+"""Opens the judge's database: a SQLite file, or PostgreSQL by its address.
 
-What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. Alembic
-makes the schema when a new database is opened.
+One judge at a time uses it, or several that share it.
+
+What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with
+synchronous_commit=on. Alembic makes the schema when a new database is opened.
 """
 
 import contextlib
@@ -16,12 +18,22 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 
 HEAD = "0001"  # the newest migration
-FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)  # what a step on the database may raise; the last: when it begins
+# What a step on the database may raise; the last: when it begins
+FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
 _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held by a judge while it runs,
 _WRITING = _LOCK + 1  # and by one of several judges for a transaction
-# A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is milliseconds.
-_PATIENCE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000, "connect_timeout": 10}
-_IDLE = "10s"  # of several judges, one that stands still in a transaction, as when it is paused or swapped out, loses it after so long
+# A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is
+# milliseconds.
+_PATIENCE = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+    "connect_timeout": 10,
+}
+# Of several judges, one that stands still in a transaction, as when it is paused or swapped out, loses it
+# after so long
+_IDLE = "10s"
 
 
 def database_url(database: Path | str) -> URL:
@@ -32,42 +44,54 @@ def database_url(database: Path | str) -> URL:
     try:
         url = make_url(text)
     except ArgumentError:
-        raise DatabaseUnusable("--database is no address; give a file, or postgresql://user@host/name") from None
+        raise DatabaseUnusable(
+            "--database is no address; give a file, or postgresql://user@host/name"
+        ) from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite" and url.database:
         return URL.create("sqlite", database=url.database)
-    raise DatabaseUnusable(f"{shown(url)} is no database of a judge; give a file, or postgresql://user@host/name")
+    raise DatabaseUnusable(
+        f"{shown(url)} is no database of a judge; give a file, or postgresql://user@host/name"
+    )
 
 
 def refuse_to_share(url: URL, shared: bool) -> None:
     """Check that no file is shared. Raises DatabaseUnusable where several judges would use one."""
     if shared and url.get_backend_name() == "sqlite":
-        raise DatabaseUnusable(f"{shown(url)} is a SQLite file, which one judge alone can use; leave --shared out, or use PostgreSQL")
+        raise DatabaseUnusable(
+            f"{shown(url)} is a SQLite file, which one judge alone can use; leave --shared out, or use"
+            " PostgreSQL"
+        )
 
 
 def shown(url: URL) -> str:
     """For people: without the password."""
-    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+    return (
+        str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+    )
 
 
 class Database:
     """An open database of the newest schema. Use it from one thread at a time."""
 
-    def __init__(self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False) -> None:
+    def __init__(
+        self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False
+    ) -> None:
         """Open the database.
 
-        `alone`: keep other judges out and make the schema of a new database. Otherwise it is only read, or, with `writes`,
-        written beside a judge.
-        `shared`: other judges that say so may use it too, on PostgreSQL alone; one at a time is in a transaction.
-        Raises DatabaseInUse, DatabaseUnusable.
+        `alone`: keep other judges out and make the schema of a new database. Otherwise it is only read, or,
+        with `writes`, written beside a judge. `shared`: other judges that say so may use it too, on
+        PostgreSQL alone; one at a time is in a transaction. Raises DatabaseInUse, DatabaseUnusable.
         """
         url = database_url(database)
         self.name = shown(url)
         refuse_to_share(url, shared)
         if not alone and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
             raise DatabaseUnusable(f"there is no database {self.name}; give it with --database")
-        self._lock = _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
+        self._lock = (
+            _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
+        )
         try:
             self.engine = _engine(url, alone, shared, writes or alone)
             with self.engine.begin() as connection:
@@ -75,7 +99,8 @@ class Database:
         except ModuleNotFoundError:  # psycopg
             self.close()
             raise DatabaseUnusable(
-                "PostgreSQL needs a package that is not installed. Run `pip install 'swarmd[judge-postgres]'`."
+                "PostgreSQL needs a package that is not installed. Run `pip install"
+                " 'swarmd[judge-postgres]'`."
             ) from None
         except (SQLAlchemyError, sqlite3.Error) as error:
             self.close()
@@ -96,20 +121,27 @@ class Database:
 
 
 def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
-    """Return the schema's version, and name and digest of the curriculum, of an existing database; None: not yet.
+    """Return the schema's version, and name and digest of the curriculum, of an existing database.
+
+    None: not yet.
 
     Raises DatabaseInUse, DatabaseUnusable.
     """
     url = database_url(database)
     file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
-    lock = _lock_file(file) if file and _lock_of(file).exists() else None  # where there is none no judge runs; none is left behind
+    # Where there is none no judge runs; none is left behind
+    lock = _lock_file(file) if file and _lock_of(file).exists() else None
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         engine = _engine(url, alone=True, shared=shared, writes=False)
         try:
             with engine.begin() as connection:
                 version = _known(connection, shown(url))
                 about = inspect(connection).has_table("about")
-                held = connection.exec_driver_sql("SELECT value FROM about WHERE name = 'curriculum'").scalar() if about else None
+                held = (
+                    connection.exec_driver_sql("SELECT value FROM about WHERE name = 'curriculum'").scalar()
+                    if about
+                    else None
+                )
                 return version, held
         except SQLAlchemyError as error:
             raise _unusable(shown(url), error) from None
@@ -120,7 +152,9 @@ def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | 
 def _unusable(name: str, error: Exception) -> DatabaseUnusable:
     why = " ".join(str(getattr(error, "orig", None) or error).split())
     remedy = "see that the server runs and lets this user in" if "://" in name else "restore it from a backup"
-    return DatabaseUnusable(f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database")
+    return DatabaseUnusable(
+        f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database"
+    )
 
 
 def _lock_of(path: Path) -> Path:
@@ -132,22 +166,29 @@ def _lock_file(path: Path) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock_of(path).open("w")
     except OSError as error:
-        raise DatabaseUnusable(f"cannot write the database {path}: {error.strerror}; give another file with --database") from None
+        raise DatabaseUnusable(
+            f"cannot write the database {path}: {error.strerror}; give another file with --database"
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel however this process ends
     except OSError:
         lock.close()
-        raise DatabaseInUse(f"another judge is using {path}; stop it, or give this one another file with --database") from None
+        raise DatabaseInUse(
+            f"another judge is using {path}; stop it, or give this one another file with --database"
+        ) from None
     return lock
 
 
 def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     patience = 5 if alone else 30  # seconds for another writer; a judge that is busy leaves short gaps
-    options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": patience}}
+    options: dict[str, Any] = {
+        "connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": patience}
+    }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
-        options = {"pool_pre_ping": True, "connect_args": ours}  # so after a restart of the server the first step is not lost
+        # So after a restart of the server the first step is not lost
+        options = {"pool_pre_ping": True, "connect_args": ours}
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
 
@@ -158,8 +199,10 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            driver: Any = connection.connection.driver_connection  # straight: SQLAlchemy's own way takes as long as a statement
-            # Python's own begins none before it changes a table. What one has read stays so until it has written, or else it fails.
+            # Straight: SQLAlchemy's own way takes as long as a statement
+            driver: Any = connection.connection.driver_connection
+            # Python's own begins none before it changes a table. What one has read stays so until it has
+            # written, or else it fails.
             driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     else:
@@ -168,16 +211,21 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
         def claim(connection: Any, _record: object) -> None:
             connection.autocommit = True
             connection.execute("SET synchronous_commit = on")
-            for name, value in _PATIENCE.items():  # the server's: the lock of a judge whose machine is gone is free again
+            # The server's: the lock of a judge whose machine is gone is free again
+            for name, value in _PATIENCE.items():
                 of = name.replace("keepalives", "tcp_keepalives")
-                connection.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (str(value), of))
-            if shared:  # an address may have set it: postgresql://…?options=-c%20idle_in_transaction_session_timeout=5s
+                connection.execute(
+                    "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (str(value), of)
+                )
+            # An address may have set it: postgresql://…?options=-c%20idle_in_transaction_session_timeout=5s
+            if shared:
                 idle = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND setting = '0'"
                 connection.execute(idle, (_IDLE, "idle_in_transaction_session_timeout"))
             lock = "SELECT pg_try_advisory_lock_shared(%s)" if shared else "SELECT pg_try_advisory_lock(%s)"
             if alone and not connection.execute(lock, (_LOCK,)).fetchone()[0]:
                 raise DatabaseInUse(
-                    f"another judge is using {shown(url)}; stop it, start all with --shared, or give this one another --database"
+                    f"another judge is using {shown(url)}; stop it, start all with --shared, or give this one"
+                    " another --database"
                 )
             connection.autocommit = False
 

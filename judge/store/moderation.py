@@ -1,4 +1,7 @@
-"""Moderation: hides what a peer calls itself, or bans a key. Each act is kept, with its time and reason; the newest counts."""
+"""Moderation: hides what a peer calls itself, or bans a key.
+
+Each act is kept, with its time and reason; the newest counts.
+"""
 
 import sqlite3
 from collections.abc import Sequence
@@ -20,7 +23,9 @@ HIDDEN = "hidden"  # shown in place of a model's name
 HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, left out
 
 _later = table.alias()
-_newest = ~select(_later.c.number).where(_later.c.peer == table.c.peer, _later.c.number > table.c.number).exists()
+_newest = (
+    ~select(_later.c.number).where(_later.c.peer == table.c.peer, _later.c.number > table.c.number).exists()
+)
 _hidden = select(table.c.peer).where(table.c.act.in_(("hide", "ban")), _newest)
 _banned = select(table.c.peer).where(table.c.act == "ban", _newest)
 
@@ -38,11 +43,16 @@ class ModerationEntry:
 
 
 def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: float) -> None:
-    """Record the act. The judge may run meanwhile, and follows it within seconds. Raises NothingToModerate, DatabaseUnusable."""
+    """Record the act.
+
+    The judge may run meanwhile, and follows it within seconds. Raises NothingToModerate, DatabaseUnusable.
+    """
     try:
         public_key_of(peer)
     except ValueError:
-        raise NothingToModerate(f"{peer!r} is no peer id; the page of a peer has its id, 52 letters that begin with 12D3KooW") from None
+        raise NothingToModerate(
+            f"{peer!r} is no peer id; the page of a peer has its id, 52 letters that begin with 12D3KooW"
+        ) from None
     try:
         with closing(Database(database, alone=False, writes=True)) as opened, opened.begin() as db:
             stands = db.scalar(select(table.c.act).where(table.c.peer == peer, _newest)) or "undo"
@@ -52,7 +62,9 @@ def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: floa
             number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
             db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
     except (SQLAlchemyError, sqlite3.Error) as error:
-        raise DatabaseUnusable(f"nothing was done: {getattr(error, 'orig', None) or error}; free some space, or try it again") from None
+        raise DatabaseUnusable(
+            f"nothing was done: {getattr(error, 'orig', None) or error}; free some space, or try it again"
+        ) from None
 
 
 def history(database: Path | str) -> Sequence[ModerationEntry]:

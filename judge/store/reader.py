@@ -1,4 +1,7 @@
-"""Reads the judge's database for pages and JSON. One thread at a time uses it, over a connection of its own: no reader holds up a grade."""
+"""Reads the judge's database for pages and JSON. One thread at a time uses it, over a connection of its own.
+
+No reader holds up a grade.
+"""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -6,7 +9,18 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    or_,
+    select,
+)
 
 from judge.figures.comparison import ArmsView
 from judge.figures.leaderboard import (
@@ -42,17 +56,31 @@ GROUP_ROWS = 8  # the most frequent
 HOUR, DAY = 3_600, 86_400
 
 listed = enough & moderation.not_banned(peers.c.peer)
-_SCORES = select(peers.c.recent_right, peers.c.recent_n, func.count()).where(listed).group_by(peers.c.recent_right, peers.c.recent_n)
+_SCORES = (
+    select(peers.c.recent_right, peers.c.recent_n, func.count())
+    .where(listed)
+    .group_by(peers.c.recent_right, peers.c.recent_n)
+)
 _PEER = peers.c.peer == bindparam("of")
 _BEST_FIRST = (peers.c.low.desc(), peers.c.peer)
 _FEW = peers.c.answered.between(1, LISTED_ANSWERS - 1)
-_TOTALS = select(func.count().filter(listed), func.count().filter(_FEW), func.coalesce(func.sum(peers.c.answered), 0))
-_RANKED = select(peers.c.peer, func.row_number().over(order_by=_BEST_FIRST).label("rank")).where(listed).subquery()
+_TOTALS = select(
+    func.count().filter(listed), func.count().filter(_FEW), func.coalesce(func.sum(peers.c.answered), 0)
+)
+_RANKED = (
+    select(peers.c.peer, func.row_number().over(order_by=_BEST_FIRST).label("rank")).where(listed).subquery()
+)
 _SHOWN_NAMES = moderation.not_hidden(peers.c.peer)
 _FREQUENT = (
-    select(peers.c.model).where(listed, _SHOWN_NAMES).group_by(peers.c.model).order_by(func.count().desc(), peers.c.model).limit(MODELS)
+    select(peers.c.model)
+    .where(listed, _SHOWN_NAMES)
+    .group_by(peers.c.model)
+    .order_by(func.count().desc(), peers.c.model)
+    .limit(MODELS)
 )
-_BEFORE = (peers.c.low > bindparam("low")) | ((peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of")))
+_BEFORE = (peers.c.low > bindparam("low")) | (
+    (peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of"))
+)
 _RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
 _OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n  # questions before the last WINDOW
 _PROGRESS = select(
@@ -67,10 +95,27 @@ _ASKED = (
 )
 
 _e = evaluations.c
-_SHOWN = [_e.number, _e.round, _e.model, _e.specialty, _e.n, _e.asked_at, _e.seconds, _e.answer, _e.ended, _e.reward, _e.reason, _e.total]
+_SHOWN = [
+    _e.number,
+    _e.round,
+    _e.model,
+    _e.specialty,
+    _e.n,
+    _e.asked_at,
+    _e.seconds,
+    _e.answer,
+    _e.ended,
+    _e.reward,
+    _e.reason,
+    _e.total,
+]
 _SHOWN += [_e.answers, _e.correct, _e.further, *(_e[name] for name in SAID)]
 _COUNTS = select(_e.id.label("evaluation"), *_SHOWN)
-_HISTORY = _COUNTS.where(_e.peer == bindparam("of"), _e.number < bindparam("before")).order_by(_e.number.desc()).limit(bindparam("limit"))
+_HISTORY = (
+    _COUNTS.where(_e.peer == bindparam("of"), _e.number < bindparam("before"))
+    .order_by(_e.number.desc())
+    .limit(bindparam("limit"))
+)
 _EVALUATION = _COUNTS.add_columns(_e.peer).where(_e.id == bindparam("id"), _e.number.is_not(None))
 _SORTED: Mapping[str, Sequence[ColumnElement[Any]]] = {
     "rank": (),
@@ -96,19 +141,30 @@ class Reader:
         wanted = _wanted(view)
         with self._database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
-            matching = db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one() if wanted else many
+            matching = (
+                db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one()
+                if wanted
+                else many
+            )
             rows = _ranked_rows(db, view, wanted)
             verified = newest(db, [row.peer for _, row in rows])
             read = partial(_whole if view.whole else _brief, points=view.curves, hidden=moderation.hidden(db))
             ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
-            standings = [Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n)) for rank, row in rows]
+            standings = [
+                Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n))
+                for rank, row in rows
+            ]
             models = db.execute(_FREQUENT).scalars().all()
         return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
 
     def record(self, peer: str) -> Record | None:
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            return None if row is None else _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db))
+            return (
+                None
+                if row is None
+                else _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db))
+            )
 
     def standing(self, peer: str) -> Standing | None:
         """Return a peer with its rank; 0: it is not listed."""
@@ -130,10 +186,15 @@ class Reader:
         with self._database.begin() as db:
             return arms.view(db, model)
 
-    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """Return what counts and has a number below `before`, newest first, and where the next page begins; None: nowhere.
+    def history(
+        self, peer: str, before: int, limit: int = HISTORY_PAGE
+    ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+        """Return what counts and has a number below `before`, newest first, and where the next page begins.
 
-        An answer is null where the question lapsed. The task and the answer are there: anybody can score it again.
+        None: nowhere.
+
+        An answer is null where the question lapsed. The task and the answer are there: anybody can score it
+        again.
         """
         found: list[Mapping[str, Any]] = []
         size = 0
@@ -153,19 +214,31 @@ class Reader:
             return windows.read(db, before)
 
     def evaluation(self, id: str) -> GradedEvaluation | None:
-        """One that was answered, with what its receipt says; None: there is none, or it is older than receipts that are made again."""
+        """One that was answered, with what its receipt says; None.
+
+        There is none, or it is older than receipts that are made again.
+        """
         c = evaluations.c
         with self._database.begin() as db:
-            row = db.execute(select(evaluations).where(c.id == id, c.state == "graded", c.answered_at.is_not(None))).one_or_none()
+            row = db.execute(
+                select(evaluations).where(c.id == id, c.state == "graded", c.answered_at.is_not(None))
+            ).one_or_none()
             if row is None:
                 return None
-            window = None if row.window_number is None else windows.read(db, row.window_number + 1, limit=1)[0]
+            window = (
+                None if row.window_number is None else windows.read(db, row.window_number + 1, limit=1)[0]
+            )
         further = json.loads(row.further or "[]")
-        answers = [Completion(row.answer, bool(row.ended)), *(Completion(other["text"], other["ended"]) for other in further)]
+        answers = [
+            Completion(row.answer, bool(row.ended)),
+            *(Completion(other["text"], other["ended"]) for other in further),
+        ]
         reasons = [GradeReason(row.reason), *(GradeReason(other["reason"]) for other in further)]
         attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
         ref = TaskRef(row.specialty, row.n)
-        question = GradedQuestion(row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at)
+        question = GradedQuestion(
+            row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at
+        )
         return GradedEvaluation(question, answers, reasons)
 
     def counted(self, id: str) -> Mapping[str, Any] | None:
@@ -178,7 +251,9 @@ class Reader:
         """Of the swarm, as its judge sees it. `now`: seconds since the epoch."""
         today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
         pace = func.sum(case((peers.c.pace > MOST_ROUNDS_AN_HOUR, MOST_ROUNDS_AN_HOUR), else_=peers.c.pace))
-        figures = select(func.count().filter(hour), func.count().filter(today), func.coalesce(pace.filter(hour), 0.0))
+        figures = select(
+            func.count().filter(hour), func.count().filter(today), func.coalesce(pace.filter(hour), 0.0)
+        )
         groups = {}
         with self._database.begin() as db:
             many, others, answers = db.execute(_TOTALS).one()
@@ -186,13 +261,18 @@ class Reader:
             for name in GROUPS:
                 count = func.count()
                 found = (
-                    select(peers.c[name], count).where(today, _SHOWN_NAMES).group_by(peers.c[name]).order_by(count.desc(), peers.c[name])
+                    select(peers.c[name], count)
+                    .where(today, _SHOWN_NAMES)
+                    .group_by(peers.c[name])
+                    .order_by(count.desc(), peers.c[name])
                 )
                 groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
             hours = self._asked(db, now)
             nodes, before, lately = db.execute(_PROGRESS).one()
         progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
-        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups, progress)
+        return SwarmHealth(
+            many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups, progress
+        )
 
     def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
         """Questions in each hour of the last day. Those of an hour that is over are counted once."""
@@ -200,7 +280,10 @@ class Reader:
         self._hours = {begin: many for begin, many in self._hours.items() if this - DAY < begin < this}
         hours = range(this - DAY + HOUR, this + HOUR, HOUR)
         counts = [(begin, self._hours.get(begin, -1)) for begin in hours]
-        counts = [(b, db.execute(_ASKED, {"at": b, "end": b + HOUR}).scalar_one() if many < 0 else many) for b, many in counts]
+        counts = [
+            (b, db.execute(_ASKED, {"at": b, "end": b + HOUR}).scalar_one() if many < 0 else many)
+            for b, many in counts
+        ]
         self._hours = {begin: many for begin, many in counts if begin < this}
         return counts
 
@@ -223,7 +306,9 @@ def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
     return wanted
 
 
-def _ranked_rows(db: Connection, view: BoardView, wanted: Sequence[ColumnElement[bool]]) -> list[tuple[int, Counts]]:
+def _ranked_rows(
+    db: Connection, view: BoardView, wanted: Sequence[ColumnElement[bool]]
+) -> list[tuple[int, Counts]]:
     if not wanted and view.sort == "rank":  # nobody else's rank is needed
         best = select(peers).where(listed).order_by(*_BEST_FIRST).limit(view.limit).offset(view.after)
         return list(enumerate(db.execute(best).all(), view.after + 1))
@@ -232,10 +317,14 @@ def _ranked_rows(db: Connection, view: BoardView, wanted: Sequence[ColumnElement
     return [(row.rank, row) for row in db.execute(page).all()]
 
 
-def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]) -> Record:
+def _brief(
+    db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
+) -> Record:
     """Without what the newest questions were."""
     left_out = moderation.HIDDEN_FIELDS if row.peer in hidden else ()
-    said = {name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out}
+    said = {
+        name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out
+    }
     seen, counts = (row.first_seen, row.last_seen), (row.answered, row.unanswered, row.reward)
     score = ScoreTally(row.recent_right, row.recent_n)
     return Record(
@@ -250,7 +339,9 @@ def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], po
     )
 
 
-def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]) -> Record:
+def _whole(
+    db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
+) -> Record:
     recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
     samples = [(answers, correct or 0) for _, _, answers, correct in recent if answers > 1]
     rewards = [(specialty, reward) for specialty, reward, _, _ in recent]
@@ -265,14 +356,21 @@ def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
 
 @cache
 def _curve_of(points: int) -> Select[Any]:
-    """Make a statement with a fixed number of numbers: it is made once, where one with a list is made each time."""
+    """Make a statement with a fixed number of numbers.
+
+    It is made once, where one with a list is made each time.
+    """
     chosen = _e.number.in_([bindparam(f"number_{place}") for place in range(points)])
     return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)
 
 
 def _entry(row: RowMapping, hidden: bool) -> dict[str, Any]:
     left_out = moderation.HIDDEN_FIELDS if hidden else ()
-    entry = {name: value for name, value in row.items() if (value is not None or name not in OPTIONAL) and name not in left_out}
+    entry = {
+        name: value
+        for name, value in row.items()
+        if (value is not None or name not in OPTIONAL) and name not in left_out
+    }
     if hidden:
         entry["model"] = moderation.HIDDEN
     entry["ended"] = None if row["ended"] is None else bool(row["ended"])

@@ -1,7 +1,10 @@
-"""What the judge keeps: questions asked, answers graded, and what follows from them. One thread at a time uses it.
+"""What the judge keeps: questions asked, answers graded, and what follows from them.
 
-Each step is one transaction (judge/store/database.py): it is kept as a whole or undone as a whole. Times are seconds since the epoch by the
-judge's own clock, given by the caller. What a disk or a server does wrong reaches the caller as one of `database.FAILURES`.
+One thread at a time uses it.
+
+Each step is one transaction (judge/store/database.py): it is kept as a whole or undone as a whole. Times are
+seconds since the epoch by the judge's own clock, given by the caller. What a disk or a server does wrong
+reaches the caller as one of `database.FAILURES`.
 """
 
 import json
@@ -65,7 +68,9 @@ Counts = Row[*tuple[Any, ...]]
 
 
 class AskedElsewhere(Exception):
-    """Another judge of this database asked the peer its first question at the same time, perhaps for a copy of the same request."""
+    """Another judge of this database asked the peer its first question at the same time, perhaps for a copy
+    of the same request.
+    """
 
 
 class NotOpen(SQLAlchemyError):
@@ -102,8 +107,8 @@ class Store:
     def __init__(self, database: Path | str, curriculum: str, *, shared: bool = False) -> None:
         """Open the store.
 
-        `curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises DatabaseInUse,
-        DatabaseUnusable.
+        `curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises
+        DatabaseInUse, DatabaseUnusable.
         """
         self.database = Database(database, shared=shared)
         self._shared = shared
@@ -126,11 +131,15 @@ class Store:
                     "start it with the same --curriculum, or give another one with --database"
                 )
             if not shared:
-                # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
+                # Questions that were open at the last stop cannot be answered any more. That is not the
+                # peers' fault.
                 db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def agree(self, settings: str, *, shared: bool) -> None:
-        """All judges of one database have these settings; one that is alone sets them. Raises DatabaseUnusable."""
+        """All judges of one database have these settings; one that is alone sets them.
+
+        Raises DatabaseUnusable.
+        """
         of_judges = about.c.name == "judges"
         with self._begin() as db:
             held = db.scalar(select(about.c.value).where(of_judges))
@@ -138,8 +147,8 @@ class Store:
                 db.execute(insert(about).values(name="judges", value=settings))
             elif held != settings and shared:
                 raise DatabaseUnusable(
-                    f"{self.database.name} is of judges with {held}, and this one has {settings}; start it as the others. "
-                    "To change them all: stop them all, and start one without --shared once"
+                    f"{self.database.name} is of judges with {held}, and this one has {settings}; start it as"
+                    " the others. To change them all: stop them all, and start one without --shared once"
                 )
             else:
                 db.execute(update(about).where(of_judges).values(value=settings))
@@ -157,7 +166,11 @@ class Store:
                 return [step(*arguments) for step, arguments in steps]
         except Exception as error:
             self._together = None
-            return [error] if len(steps) == 1 else [outcome for step in steps for outcome in self.together([step])]
+            return (
+                [error]
+                if len(steps) == 1
+                else [outcome for step in steps for outcome in self.together([step])]
+            )
         finally:
             self._together = None
 
@@ -194,7 +207,11 @@ class Store:
     def standing(self, peer: PeerId) -> PeerStanding:
         """Return what a peer's next question depends on."""
         found = self._known(peer)
-        return PeerStanding() if found is None else PeerStanding(found.answered, found.window_number, found.window_asked)
+        return (
+            PeerStanding()
+            if found is None
+            else PeerStanding(found.answered, found.window_number, found.window_asked)
+        )
 
     def _known(self, peer: PeerId) -> Counts | None:
         with self._begin() as db:
@@ -207,8 +224,19 @@ class Store:
         with self._begin() as db:
             window = question.window.number if question.window else None
             now = {**said, "window_number": window, "window_asked": question.place + 1}
-            if db.execute(_SEEN_AGAIN, {**now, "of": question.peer, "at": at, "claimed": sequence, "named": of_round}).rowcount == 0:
-                new = {"peer": question.peer, "nickname": nickname(question.peer), "round": of_round, "round_at": at}
+            if (
+                db.execute(
+                    _SEEN_AGAIN,
+                    {**now, "of": question.peer, "at": at, "claimed": sequence, "named": of_round},
+                ).rowcount
+                == 0
+            ):
+                new = {
+                    "peer": question.peer,
+                    "nickname": nickname(question.peer),
+                    "round": of_round,
+                    "round_at": at,
+                }
                 new |= {"first_seen": at, "last_seen": at, "sequence": sequence}
                 db.execute(_SEEN_FIRST, {**now, **new})
             elif first:
@@ -227,14 +255,26 @@ class Store:
         sequence: int,
         at: float,
     ) -> Grade:
-        """Record scored answers; the first is what counts. `seconds`: from question to answer, by the judge's monotonic clock.
+        """Record scored answers; the first is what counts.
+
+        `seconds`: from question to answer, by the judge's monotonic clock.
 
         Raises NotOpen.
         """
         answer, reason = answers[0], reasons[0]
         with self._begin() as db:
-            outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds, "answered_at": at}
-            outcome |= {"answer": answer.text, "ended": int(answer.ended), "correct": sum(r.reward >= 1 for r in reasons)}
+            outcome = {
+                "state": "graded",
+                "reward": reason.reward,
+                "reason": reason.value,
+                "seconds": seconds,
+                "answered_at": at,
+            }
+            outcome |= {
+                "answer": answer.text,
+                "ended": int(answer.ended),
+                "correct": sum(r.reward >= 1 for r in reasons),
+            }
             outcome["further"] = _further(answers[1:], reasons[1:])
             counted = self._count(db, question, outcome)
             if counted is None:
@@ -245,7 +285,9 @@ class Store:
             db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
         ref, number = question.task.ref, answered + before.unanswered
         counts, interval = (answered, total, recent.share, recent.answers, number), recent.interval
-        return Grade(question.id, reason.reward, reason.value, ref.specialty, *counts, interval.low, interval.high)
+        return Grade(
+            question.id, reason.reward, reason.value, ref.specialty, *counts, interval.low, interval.high
+        )
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
         """Record questions that were not answered in time: they count as wrong."""
@@ -254,16 +296,25 @@ class Store:
                 counted = self._count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
                 if counted is not None:  # else it is counted already, or counts as nothing
                     before, recent = counted
-                    db.execute(_NOT_ANSWERED, {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)})
+                    db.execute(
+                        _NOT_ANSWERED,
+                        {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)},
+                    )
 
-    def _count(self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any]) -> tuple[Counts, ScoreTally] | None:
+    def _count(
+        self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any]
+    ) -> tuple[Counts, ScoreTally] | None:
         """Close the question as the peer's next one that counts.
 
         Returns the peer's counts before, and the tally of its newest questions with this
         one. None: it was not open.
         """
         before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
-        counted = {"number": before.answered + before.unanswered + 1, "total": before.reward + reward, **outcome}
+        counted = {
+            "number": before.answered + before.unanswered + 1,
+            "total": before.reward + reward,
+            **outcome,
+        }
         if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
             return None
         arms.counted(db, question.peer, question.attributes, reward)
@@ -294,5 +345,7 @@ def _recent(tally: ScoreTally) -> dict[str, float]:
 
 
 def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:
-    rows = [{**asdict(answer), "reason": reason.value} for answer, reason in zip(answers, reasons, strict=True)]
+    rows = [
+        {**asdict(answer), "reason": reason.value} for answer, reason in zip(answers, reasons, strict=True)
+    ]
     return json.dumps(rows) if rows else None

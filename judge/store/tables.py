@@ -1,12 +1,25 @@
 """The tables of the judge's database. The same on SQLite and PostgreSQL; judge/store/migrations makes them.
 
-What counts has a number: graded answers, and questions that lapsed. `low`: the lower end of the score's interval.
+What counts has a number: graded answers, and questions that lapsed. `low`: the lower end of the score's
+interval.
 """
 
 import re
 from typing import Any
 
-from sqlalchemy import REAL, BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, TypeDecorator
+from sqlalchemy import (
+    REAL,
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
@@ -17,7 +30,10 @@ _MEANT = {escaped: letter for letter, escaped in _ESCAPED.items()}
 
 
 class AnyText(TypeDecorator[str]):
-    """A stranger's text. PostgreSQL's text holds no NUL, so there it is written as `\\0`, and a backslash as two."""
+    """A stranger's text.
+
+    PostgreSQL's text holds no NUL, so there it is written as `\\0`, and a backslash as two.
+    """
 
     impl = Text
     cache_ok = True

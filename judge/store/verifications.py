@@ -1,4 +1,7 @@
-"""Uploads in the judge's database: what waits, and what was found. Steps of the store (judge/store/store.py): each is one transaction."""
+"""Uploads in the judge's database: what waits, and what was found.
+
+Steps of the store (judge/store/store.py): each is one transaction.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +17,10 @@ from p2p.types import PeerId
 
 KEPT = 5  # of a peer, that have ended
 MOST_TRIES = 2  # of an upload whose evaluation the judge did not survive
-STOPPED = ("the judge stopped twice while it evaluated these weights", "Upload them again; tell the judge's operator if it recurs.")
+STOPPED = (
+    "the judge stopped twice while it evaluated these weights",
+    "Upload them again; tell the judge's operator if it recurs.",
+)
 LOST = ("the judge no longer has the weights", "Upload them again.")
 
 
@@ -30,14 +36,26 @@ class VerificationRecords:
 
     def queued(self, upload: Upload, sequence: int, at: float) -> None:
         with self._begin() as db:
-            db.execute(insert(table).values(**asdict(upload), sequence=sequence, at=at, state="queued", tries=0))
+            db.execute(
+                insert(table).values(**asdict(upload), sequence=sequence, at=at, state="queued", tries=0)
+            )
 
     def recovered(self, whole: Sequence[str], at: float) -> Sequence[Upload]:
-        """After a start: what waits, the oldest first. `whole`: ids of the files that are there. Refuses what cannot go on."""
+        """After a start: what waits, the oldest first.
+
+        `whole`: ids of the files that are there. Refuses what cannot go on.
+        """
         with self._begin() as db:
             waiting = table.c.state.in_(("queued", "running"))
-            for why, lost in ((STOPPED, table.c.tries >= MOST_TRIES), (LOST, table.c.id.not_in(whole) & (table.c.digest != ""))):
-                db.execute(update(table).where(waiting, lost).values(state="refused", ended=at, error=why[0], remedy=why[1]))
+            for why, lost in (
+                (STOPPED, table.c.tries >= MOST_TRIES),
+                (LOST, table.c.id.not_in(whole) & (table.c.digest != "")),
+            ):
+                db.execute(
+                    update(table)
+                    .where(waiting, lost)
+                    .values(state="refused", ended=at, error=why[0], remedy=why[1])
+                )
             db.execute(update(table).where(waiting).values(state="queued"))
             return [_upload(row) for row in db.execute(select(table).where(waiting).order_by(table.c.at))]
 
@@ -47,12 +65,16 @@ class VerificationRecords:
 
     def fetched(self, upload: Upload) -> None:
         with self._begin() as db:
-            db.execute(update(table).where(table.c.id == upload.id).values(digest=upload.digest, size=upload.size))
+            db.execute(
+                update(table).where(table.c.id == upload.id).values(digest=upload.digest, size=upload.size)
+            )
 
     def refused(self, upload: Upload, at: float, error: str, remedy: str) -> None:
         self._end(upload, {"state": "refused", "ended": at, "error": error, "remedy": remedy})
 
-    def done(self, upload: Upload, at: float, answers: Sequence[VerifiedAnswer], receipt: Mapping[str, str]) -> None:
+    def done(
+        self, upload: Upload, at: float, answers: Sequence[VerifiedAnswer], receipt: Mapping[str, str]
+    ) -> None:
         right = sum(answer.reward >= 1 for answer in answers)
         outcome = {"state": "done", "ended": at, "correct": right, "questions": len(answers), **receipt}
         self._end(upload, {**outcome, "found": json.dumps(answers, ensure_ascii=False)})
@@ -62,8 +84,17 @@ class VerificationRecords:
         with self._begin() as db:
             db.execute(update(table).where(table.c.id == upload.id).values(**outcome))
             newest_first = case((table.c.state == "done", 0), else_=1), table.c.ended.desc()
-            kept = select(table.c.id).where(of_peer, table.c.ended.is_not(None)).order_by(*newest_first).limit(KEPT)
-            db.execute(delete(table).where(of_peer, table.c.ended.is_not(None), table.c.id.not_in(kept), table.c.id != upload.id))
+            kept = (
+                select(table.c.id)
+                .where(of_peer, table.c.ended.is_not(None))
+                .order_by(*newest_first)
+                .limit(KEPT)
+            )
+            db.execute(
+                delete(table).where(
+                    of_peer, table.c.ended.is_not(None), table.c.id.not_in(kept), table.c.id != upload.id
+                )
+            )
 
     def one(self, id: str) -> tuple[Verification, Sequence[VerifiedAnswer]] | None:
         with self._begin() as db:
@@ -81,10 +112,14 @@ def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Verification]:
 
 
 def _upload(row: Row[Any]) -> Upload:
-    return Upload(row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers, row.source)
+    return Upload(
+        row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers, row.source
+    )
 
 
 def _verification(row: Row[Any]) -> Verification:
     fields = row._mapping
     outcome = {name: fields.get(name) for name in ("ended", "error", "remedy", "receipt", "signature")}
-    return Verification(_upload(row), row.state, row.at, **outcome, right=row.correct or 0, questions=row.questions or 0)
+    return Verification(
+        _upload(row), row.state, row.at, **outcome, right=row.correct or 0, questions=row.questions or 0
+    )

@@ -3,11 +3,12 @@
 Each is written once, and every judge of one database reads the same.
 
 Rules
-1. A window's seed is made, and its commitment published, one window before it opens. Only the first, and the first after the judge was
-   down for longer than a window, open when they are made.
-2. The open window is the newest that ever opened, whatever the clock does later. So no question of a seed that was told is asked again.
-3. Where the clock was far ahead and was set back, a new window follows the open one, a window's length from now. What had been published
-   for a far date is passed over.
+1. A window's seed is made, and its commitment published, one window before it opens. Only the first, and the
+   first after the judge was down for longer than a window, open when they are made.
+2. The open window is the newest that ever opened, whatever the clock does later. So no question of a seed
+   that was told is asked again.
+3. Where the clock was far ahead and was set back, a new window follows the open one, a window's length from
+   now. What had been published for a far date is passed over.
 4. The seed is told when a newer window has been open for REVEAL_SECONDS and no question of this one is open.
 swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
 """
@@ -28,22 +29,36 @@ QUESTIONS = 1_000  # of a set; a peer that asks for more meets them again
 
 
 def dated_ahead(window: QuestionWindow, now: float, seconds: int) -> bool:
-    """Whether it was published by a clock that was ahead by more than a window's length, and has been set back."""
+    """Whether it was published by a clock that was ahead by more than a window's length, and has been set
+    back.
+    """
     return window.published > now + seconds
 
 
 def due(
-    newest: QuestionWindow | None, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes], alone: bool = True
+    newest: QuestionWindow | None,
+    now: float,
+    seconds: int,
+    curriculum: str,
+    seeds: Callable[[], bytes],
+    alone: bool = True,
 ) -> list[QuestionWindow]:
-    """Return the windows to add now, so that one is open and the next is published. `newest`: of those that exist.
+    """Return the windows to add now, so that one is open and the next is published.
 
-    `alone`: no other judge makes windows too. Two whose clocks differ so much would add one after another for ever.
+    `newest`: of those that exist.
+
+    `alone`: no other judge makes windows too. Two whose clocks differ so much would add one after another for
+    ever.
     """
     added: list[QuestionWindow] = []
     last = newest.terms if newest else None
     if newest is not None and alone and dated_ahead(newest, now, seconds):
         opens = int(now) + seconds
-        return [QuestionWindow(held_out.Terms(curriculum, newest.number + 1, opens, opens + seconds, QUESTIONS), seeds(), now)]
+        return [
+            QuestionWindow(
+                held_out.Terms(curriculum, newest.number + 1, opens, opens + seconds, QUESTIONS), seeds(), now
+            )
+        ]
     while last is None or last.opens <= now:
         opens = int(now) if last is None or last.closes <= now else last.closes
         last = held_out.Terms(curriculum, last.number + 1 if last else 1, opens, opens + seconds, QUESTIONS)
@@ -57,16 +72,21 @@ WINDOWS_PAGE = 50
 def turn(
     db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes], alone: bool = False
 ) -> tuple[QuestionWindow, QuestionWindow, int]:
-    """Add what is due, open what is to be open, reveal what may be. The open window, the next, and how many closed ones are to be revealed.
+    """Add what is due, open what is to be open, reveal what may be.
 
-    Unless it is alone, another judge of the database may do the same at the same time: of two windows of one number the first stays.
+    The open window, the next, and how many closed ones are to be revealed.
+
+    Unless it is alone, another judge of the database may do the same at the same time: of two windows of one
+    number the first stays.
     """
     insert: Any = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
     newest = read(db, limit=1)
     for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds, alone):
         db.execute(insert(windows).values(_row(window)).on_conflict_do_nothing(index_elements=["number"]))
     c, newer = windows.c, windows.alias()
-    opened = select(c.number).where((c.opens <= now) | c.opened.is_not(None)).order_by(c.number.desc()).limit(1)
+    opened = (
+        select(c.number).where((c.opens <= now) | c.opened.is_not(None)).order_by(c.number.desc()).limit(1)
+    )
     number = db.execute(opened).scalar_one()
     db.execute(update(windows).where(c.number == number, c.opened.is_(None)).values(opened=now))
     hidden = (c.number < number) & c.revealed.is_(None)
@@ -90,5 +110,10 @@ def _window(row: Row[Any]) -> QuestionWindow:
 
 def _row(window: QuestionWindow) -> dict[str, Any]:
     terms = window.terms
-    row = {"number": terms.number, "curriculum": terms.curriculum, "opens": terms.opens, "closes": terms.closes}
+    row = {
+        "number": terms.number,
+        "curriculum": terms.curriculum,
+        "opens": terms.opens,
+        "closes": terms.closes,
+    }
     return {**row, "questions": terms.questions, "seed": window.seed.hex(), "published": window.published}

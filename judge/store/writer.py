@@ -1,4 +1,7 @@
-"""Runs the steps of the store in a thread of its own. Steps that wait at the same time share one transaction, and so one write to disk."""
+"""Runs the steps of the store in a thread of its own.
+
+Steps that wait at the same time share one transaction, and so one write to disk.
+"""
 
 import asyncio
 from collections import deque
@@ -34,7 +37,9 @@ class StoreWriter:
     async def _work(self) -> None:
         while self._waiting:
             taken = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
-            outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.together, [step for step, _ in taken])
+            outcomes = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._store.together, [step for step, _ in taken]
+            )
             for (_, future), outcome in zip(taken, outcomes, strict=True):
                 if future.done():  # nobody waits for it any more
                     continue

@@ -1,4 +1,6 @@
-"""Starts the process that evaluates weights (worker.py), gives it a limited time, and reads its reply, which is bounded and checked."""
+"""Starts the process that evaluates weights (worker.py), gives it a limited time, and reads its reply, which
+is bounded and checked.
+"""
 
 import asyncio
 import contextlib
@@ -12,7 +14,15 @@ from pathlib import Path
 import msgspec
 
 from judge.errors import JudgeError
-from judge.verified.messages import AnswerRequest, DescribeRequest, GivenAnswers, ModelDescriptions, ModelTensors, Reply, WorkerRefusal
+from judge.verified.messages import (
+    AnswerRequest,
+    DescribeRequest,
+    GivenAnswers,
+    ModelDescriptions,
+    ModelTensors,
+    Reply,
+    WorkerRefusal,
+)
 from swarmd.types import Completion
 
 COMMAND = (sys.executable, "-W", "ignore", "-m", "judge.verified.worker")
@@ -22,7 +32,10 @@ _PIECE = 65_536
 
 
 class VerifiedUnusable(JudgeError):
-    """The verified tier cannot be served. Leave out --verified-bytes, or name other models with --verified-model."""
+    """The verified tier cannot be served.
+
+    Leave out --verified-bytes, or name other models with --verified-model.
+    """
 
 
 class EvaluationFailed(Exception):
@@ -31,37 +44,59 @@ class EvaluationFailed(Exception):
 
 class Evaluator:
     def __init__(self, seconds: float, command: Sequence[str] = COMMAND) -> None:
-        """seconds: of an evaluation, by the clock on the wall. command: the worker's; our process id and the weights' descriptor follow."""
+        """seconds: of an evaluation, by the clock on the wall.
+
+        command: the worker's; our process id and the weights' descriptor follow.
+        """
         self._seconds, self._command = seconds, tuple(command)
 
     def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
-        """Names and shapes of the models' tensors. They are the operator's, and downloaded if they have to be. Raises VerifiedUnusable."""
+        """Names and shapes of the models' tensors.
+
+        They are the operator's, and downloaded if they have to be. Raises VerifiedUnusable.
+        """
         request = msgspec.json.encode(DescribeRequest(tuple(models)))
         try:
             command = (*self._command, str(os.getpid()))
-            done = subprocess.run(command, input=request, stdout=subprocess.PIPE, timeout=START_SECONDS, check=False)
+            done = subprocess.run(
+                command, input=request, stdout=subprocess.PIPE, timeout=START_SECONDS, check=False
+            )
             reply = msgspec.json.decode(done.stdout, type=Reply)
         except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
-            raise VerifiedUnusable(f"the process that evaluates weights does not start ({type(error).__name__})") from None
+            raise VerifiedUnusable(
+                f"the process that evaluates weights does not start ({type(error).__name__})"
+            ) from None
         if isinstance(reply, WorkerRefusal):
             raise VerifiedUnusable(f"{reply.error} Name other models with --verified-model.")
         if not isinstance(reply, ModelDescriptions) or not reply.contained:
-            raise VerifiedUnusable("weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64")
+            raise VerifiedUnusable(
+                "weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64"
+            )
         return reply.models
 
     async def answers(self, weights: Path, request: AnswerRequest) -> Sequence[Sequence[Completion]]:
-        """Return the model's answers to each question. Raises EvaluationFailed; OSError where the file cannot be read."""
+        """Return the model's answers to each question.
+
+        Raises EvaluationFailed; OSError where the file cannot be read.
+        """
         with weights.open("rb") as file:
             number = file.fileno()
             process = await asyncio.create_subprocess_exec(
-                *self._command, str(os.getpid()), str(number), stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(number,),
+                *self._command,
+                str(os.getpid()),
+                str(number),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(number,),
                 env=_offline(),
-            )  # fmt: skip
+            )
         try:
             async with asyncio.timeout(self._seconds):
                 received = await _exchange(process, msgspec.json.encode(request))
         except TimeoutError:
-            raise EvaluationFailed(f"the evaluation took longer than {self._seconds:g} s and was ended") from None
+            raise EvaluationFailed(
+                f"the evaluation took longer than {self._seconds:g} s and was ended"
+            ) from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -106,7 +141,9 @@ def _checked(received: bytes, code: int, request: AnswerRequest) -> Sequence[Seq
         raise EvaluationFailed("the evaluation ended in the middle of its reply") from None
     if isinstance(reply, WorkerRefusal):
         raise EvaluationFailed(reply.error)
-    if not isinstance(reply, GivenAnswers) or [len(row) for row in reply.answers] != [request.answers] * len(request.questions):
+    if not isinstance(reply, GivenAnswers) or [len(row) for row in reply.answers] != [request.answers] * len(
+        request.questions
+    ):
         raise EvaluationFailed("the evaluation gave another number of answers than was asked for")
     return [[Completion(answer.text, answer.ended) for answer in row] for row in reply.answers]
 

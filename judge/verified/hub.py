@@ -1,10 +1,12 @@
 """Fetches weights from the hub that the operator named.
 
-One file of one commit of a public repository is fetched, of an adapter its configuration too. No token is sent.
+One file of one commit of a public repository is fetched, of an adapter its configuration too. No token is
+sent.
 
-A stranger names repository and commit; where the request goes, the operator's address says. A hub sends large files from a CDN, so
-redirects are followed, five at most: on the hub's own host and port, and else by https to addresses of the internet alone. Such a host is
-looked up once, and reached by the very address that was checked.
+A stranger names repository and commit; where the request goes, the operator's address says. A hub sends large
+files from a CDN, so redirects are followed, five at most: on the hub's own host and port, and else by https
+to addresses of the internet alone. Such a host is looked up once, and reached by the very address that was
+checked.
 """
 
 import asyncio
@@ -23,7 +25,10 @@ from judge.verified.weights_check import UnfitWeights
 REDIRECTS = 5
 MAX_CONFIG = 64 * 1024  # bytes of an adapter_config.json
 _ADDRESS = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~-]+)*"
-_NAME_ANOTHER = "Name a commit of a public repository with the weights in one file; no shards. Of an adapter give the rank (lora_rank)."
+_NAME_ANOTHER = (
+    "Name a commit of a public repository with the weights in one file; no shards. Of an adapter give the"
+    " rank (lora_rank)."
+)
 _LATER = "Name it again later; tell the judge's operator if it recurs."
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -31,16 +36,25 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 async def addresses_of(host: str) -> Sequence[str]:
     """Look the host's addresses up. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+    )
     return [str(address[0]) for *_, address in found]
 
 
 class Hub:
-    def __init__(self, address: str, resolve: Resolve = addresses_of, transport: httpx2.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        resolve: Resolve = addresses_of,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
         """Name the hub. `transport`: None: the network. Raises VerifiedUnusable."""
         self.address = address.rstrip("/")
         if not re.fullmatch(_ADDRESS, self.address):
-            raise VerifiedUnusable(f"{address} is no address of a hub; give one like https://huggingface.co with --verified-hub.")
+            raise VerifiedUnusable(
+                f"{address} is no address of a hub; give one like https://huggingface.co with --verified-hub."
+            )
         self._origin, self._resolve, self._transport = _origin(httpx2.URL(self.address)), resolve, transport
 
     def source(self, repo: str, commit: str, adapter: bool) -> str:
@@ -49,7 +63,10 @@ class Hub:
 
     async def adapter_config(self, source: str) -> bytes:
         """Fetch the adapter's configuration. Raises UnfitWeights, TimeoutError."""
-        async with asyncio.timeout(config.HUB_SECONDS), self.opened(source.rpartition("/")[0] + "/adapter_config.json") as (size, parts):
+        async with (
+            asyncio.timeout(config.HUB_SECONDS),
+            self.opened(source.rpartition("/")[0] + "/adapter_config.json") as (size, parts),
+        ):
             if size > MAX_CONFIG:
                 raise UnfitWeights("adapter_config.json is too large", _NAME_ANOTHER)
             return b"".join([part async for part in parts])
@@ -58,7 +75,9 @@ class Hub:
     async def opened(self, source: str) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         """Size and pieces of a file. Raises UnfitWeights; TimeoutError where the hub does not answer."""
         headers = {"accept-encoding": "identity", "user-agent": "swarmd-judge"}
-        async with httpx2.AsyncClient(trust_env=False, timeout=None, headers=headers, transport=self._transport) as client:
+        async with httpx2.AsyncClient(
+            trust_env=False, timeout=None, headers=headers, transport=self._transport
+        ) as client:
             try:
                 async with asyncio.timeout(config.HUB_SECONDS):
                     response = await self._answer(client, httpx2.URL(source))
@@ -68,7 +87,8 @@ class Hub:
                     await response.aclose()
             except TimeoutError:
                 raise
-            except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:  # the last: a host that is no name
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+                # The last: a host that is no name
                 raise UnfitWeights(f"the hub cannot be reached ({type(error).__name__})", _LATER) from None
 
     async def _answer(self, client: httpx2.AsyncClient, url: httpx2.URL) -> httpx2.Response:
@@ -88,7 +108,9 @@ class Hub:
         if not addresses or not all(ip_address(address).is_global for address in addresses):
             raise UnfitWeights("the hub redirects to a host where this judge fetches nothing", _LATER)
         pinned = url.copy_with(host=addresses[0])
-        return client.build_request("GET", pinned, headers={"host": url.netloc.decode()}, extensions={"sni_hostname": url.host})
+        return client.build_request(
+            "GET", pinned, headers={"host": url.netloc.decode()}, extensions={"sni_hostname": url.host}
+        )
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
@@ -98,7 +120,10 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 def _size(response: httpx2.Response) -> int:
     if response.status_code in (401, 403, 404):
         name = response.request.url.path.rpartition("/")[2]
-        raise UnfitWeights(f"the hub gives no {name} of this commit to everybody (HTTP {response.status_code})", _NAME_ANOTHER)
+        raise UnfitWeights(
+            f"the hub gives no {name} of this commit to everybody (HTTP {response.status_code})",
+            _NAME_ANOTHER,
+        )
     if response.status_code != 200:
         raise UnfitWeights(f"the hub answered with HTTP {response.status_code}", _LATER)
     length = response.headers.get("content-length", "")

@@ -1,4 +1,7 @@
-"""Messages between the judge and the process that evaluates weights (worker.py). One request on its standard input, one reply, JSON."""
+"""Messages between the judge and the process that evaluates weights (worker.py).
+
+One request on its standard input, one reply, JSON.
+"""
 
 from typing import Annotated
 
@@ -37,7 +40,10 @@ class ModelTensors(msgspec.Struct, frozen=True):
         """`lora_rank`: None: all weights."""
         if lora_rank is None:
             return self.whole
-        return {name: (lora_rank, *shape[1:]) if ".lora_A." in name else (*shape[:-1], lora_rank) for name, shape in self.adapter.items()}
+        return {
+            name: (lora_rank, *shape[1:]) if ".lora_A." in name else (*shape[:-1], lora_rank)
+            for name, shape in self.adapter.items()
+        }
 
 
 class ModelDescriptions(msgspec.Struct, tag="described", frozen=True):

@@ -1,8 +1,10 @@
-"""The verified tier: takes uploaded weights, has a contained process answer fresh held-out questions with them, scores the answers itself.
+"""The verified tier: takes uploaded weights, has a contained process answer fresh held-out questions with
+them, scores the answers itself.
 
-One upload is evaluated at a time; the others wait in a bounded queue. Weights that a peer names on the hub wait there too, and are fetched
-when their turn has come. The questions are drawn after the weights have arrived. The model's configuration, tokenizer and template are the
-judge's own: a stranger sends numbers and nothing else, so nothing but the numbers can answer.
+One upload is evaluated at a time; the others wait in a bounded queue. Weights that a peer names on the hub
+wait there too, and are fetched when their turn has come. The questions are drawn after the weights have
+arrived. The model's configuration, tokenizer and template are the judge's own: a stranger sends numbers and
+nothing else, so nothing but the numbers can answer.
 """
 
 import asyncio
@@ -34,13 +36,27 @@ from swarmd.types import Completion, Task, TaskRef
 
 log = logging.getLogger("judge")
 
-OFF = Refusal(404, "this judge evaluates no uploaded weights", "Use another judge; its operator can allow it with --verified-bytes.")
-NO_HUB = Refusal(404, "this judge fetches no weights", "Upload the file; a judge's operator can allow it with --verified-hub.")
+OFF = Refusal(
+    404,
+    "this judge evaluates no uploaded weights",
+    "Use another judge; its operator can allow it with --verified-bytes.",
+)
+NO_HUB = Refusal(
+    404,
+    "this judge fetches no weights",
+    "Upload the file; a judge's operator can allow it with --verified-hub.",
+)
 HUB_SLOW = ("the hub does not send the file in time", "Name it again later, or upload it.")
 OTHER_HUB = ("the judge fetches nothing from there any more", "Name the weights again, or upload them.")
-ONE_AT_A_TIME = Refusal(409, "weights of yours wait or are being evaluated already", "Look at them, and upload others when they are done.")
+ONE_AT_A_TIME = Refusal(
+    409,
+    "weights of yours wait or are being evaluated already",
+    "Look at them, and upload others when they are done.",
+)
 CROWDED_UPLOADS = Refusal(429, "too many uploads of your network wait", "Upload again later.", retry_after=60)
-FAILED = "Check the weights with `swarmd task` first; tell the judge's operator if others are refused like this."
+FAILED = (
+    "Check the weights with `swarmd task` first; tell the judge's operator if others are refused like this."
+)
 
 
 class AnnouncedWeights(Protocol):
@@ -80,14 +96,19 @@ class JudgeHandle:
     sign: Callable[[Mapping[str, Any]], dict[str, str]]  # a receipt of these fields
     claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
-    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]  # raises VerifierFailed
+    # Raises VerifierFailed
+    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]
     draw: Callable[[int, random.Random], Sequence[Task]]  # held-out questions
     monotonic: Callable[[], float]
     wall: Callable[[], float]
 
 
 async def open_tier(
-    settings: JudgeSettings, judge: JudgeHandle, records: VerificationRecords, rng: random.Random, evaluator: Evaluator | None = None
+    settings: JudgeSettings,
+    judge: JudgeHandle,
+    records: VerificationRecords,
+    rng: random.Random,
+    evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
     """With what an earlier run left in its queue. Raises OperatorError, Refused where the database fails."""
     evaluator = evaluator or Evaluator(config.VERIFIED_SECONDS)
@@ -116,11 +137,14 @@ class VerifiedTier:
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
-        self._peers = TokenBuckets[PeerId](1 / config.VERIFIED_PAUSE, config.VERIFIED_BURST, config.REMEMBERED_PEERS)
+        self._peers = TokenBuckets[PeerId](
+            1 / config.VERIFIED_PAUSE, config.VERIFIED_BURST, config.REMEMBERED_PEERS
+        )
         rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE, config.VERIFIED_NETWORK_BURST
         self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
         self._queue: deque[tuple[Upload, str]] = deque()  # with the network it came from
-        self._held: dict[PeerId, str] = {}  # its network: of peers whose upload arrives, waits or is evaluated
+        # Its network: of peers whose upload arrives, waits or is evaluated
+        self._held: dict[PeerId, str] = {}
         self._come = asyncio.Event()
 
     async def recover(self) -> None:
@@ -139,11 +163,18 @@ class VerifiedTier:
         """1: the next to be evaluated. None: it does not wait."""
         return next((place for place, (upload, _) in enumerate(self._queue, 1) if upload.id == id), None)
 
-    async def receive(self, signed: Signed, host: str, said: AnnouncedUpload, parts: AsyncIterator[bytes]) -> Upload:
-        """Check weights while they arrive, and queue them. Raises Refused. What is refused leaves nothing behind."""
+    async def receive(
+        self, signed: Signed, host: str, said: AnnouncedUpload, parts: AsyncIterator[bytes]
+    ) -> Upload:
+        """Check weights while they arrive, and queue them.
+
+        Raises Refused. What is refused leaves nothing behind.
+        """
         await self._judge.claim(signed)
         self._check_announced(said)
-        upload = Upload(self._new_id(), signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
+        upload = Upload(
+            self._new_id(), signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers
+        )
         check = self._check_of(upload)
         with self._place_of(upload, host) as network:
             await self._store(upload, check, parts)
@@ -169,7 +200,10 @@ class VerifiedTier:
 
     @contextlib.contextmanager
     def _place_of(self, upload: Upload, host: str) -> Iterator[str]:
-        """Keep a place in the queue while the weights arrive; yield the peer's network. Raises Refused where there is no place."""
+        """Keep a place in the queue while the weights arrive; yield the peer's network.
+
+        Raises Refused where there is no place.
+        """
         network = network_of(host)
         self._make_room(upload.peer, network)
         self._held[upload.peer] = network
@@ -185,24 +219,44 @@ class VerifiedTier:
     def _check_announced(self, said: AnnouncedWeights) -> None:
         """Check what is declared. Raises Refused where it cannot be evaluated here."""
         if not self._judge.curriculum.asks_as(said.curriculum):
-            raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
+            raise Refused(
+                Refusal(
+                    409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."
+                )
+            )
         model = self._model(said.model)
         if said.lora_rank is not None and said.base not in (None, model.fingerprint):
-            raise Refused(Refusal(409, "the adapter is of another base model", "Use the judge's: GET /v1/verified names its base."))
+            raise Refused(
+                Refusal(
+                    409,
+                    "the adapter is of another base model",
+                    "Use the judge's: GET /v1/verified names its base.",
+                )
+            )
 
     def _model(self, name: str) -> ModelTensors:
         if name not in self.models:
             known = ", ".join(self.models)
-            raise Refused(Refusal(422, "this judge has no model of this name", f"It evaluates weights of {known}."))
+            raise Refused(
+                Refusal(422, "this judge has no model of this name", f"It evaluates weights of {known}.")
+            )
         return self.models[name]
 
     def _check_of(self, upload: Upload) -> WeightsCheck:
         """Check the size before a byte is read. Raises Refused where no weights of this size are taken."""
         if upload.size > self._settings.verified_bytes:
             most = self._settings.verified_bytes
-            raise Refused(Refusal(413, "the weights are too large for this judge", f"It takes {most:,} bytes. Send an adapter."))
+            raise Refused(
+                Refusal(
+                    413,
+                    "the weights are too large for this judge",
+                    f"It takes {most:,} bytes. Send an adapter.",
+                )
+            )
         with _unfit_refused():
-            return WeightsCheck(upload.size, upload.digest or None, self._model(upload.model).shapes(upload.lora_rank))
+            return WeightsCheck(
+                upload.size, upload.digest or None, self._model(upload.model).shapes(upload.lora_rank)
+            )
 
     def _make_room(self, peer: PeerId, network: str) -> None:
         """Check the limits. Raises Refused where the peer, its network or everybody has too many uploads."""
@@ -215,7 +269,14 @@ class VerifiedTier:
         now = self._judge.monotonic()
         if wait := self._peers.of(peer, now).wait(now) or self._rates.of(network, now).wait(now):
             seconds = int(wait) + 1
-            raise Refused(Refusal(429, "you or your network upload too often", f"Upload again in {seconds} s.", retry_after=seconds))
+            raise Refused(
+                Refusal(
+                    429,
+                    "you or your network upload too often",
+                    f"Upload again in {seconds} s.",
+                    retry_after=seconds,
+                )
+            )
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
         """Receive the weights. Raises Refused; TimeoutError where the sender is too slow."""
@@ -287,7 +348,10 @@ class VerifiedTier:
         await self._written(self._records.refused, upload, self._judge.wall(), error, remedy)
 
     def _let_go(self, upload: Upload) -> None:
-        """Before the outcome is told: who reads it may upload again. A judge that is killed in between refuses it as lost."""
+        """Before the outcome is told: who reads it may upload again.
+
+        A judge that is killed in between refuses it as lost.
+        """
         self._held.pop(upload.peer, None)
         with survived("removing weights"):
             self._folder.remove(upload.id)
@@ -296,9 +360,15 @@ class VerifiedTier:
         """Evaluate the weights. Raises EvaluationFailed, VerifierFailed, OSError."""
         tasks = await asyncio.to_thread(self._drawn)
         request = AnswerRequest(
-            upload.model, upload.lora_rank, upload.digest, tuple(task.question for task in tasks), upload.answers,
-            seed=self._rng.getrandbits(32), cpu=config.VERIFIED_CPU, memory=config.VERIFIED_MEMORY + 3 * upload.size,
-        )  # fmt: skip
+            upload.model,
+            upload.lora_rank,
+            upload.digest,
+            tuple(task.question for task in tasks),
+            upload.answers,
+            seed=self._rng.getrandbits(32),
+            cpu=config.VERIFIED_CPU,
+            memory=config.VERIFIED_MEMORY + 3 * upload.size,
+        )
         rows = await self._evaluator.answers(self._folder.file(upload.id), request)
         answers = []
         for task, row in zip(tasks, rows, strict=True):
@@ -321,9 +391,24 @@ class VerifiedTier:
 
     def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
         said = Verification(upload, "done", at).document()
-        fields = {name: said[name] for name in ("tier", "verification", "peer", "at", "model", "lora_rank", "weights", "bytes", "answers")}
+        fields = {
+            name: said[name]
+            for name in (
+                "tier",
+                "verification",
+                "peer",
+                "at",
+                "model",
+                "lora_rank",
+                "weights",
+                "bytes",
+                "answers",
+            )
+        }
         fields |= {"source": upload.source} if upload.source else {}
-        return self._judge.sign({**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)})
+        return self._judge.sign(
+            {**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)}
+        )
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:
         """Until it is. Waits while the database cannot be written."""

@@ -47,7 +47,9 @@ class ArrivingFile:
 
     def __init__(self, part: Path, whole: Path, check: WeightsCheck) -> None:
         self._part, self._whole, self._check = part, whole, check
-        self._file: BinaryIO | None = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+        self._file: BinaryIO | None = os.fdopen(
+            os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+        )
 
     def write(self, piece: bytes) -> None:
         """Write and check a piece of the file. Raises OSError, UnfitWeights."""

@@ -1,8 +1,10 @@
-"""Checks uploaded weights while they arrive, a chunk at a time: digest, size, names, shapes and values. Pure, and keeps no weights.
+"""Checks uploaded weights while they arrive, a chunk at a time: digest, size, names, shapes and values.
 
-Only safetensors files pass, and of them only those with exactly the tensors of a model that the judge knows. The format
-(huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the header, JSON; the tensors' bytes, without
-a gap.
+Pure, and keeps no weights.
+
+Only safetensors files pass, and of them only those with exactly the tensors of a model that the judge knows.
+The format (huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the
+header, JSON; the tensors' bytes, without a gap.
 """
 
 import math
@@ -29,7 +31,10 @@ class UnfitWeights(Exception):
 
 
 class _AdapterConfig(msgspec.Struct):
-    """What peft's adapter_config.json says of how an adapter is used. What else it may say changes tensors, which are checked."""
+    """What peft's adapter_config.json says of how an adapter is used.
+
+    What else it may say changes tensors, which are checked.
+    """
 
     peft_type: Literal["LORA"]
     r: Annotated[int, msgspec.Meta(ge=1)]
@@ -41,15 +46,23 @@ class _AdapterConfig(msgspec.Struct):
 
 
 def check_adapter_config(text: bytes, rank: int) -> None:
-    """Check that an adapter is meant to be used as the judge uses it: with alpha = 2 r, everywhere. Raises UnfitWeights."""
+    """Check that an adapter is meant to be used as the judge uses it: with alpha = 2 r, everywhere.
+
+    Raises UnfitWeights.
+    """
     try:
         said = msgspec.json.decode(text, type=_AdapterConfig)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise UnfitWeights("adapter_config.json is not one of a plain LoRA adapter", _EXPORT_AGAIN) from None
     if said.r != rank:
-        raise UnfitWeights(f"adapter_config.json says rank {said.r}, and {rank} was named", "Name the rank that the adapter has.")
+        raise UnfitWeights(
+            f"adapter_config.json says rank {said.r}, and {rank} was named",
+            "Name the rank that the adapter has.",
+        )
     if said.lora_alpha != 2 * rank or said.use_rslora:
-        raise UnfitWeights("the adapter has another scale than this judge gives it, alpha = 2 r", _EXPORT_AGAIN)
+        raise UnfitWeights(
+            "the adapter has another scale than this judge gives it, alpha = 2 r", _EXPORT_AGAIN
+        )
 
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -69,11 +82,16 @@ def check_size(size: int, shapes: Shapes) -> None:
     numbers = sum(math.prod(shape) for shape in shapes.values())
     least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER
     if not least <= size <= most:
-        raise UnfitWeights(f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL)
+        raise UnfitWeights(
+            f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL
+        )
 
 
 def checkpoint_name(name: str) -> str:
-    """`….lora_A.default.weight` for what an adapter file of peft calls `base_model.model.….lora_A.weight`; any other name as it is."""
+    """`….lora_A.default.weight` for what an adapter file of peft calls `base_model.model.….lora_A.weight`.
+
+    Any other name as it is.
+    """
     return re.sub(r"\Abase_model\.model\.(.+\.lora_[AB])\.weight\Z", r"\1.default.weight", name)
 
 
@@ -86,14 +104,21 @@ def with_checkpoint_names(file: bytes) -> bytes:
 
 
 def check_header(header: bytes, data: int, shapes: Shapes) -> str:
-    """Check that the header describes exactly these tensors in `data` bytes. Returns their number format. Raises UnfitWeights."""
+    """Check that the header describes exactly these tensors in `data` bytes.
+
+    Returns their number format. Raises UnfitWeights.
+    """
     try:
         parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         if "__metadata__" in parts:
             msgspec.json.decode(parts.pop("__metadata__"), type=_Metadata)
-        entries = {checkpoint_name(name): msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()}
+        entries = {
+            checkpoint_name(name): msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()
+        }
     except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
-        raise UnfitWeights("the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN) from None
+        raise UnfitWeights(
+            "the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN
+        ) from None
     other = len(entries.keys() ^ shapes.keys()) + len(parts) - len(entries)
     if other:
         raise UnfitWeights(f"{other} tensors are missing or of another model, or there twice", _OTHER_MODEL)
@@ -104,8 +129,13 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
         raise UnfitWeights("the tensors have several number formats", "Save them all as F32, or all as BF16.")
     end = 0
     for entry in sorted(entries.values(), key=lambda entry: entry.data_offsets):
-        if entry.data_offsets[0] != end or entry.data_offsets[1] != end + math.prod(entry.shape) * _BYTES[entry.dtype]:
-            raise UnfitWeights("the tensors overlap, leave gaps, or do not have the bytes of their shape", _SAVE_AGAIN)
+        if (
+            entry.data_offsets[0] != end
+            or entry.data_offsets[1] != end + math.prod(entry.shape) * _BYTES[entry.dtype]
+        ):
+            raise UnfitWeights(
+                "the tensors overlap, leave gaps, or do not have the bytes of their shape", _SAVE_AGAIN
+            )
         end = entry.data_offsets[1]
     if end != data:
         raise UnfitWeights("the file is longer or shorter than its tensors", _SAVE_AGAIN)
@@ -113,10 +143,16 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
 
 
 class WeightsCheck:
-    """Give it the file in pieces of any size, then call `end`. Either raises UnfitWeights at the first fault."""
+    """Give it the file in pieces of any size, then call `end`.
+
+    Either raises UnfitWeights at the first fault.
+    """
 
     def __init__(self, size: int, digest: str | None, shapes: Shapes) -> None:
-        """`size` and `digest`: bytes and SHA-256 as they were declared; None: it was not. `shapes`: by tensor."""
+        """`size` and `digest`: bytes and SHA-256 as they were declared; None: it was not.
+
+        `shapes`: by tensor.
+        """
         check_size(size, shapes)
         self._size, self._declared, self._shapes = size, digest, shapes
         self._digest = sha256()
@@ -159,15 +195,27 @@ class WeightsCheck:
         else:
             finite = all(bits & _NOT_FINITE != _NOT_FINITE for bits in numbers.cast("H"))
         if not finite:
-            raise UnfitWeights("some weights are infinite or not a number", "Train again from an older checkpoint.")
+            raise UnfitWeights(
+                "some weights are infinite or not a number", "Train again from an older checkpoint."
+            )
 
     def end(self) -> None:
         if self._received != self._size:
-            raise UnfitWeights(f"{self._received:,} bytes arrived of {self._size:,} that were declared", "Send the whole file.")
+            raise UnfitWeights(
+                f"{self._received:,} bytes arrived of {self._size:,} that were declared",
+                "Send the whole file.",
+            )
         if self._declared not in (None, self.digest):
-            raise UnfitWeights("the bytes have another SHA-256 than was declared", "Send the file that you signed.")
+            raise UnfitWeights(
+                "the bytes have another SHA-256 than was declared", "Send the file that you signed."
+            )
 
 
-_EXPORT_AGAIN: Final = "Name an adapter as `swarmd export --adapter` writes it, or merge it and name the whole model."
+_EXPORT_AGAIN: Final = (
+    "Name an adapter as `swarmd export --adapter` writes it, or merge it and name the whole model."
+)
 _SAVE_AGAIN: Final = "Send weights.safetensors of a checkpoint as swarmd wrote it."
-_OTHER_MODEL: Final = "Name the model, and the rank of the adapter, that the weights are of; GET /v1/verified lists the judge's models."
+_OTHER_MODEL: Final = (
+    "Name the model, and the rank of the adapter, that the weights are of; GET /v1/verified lists the judge's"
+    " models."
+)

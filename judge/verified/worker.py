@@ -1,8 +1,10 @@
-"""The process that answers questions with uploaded weights: `python -m judge.verified.worker FD`. The only part of the judge with torch.
+"""The process that answers questions with uploaded weights: `python -m judge.verified.worker FD`.
 
-It loads the judge's own copy of the model, tokenizer and template, and then gives up files, sockets and processes
-(swarmd/tasks/containment.py). Only after that it reads the weights, from a file that was opened for it. It never learns what the right
-answers are.
+The only part of the judge with torch.
+
+It loads the judge's own copy of the model, tokenizer and template, and then gives up files, sockets and
+processes (swarmd/tasks/containment.py). Only after that it reads the weights, from a file that was opened for
+it. It never learns what the right answers are.
 """
 
 import os
@@ -38,7 +40,13 @@ NICE = 10  # below the judge, which has deadlines
 
 def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
     """Open the judge's own copy, on the CPU in one thread. Raises OperatorError."""
-    config = ModelConfig(name=model, device="cpu", threads=1, lora="off" if lora_rank is None else "on", lora_rank=lora_rank or 1)
+    config = ModelConfig(
+        name=model,
+        device="cpu",
+        threads=1,
+        lora="off" if lora_rank is None else "on",
+        lora_rank=lora_rank or 1,
+    )
     return LanguagePolicy.open(NodeConfig(model=config), 0)
 
 
@@ -49,7 +57,9 @@ def described(request: DescribeRequest) -> Reply:
 
 def _tensors(model: str) -> ModelTensors:
     whole, adapter = opened(model, None), opened(model, 1)
-    shapes = [{name: tuple(weight.shape) for name, weight in policy.trained.items()} for policy in (whole, adapter)]
+    shapes = [
+        {name: tuple(weight.shape) for name, weight in policy.trained.items()} for policy in (whole, adapter)
+    ]
     return ModelTensors(whole.fingerprint, *shapes)
 
 
@@ -57,7 +67,8 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     """`weights` and `replies`: file descriptors, the only ones that are kept."""
     compile_nothing()
     policy = opened(request.model, request.lora_rank)
-    _answers(policy, request.questions[:2], min(request.answers, 2), request.seed)  # so that nothing is left to import
+    # So that nothing is left to import
+    _answers(policy, request.questions[:2], min(request.answers, 2), request.seed)
     low, high = sorted((weights, replies))
     os.closerange(3, low)
     os.closerange(low + 1, high)
@@ -72,11 +83,15 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     del data
     answers: list[list[GivenAnswer]] = []
     for start in range(0, len(request.questions), BATCH):
-        answers += _answers(policy, request.questions[start : start + BATCH], request.answers, request.seed + start)
+        answers += _answers(
+            policy, request.questions[start : start + BATCH], request.answers, request.seed + start
+        )
     return GivenAnswers(answers)
 
 
-def _answers(policy: LanguagePolicy, questions: tuple[str, ...], count: int, seed: int) -> list[list[GivenAnswer]]:
+def _answers(
+    policy: LanguagePolicy, questions: tuple[str, ...], count: int, seed: int
+) -> list[list[GivenAnswer]]:
     """Generate the answers: the first greedy, the others drawn at the temperature of the defaults."""
     first = [[_given(answer)] for answer in policy.greedy(questions)]
     if count > 1:
@@ -97,12 +112,17 @@ def main() -> None:
     os.dup2(nowhere, 1)  # prints cannot mix with the reply
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     try:
-        reply = described(request) if isinstance(request, DescribeRequest) else answered(request, int(sys.argv[2]), replies)
+        reply = (
+            described(request)
+            if isinstance(request, DescribeRequest)
+            else answered(request, int(sys.argv[2]), replies)
+        )
     except OperatorError as error:  # the judge's own model cannot be opened
         reply = WorkerRefusal(str(error))
     except MemoryError:
         reply = WorkerRefusal("the evaluation took too much memory")
-    except (ValueError, RuntimeError) as error:  # of the weights: torch raises RuntimeError for most things, out of memory among them
+    except (ValueError, RuntimeError) as error:
+        # Of the weights: torch raises RuntimeError for most things, out of memory among them
         reply = WorkerRefusal(f"the weights cannot be evaluated: {str(error)[:200]}")
     body = msgspec.json.encode(reply)
     while body:

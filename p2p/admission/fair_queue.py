@@ -1,6 +1,7 @@
 """A bounded, fair queue of what was admitted. Pure.
 
-Where it is full, the oldest of whoever has most waiting is dropped (`holders`). What is left leaves in the order in which it came.
+Where it is full, the oldest of whoever has most waiting is dropped (`holders`). What is left leaves in the
+order in which it came.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,8 @@
 """Who holds how much of a bounded store, and what is dropped where it is full. Pure.
 
-Dropped is the oldest entry of the author that holds most in the network group that holds most. So a flood, or a crowd of names on few
-addresses, pushes out its own, and who holds little loses nothing. An author whose group is not known counts as a group of its own.
+Dropped is the oldest entry of the author that holds most in the network group that holds most. So a flood, or
+a crowd of names on few addresses, pushes out its own, and who holds little loses nothing. An author whose
+group is not known counts as a group of its own.
 """
 
 from collections import OrderedDict

@@ -1,8 +1,8 @@
 """Bans hosts that keep producing banned peers. Pure; `now` is an argument.
 
-A new key costs nothing, so a banned peer can come back under another id. An address costs something: where several peers from one
-address were banned, no new connection from there is accepted for a while. An honest peer at the same address, behind one router, keeps
-its connections, and we dial it as before.
+A new key costs nothing, so a banned peer can come back under another id. An address costs something: where
+several peers from one address were banned, no new connection from there is accepted for a while. An honest
+peer at the same address, behind one router, keeps its connections, and we dial it as before.
 """
 
 import logging
@@ -28,8 +28,10 @@ class HostBans:
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:
-        """A peer from this host was banned. host: an IP address as text, or "" where it is not known, which is not counted. Each peer
-        counts once, as its own ban keeps it out. Logs a warning where the host is banned now.
+        """A peer from this host was banned.
+
+        host: an IP address as text, or "" where it is not known, which is not counted. Each peer counts once,
+        as its own ban keeps it out. Logs a warning where the host is banned now.
         """
         if not host or self.knows(peer):
             return
@@ -38,7 +40,10 @@ class HostBans:
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
         if not self._rate_limit.pay(machine, now):
-            log.warning("several peers from %s were banned: no new connection from there is accepted for a while", machine)
+            log.warning(
+                "several peers from %s were banned: no new connection from there is accepted for a while",
+                machine,
+            )
 
     def knows(self, peer: PeerId) -> bool:
         """Whether this peer was counted."""

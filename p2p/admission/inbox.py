@@ -1,8 +1,11 @@
-"""Admission: the checks of every frame that arrives. Pure; `now` is an argument. As a table: docs/admission.md.
+"""Admission: the checks of every frame that arrives.
 
-Checks run cheapest first: what the peer that handed it over may still send, size, form, version, swarm, our own echo, time, repetition
-(`p2p.admission.replays`), quota and score of the author it names, and last the signature. An author is charged only for what it really
-signed, so nobody can use up another's quota. What nobody signed is charged to the connection it came by.
+Pure; `now` is an argument. As a table: docs/admission.md.
+
+Checks run cheapest first: what the peer that handed it over may still send, size, form, version, swarm, our
+own echo, time, repetition (`p2p.admission.replays`), quota and score of the author it names, and last the
+signature. An author is charged only for what it really signed, so nobody can use up another's quota. What
+nobody signed is charged to the connection it came by.
 """
 
 from collections import Counter, OrderedDict
@@ -22,8 +25,9 @@ class AdmissionLimits:
     """Limits of one node. A token bucket holds its burst when full."""
 
     max_frame: int = MAX_FRAME  # bytes
-    # Of one author. It sends a frame a round; tiny models play several a second. A burst is
-    # no longer than what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it comes out of order.
+    # Of one author. It sends a frame a round; tiny models play several a second. A burst is no longer than
+    # what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it comes out of
+    # order.
     frames_per_second: float = 5.0
     frames_burst: float = 60.0
     bytes_per_second: float = 512 * 1024.0
@@ -68,9 +72,10 @@ class _Via:
 class Inbox:
     """The admission of one member of one swarm.
 
-    group_of: a connection's network group, "" where it is not known. not_before: frames sent earlier are old, so that a restart without
-    `memory` admits no replays. note: called with every admitted frame, before `receive` returns. verify: `envelope.check`, or a cache of
-    it where many members in one process receive one frame.
+    group_of: a connection's network group, "" where it is not known. not_before: frames sent earlier are old,
+    so that a restart without `memory` admits no replays. note: called with every admitted frame, before
+    `receive` returns. verify: `envelope.check`, or a cache of it where many members in one process receive
+    one frame.
     """
 
     def __init__(
@@ -93,12 +98,20 @@ class Inbox:
         self.admitted = 0
         self._opinion, self._group_of, self._note, self._verify = opinion, group_of, note, verify
         self._replays = Replays(self.limits.authors, memory or Memory(), not_before)
-        self._frames = TokenBuckets[bytes](self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors)  # by author's key
-        self._bytes = TokenBuckets[bytes](self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors)
+        # By author's key
+        self._frames = TokenBuckets[bytes](
+            self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors
+        )
+        self._bytes = TokenBuckets[bytes](
+            self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors
+        )
         self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
-        """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known."""
+        """The envelope, or why not.
+
+        `now` in seconds since the epoch; via: the peer that handed it over, where that is known.
+        """
         outcome = self._from(via, frame, now)
         if isinstance(outcome, Rejected):
             self.counts[outcome.reason] += 1
@@ -107,7 +120,10 @@ class Inbox:
         return outcome
 
     def charge(self, author: PeerId, frames: float, now: float) -> None:
-        """Take `frames` off an author's quota, as it sent an admitted frame that proved bad. Down to one burst below zero."""
+        """Take `frames` off an author's quota, as it sent an admitted frame that proved bad.
+
+        Down to one burst below zero.
+        """
         bucket = self._frames.of(public_key_of(author), now)
         bucket.refill(now)
         bucket.take(frames)
@@ -156,4 +172,6 @@ class Inbox:
         return envelope
 
     def _affords(self, author: bytes, size: int, now: float) -> bool:
-        return self._frames.of(author, now).refill(now) >= 1 and self._bytes.of(author, now).refill(now) >= size
+        return (
+            self._frames.of(author, now).refill(now) >= 1 and self._bytes.of(author, now).refill(now) >= size
+        )

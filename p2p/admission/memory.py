@@ -73,11 +73,15 @@ def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):  # the folder is not writable: `save` says so
             aside = durable.set_aside(path)
-            log.warning("%s was damaged (%s) and is now %s; all scores of peers begin anew", path, error, aside)
+            log.warning(
+                "%s was damaged (%s) and is now %s; all scores of peers begin anew", path, error, aside
+            )
 
 
 def save_reputation(path: Path, data: bytes) -> None:
     try:
         durable.replace(path, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
     except OSError as error:
-        log.warning("cannot write %s: %s; after a restart all scores of peers begin anew", path, error.strerror)
+        log.warning(
+            "cannot write %s: %s; after a restart all scores of peers begin anew", path, error.strerror
+        )

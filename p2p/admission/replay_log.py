@@ -1,18 +1,24 @@
-"""Keeps replay protection over restarts: a log on disk of the admitted frames. No frame is admitted twice, and new ones are not refused.
+"""Keeps replay protection over restarts: a log on disk of the admitted frames.
 
-Theory of operation. The file is one msgpack snapshot (`replays.Memory`), and after it a journal: a record of RECORD bytes for each frame
-admitted since, appended before the frame is used. The kernel has what the process wrote, so kill -9 loses none of it. A process that
-reads the file in the same boot of the machine, or after a clean end, knows every frame: it refuses those, and admits new frames of a peer
-with a slow clock at once. A power cut may lose the journal's end. So the file also has a promise, which is durable (fsync) before it is
-needed, about once a minute: no frame sent after PROMISED was admitted. A process that may have lost records refuses everything sent up to
-then. It is never more than PROMISE after the moment it was made, by our clock, whatever times the frames say. Without a file, or with a
-damaged one, frames sent before now are refused; also where the file is from the future, because the clock was set back.
+No frame is admitted twice, and new ones are not refused.
 
-    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent at 8, CRC-32 4
+Theory of operation. The file is one msgpack snapshot (`replays.Memory`), and after it a journal: a record of
+RECORD bytes for each frame admitted since, appended before the frame is used. The kernel has what the process
+wrote, so kill -9 loses none of it. A process that reads the file in the same boot of the machine, or after a
+clean end, knows every frame: it refuses those, and admits new frames of a peer with a slow clock at once. A
+power cut may lose the journal's end. So the file also has a promise, which is durable (fsync) before it is
+needed, about once a minute: no frame sent after PROMISED was admitted. A process that may have lost records
+refuses everything sent up to then. It is never more than PROMISE after the moment it was made, by our clock,
+whatever times the frames say. Without a file, or with a damaged one, frames sent before now are refused; also
+where the file is from the future, because the clock was set back.
 
-A record with the promise alone has zeros for the rest. Numbers are big-endian. The file is written anew where the journal is longer than
-the snapshot, so that of all that is written at most half is snapshots. Where a write fails, the file is removed: the next start then
-refuses all older frames. At the limits of `replays` the file has at most MAX_FILE bytes.
+    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent
+    at 8, CRC-32 4
+
+A record with the promise alone has zeros for the rest. Numbers are big-endian. The file is written anew where
+the journal is longer than the snapshot, so that of all that is written at most half is snapshots. Where a
+write fails, the file is removed: the next start then refuses all older frames. At the limits of `replays` the
+file has at most MAX_FILE bytes.
 """
 
 import contextlib
@@ -51,7 +57,8 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     promised: int  # ms
     start: int  # ms, as in `Memory`
     horizon: int  # ms
-    authors: list[tuple[bytes, int, bytes, bytes]]  # key, horizon, and of its frames the times of sending and sequences, 8 bytes each
+    # Key, horizon, and of its frames the times of sending and sequences, 8 bytes each
+    authors: list[tuple[bytes, int, bytes, bytes]]
 
 
 def boot_id() -> str:
@@ -62,9 +69,12 @@ def boot_id() -> str:
 
 
 class ReplayLog:
-    """The log of one member. `load` it once, `note` each admitted frame, and `save` when `due` and at the end.
+    """The log of one member.
 
-    `save` may run in another thread: `begin` before the memory is taken, and what is noted until it ends is in the file too.
+    `load` it once, `note` each admitted frame, and `save` when `due` and at the end.
+
+    `save` may run in another thread: `begin` before the memory is taken, and what is noted until it ends is
+    in the file too.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, boot: str | None = None) -> None:
@@ -80,7 +90,9 @@ class ReplayLog:
     @property
     def due(self) -> bool:
         """Whether it is time to `save`."""
-        return self._written > max(JOURNAL, self._snapshot) or (self._journal is None and self._clock() >= self._retry_at)
+        return self._written > max(JOURNAL, self._snapshot) or (
+            self._journal is None and self._clock() >= self._retry_at
+        )
 
     def load(self) -> Memory:
         """The state of earlier runs, as far as it matters. From here on this process writes the file."""
@@ -89,7 +101,9 @@ class ReplayLog:
         if memory is None:
             memory = Memory(start=now)
         elif memory.start > now + int((PROMISE + AHEAD) * 1000):
-            log.warning("the clock was set back since %s was written: frames sent before now are refused", self._path)
+            log.warning(
+                "the clock was set back since %s was written: frames sent before now are refused", self._path
+            )
             memory = Memory(now, memory.horizon, memory.authors)
         self.save(memory)
         return memory
@@ -113,8 +127,13 @@ class ReplayLog:
             self._retry_at = math.inf
             self._promised = max(self._promised, self._ms())
             promised = self._promised
-        authors = [(key, horizon, _packed(sent_at), _packed(sequences)) for key, horizon, sent_at, sequences in memory.authors]
-        snapshot = msgspec.msgpack.encode(_Snapshot(self._boot, closed, promised, memory.start, memory.horizon, authors))
+        authors = [
+            (key, horizon, _packed(sent_at), _packed(sequences))
+            for key, horizon, sent_at, sequences in memory.authors
+        ]
+        snapshot = msgspec.msgpack.encode(
+            _Snapshot(self._boot, closed, promised, memory.start, memory.horizon, authors)
+        )
 
         def swap(draft: Path, path: Path) -> None:
             with self._lock:
@@ -131,7 +150,9 @@ class ReplayLog:
                     self._journal = os.open(path, os.O_WRONLY | os.O_APPEND)
 
         try:
-            durable.replace(self._path, _HEADER.pack(MAGIC, len(snapshot), crc32(snapshot)) + snapshot, step=swap)
+            durable.replace(
+                self._path, _HEADER.pack(MAGIC, len(snapshot), crc32(snapshot)) + snapshot, step=swap
+            )
         except OSError as error:
             with self._lock:
                 self._give_up(error)
@@ -155,7 +176,11 @@ class ReplayLog:
 
     def _give_up(self, error: OSError) -> None:
         """A part of the log would admit replays. Without one, older frames are refused."""
-        log.warning("cannot write %s: %s; after a restart only frames sent from then on are admitted", self._path, error.strerror)
+        log.warning(
+            "cannot write %s: %s; after a restart only frames sent from then on are admitted",
+            self._path,
+            error.strerror,
+        )
         self._close()
         self._since = None
         with contextlib.suppress(OSError):  # on a full disk a file can still be removed
@@ -180,7 +205,12 @@ class ReplayLog:
         except (OSError, ValueError, msgspec.MsgspecError, struct.error) as error:
             with contextlib.suppress(OSError):  # the folder is not writable: the next `save` says so
                 aside = durable.set_aside(self._path)
-                log.warning("%s was damaged (%s) and is now %s; frames sent before now are refused", self._path, error, aside)
+                log.warning(
+                    "%s was damaged (%s) and is now %s; frames sent before now are refused",
+                    self._path,
+                    error,
+                    aside,
+                )
             return None
 
     def _parse(self, data: bytes) -> Memory:
@@ -190,7 +220,10 @@ class ReplayLog:
         if magic != MAGIC or len(body) != length or crc32(body) != checksum:
             raise ValueError("not what was written")
         snapshot = msgspec.msgpack.decode(body, type=_Snapshot)
-        authors = [RememberedAuthor(key, horizon, _unpacked(at), _unpacked(numbers)) for key, horizon, at, numbers in snapshot.authors]
+        authors = [
+            RememberedAuthor(key, horizon, _unpacked(at), _unpacked(numbers))
+            for key, horizon, at, numbers in snapshot.authors
+        ]
         replays = Replays(0, Memory(snapshot.start, snapshot.horizon, authors))
         self._promised = snapshot.promised
         journal = data[_HEADER.size + length :]
@@ -218,7 +251,10 @@ def _unpacked(numbers: bytes) -> Sequence[int]:
 
 
 def _records(journal: bytes) -> list[Trace]:
-    """Up to the first that is not whole. Half a record at the end was never noted: the process was killed while it wrote."""
+    """Up to the first that is not whole.
+
+    Half a record at the end was never noted: the process was killed while it wrote.
+    """
     traces: list[Trace] = []
     for at in range(0, len(journal) - RECORD + 1, RECORD):
         record = journal[at : at + _RECORD.size]

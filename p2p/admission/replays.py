@@ -1,15 +1,20 @@
-"""Replay protection: which of each author's latest frames came. Pure; `now` is an argument. `p2p.admission.replay_log` keeps it on disk.
+"""Replay protection: which of each author's latest frames came.
 
-Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them signed. Of an author the
-FRAMES sent last are remembered. What is forgotten raises a **horizon**, and what was sent up to it is old:
+Pure; `now` is an argument. `p2p.admission.replay_log` keeps it on disk.
+
+Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them
+signed. Of an author the FRAMES sent last are remembered. What is forgotten raises a **horizon**, and what was
+sent up to it is old:
 
 - an author's own, where it has more than FRAMES. So the times that an author chooses count for nobody else;
-- one of all authors that we do not remember, where an author is forgotten. It never passes LATELY before now, as no author is forgotten
-  whose newest frame is younger. Where there is no room, a new author is refused instead.
+- one of all authors that we do not remember, where an author is forgotten. It never passes LATELY before now,
+  as no author is forgotten whose newest frame is younger. Where there is no room, a new author is refused
+  instead.
 
-Room goes by **holder**, the connection that brought an author, and by its network group: a group may hold as many authors as are free for
-others (Choudhury and Hahne, 1998), and a connection as many as are then free for others in its group. Where there are too few, the one that
-has been silent for longest goes, of the holder that has most, in the group that has most.
+Room goes by **holder**, the connection that brought an author, and by its network group: a group may hold as
+many authors as are free for others (Choudhury and Hahne, 1998), and a connection as many as are then free for
+others in its group. Where there are too few, the one that has been silent for longest goes, of the holder
+that has most, in the group that has most.
 """
 
 from array import array
@@ -66,9 +71,12 @@ class Memory:
 class _Author:
     __slots__ = ("holder", "horizon", "sent_at", "sequences")
 
-    def __init__(self, holder: Holder, horizon: int, sent_at: Sequence[int] = (), sequences: Sequence[int] = ()) -> None:
+    def __init__(
+        self, holder: Holder, horizon: int, sent_at: Sequence[int] = (), sequences: Sequence[int] = ()
+    ) -> None:
         self.holder, self.horizon = holder, horizon
-        self.sent_at, self.sequences = array("Q", sent_at), array("Q", sequences)  # of each frame; the earliest first
+        # Of each frame; the earliest first
+        self.sent_at, self.sequences = array("Q", sent_at), array("Q", sequences)
 
     @property
     def newest(self) -> int:
@@ -108,7 +116,8 @@ class Replays:
         key, sequence, sent_at = trace
         if not now - WINDOW <= sent_at / 1000 <= now + AHEAD:
             return Reason.STALE
-        if self._start > (now + LATELY + AHEAD) * 1000:  # the clock was set back, and all frames would be old until it caught up
+        # The clock was set back, and all frames would be old until it caught up
+        if self._start > (now + LATELY + AHEAD) * 1000:
             self._start = int(now * 1000)
         author = self._authors.get(key)
         if author is not None and sequence in author.sequences:
@@ -122,7 +131,8 @@ class Replays:
         author = self._authors.get(trace.author)
         if author is None:
             author = self._place(trace.author, _Author(holder, self._horizon))
-        elif len(self._held.get(holder, ())) < len(self._held[author.holder]):  # nobody holds an author who was only faster once
+        elif len(self._held.get(holder, ())) < len(self._held[author.holder]):
+            # Nobody holds an author who was only faster once
             self._forget(trace.author)
             author.holder = holder
             self._place(trace.author, author)
@@ -143,10 +153,16 @@ class Replays:
     def _has_room(self, holder: Holder, now: float) -> bool:
         """Forgets who may be forgotten, as far as needed."""
         while True:
-            free, ours, its = self._limit - len(self._authors), self._groups[holder.group], len(self._held.get(holder, ()))
+            free, ours, its = (
+                self._limit - len(self._authors),
+                self._groups[holder.group],
+                len(self._held.get(holder, ())),
+            )
             if free > (0 if holder is NOBODY else ours if ours == its else ours + its):
                 return True
-            most = max(self._held, key=lambda held: (self._groups[held.group], len(self._held[held])), default=None)
+            most = max(
+                self._held, key=lambda held: (self._groups[held.group], len(self._held[held])), default=None
+            )
             if most is None:
                 return False
             key, silent = next(iter(self._held[most].items()))

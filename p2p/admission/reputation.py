@@ -1,11 +1,15 @@
-"""Reputation: a score for each peer, from what it did to us; and its network group. Pure; `now` is an argument. Figures: docs/admission.md.
+"""Reputation: a score for each peer, from what it did to us; and its network group.
 
-Theory of operation. What others say of a peer counts for nothing, and good conduct earns it nothing: anybody can have that for as long as
-it pays. Its score is 0 when it is clean. It falls with each offence, and half of it comes back in HALF_LIFE. Below SHUNNED its frames are
-ignored and nothing of it is chosen (GossipSub calls this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to MAX_BAN.
-A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what only regeneration finds is
-the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED, but for MAX_BAN_PASSED_ON at most,
-because some engines pass on frames before they are checked (docs/network.md).
+Pure; `now` is an argument. Figures: docs/admission.md.
+
+Theory of operation. What others say of a peer counts for nothing, and good conduct earns it nothing: anybody
+can have that for as long as it pays. Its score is 0 when it is clean. It falls with each offence, and half of
+it comes back in HALF_LIFE. Below SHUNNED its frames are ignored and nothing of it is chosen (GossipSub calls
+this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to MAX_BAN. A forwarder is blamed
+only for what it could check itself (the REJECT checks) and for how much it sends; what only regeneration
+finds is the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED,
+but for MAX_BAN_PASSED_ON at most, because some engines pass on frames before they are checked
+(docs/network.md).
 
 Bounded: PEERS records. Banned peers are forgotten last.
 """
@@ -52,7 +56,8 @@ PASSED_ON: Mapping[Reason, float] = MappingProxyType(
         Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATS
     }
 )
-TALKS_ON = 0.05  # a frame from a peer whose frames are ignored already: at ten a second it is banned in a minute
+# A frame from a peer whose frames are ignored already: at ten a second it is banned in a minute
+TALKS_ON = 0.05
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -73,7 +78,10 @@ class _ReputationFile(msgspec.Struct, array_like=True):
 
 
 class Reputation:
-    """Implements `inbox.Opinion`. `dump` and `load` are for a file: a clean new one is no harm, so a damaged one is none."""
+    """Implements `inbox.Opinion`.
+
+    `dump` and `load` are for a file: a clean new one is no harm, so a damaged one is none.
+    """
 
     def __init__(self, limit: int = PEERS) -> None:
         self._limit = limit
@@ -120,7 +128,9 @@ class Reputation:
     def shunned(self, peer: PeerId, now: float) -> bool:
         """Whether its frames are ignored and nothing of it is chosen."""
         record = self._peers.get(peer)
-        return record is not None and (record.banned_until > now or (record.score < SHUNNED and self.score(peer, now) < SHUNNED))
+        return record is not None and (
+            record.banned_until > now or (record.score < SHUNNED and self.score(peer, now) < SHUNNED)
+        )
 
     def group(self, peer: PeerId) -> str:
         """Its network group; empty where we never met it."""
@@ -129,10 +139,16 @@ class Reputation:
 
     def banned(self, now: float) -> Mapping[PeerId, float]:
         """The banned peers, and for how many seconds more."""
-        return {peer: record.banned_until - now for peer, record in self._peers.items() if record.banned_until > now}
+        return {
+            peer: record.banned_until - now
+            for peer, record in self._peers.items()
+            if record.banned_until > now
+        }
 
     def dump(self) -> bytes:
-        return msgspec.msgpack.encode(_ReputationFile(VERSION, {str(peer): record for peer, record in self._peers.items()}))
+        return msgspec.msgpack.encode(
+            _ReputationFile(VERSION, {str(peer): record for peer, record in self._peers.items()})
+        )
 
     def load(self, data: bytes, now: float) -> None:
         """Take over what `dump` gave. Raises ValueError on anything else, and then nothing is changed."""

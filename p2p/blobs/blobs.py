@@ -1,8 +1,9 @@
 """Blobs: compressed content with an id, which peers offer and fetch. Pure.
 
-A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it travels: it is checked
-before anything is inflated. 96 bits are enough against a second blob with the id of a given one, as a blob is of use for some minutes.
-An author could find two blobs with one id in 2^48 tries, but that would only make its own offer ambiguous.
+A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it
+travels: it is checked before anything is inflated. 96 bits are enough against a second blob with the id of a
+given one, as a blob is of use for some minutes. An author could find two blobs with one id in 2^48 tries, but
+that would only make its own offer ambiguous.
 """
 
 from collections import OrderedDict
@@ -17,7 +18,8 @@ MAX_CONTENT = 1024 * 1024  # bytes of what is in it
 KEPT_BYTES = 64 * 1024 * 1024
 _LEVEL = 3
 
-# Without a checksum, as the id is one. With the content's size, so that a large one is refused before anything is inflated.
+# Without a checksum, as the id is one. With the content's size, so that a large one is refused before
+# anything is inflated.
 _packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False, write_content_size=True)
 
 
@@ -33,19 +35,24 @@ def pack(content: bytes) -> bytes:
     """Raises ValueError where no receiver would take it."""
     blob = _packer.compress(content)
     if len(content) > MAX_CONTENT or len(blob) > MAX_BLOB:
-        raise ValueError(f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT} and {MAX_BLOB}")
+        raise ValueError(
+            f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT} and {MAX_BLOB}"
+        )
     return blob
 
 
 def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
-    """The content, of at most `limit` bytes. Refuses by the size in the blob's header, and inflates no more than that.
+    """The content, of at most `limit` bytes.
+
+    Refuses by the size in the blob's header, and inflates no more than that.
 
     Raises BadBlob.
     """
     try:
         parameters = zstandard.get_frame_parameters(blob)
         claimed = parameters.content_size
-        if claimed > limit or parameters.dict_id or not claimed:  # an unknown size reads as the largest number there is
+        # An unknown size reads as the largest number there is
+        if claimed > limit or parameters.dict_id or not claimed:
             raise BadBlob("empty, or more than the limit, or of unknown size")
         # Into one buffer of the claimed size, which is all the memory it takes and all it can fill.
         content = zstandard.ZstdDecompressor().decompress(blob, allow_extra_data=False)
@@ -57,7 +64,10 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
 
 
 class BlobStore:
-    """Our own and fetched blobs, in memory, for peers that ask. At the limit the least recently used one is dropped."""
+    """Our own and fetched blobs, in memory, for peers that ask.
+
+    At the limit the least recently used one is dropped.
+    """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self.bytes, self._limit = 0, kept_bytes

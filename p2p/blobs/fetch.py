@@ -1,7 +1,8 @@
 """Fetching blobs from peers, and serving them.
 
-Question: byte 1, then content ids of 12 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as four bytes, big-endian,
-and the blob; length zero where the peer does not have it. A peer that does not know the question answers nothing.
+Question: byte 1, then content ids of 12 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as
+four bytes, big-endian, and the blob; length zero where the peer does not have it. A peer that does not know
+the question answers nothing.
 """
 
 import logging
@@ -76,7 +77,12 @@ class BlobServer:
     """Answers questions from a store, each peer within a rate limit. Pure."""
 
     def __init__(
-        self, store: BlobStore, clock: Callable[[], float], *, rate: float = 512 * 1024.0, burst: float = 8 * 1024 * 1024.0
+        self,
+        store: BlobStore,
+        clock: Callable[[], float],
+        *,
+        rate: float = 512 * 1024.0,
+        burst: float = 8 * 1024 * 1024.0,
     ) -> None:
         self._store, self._clock = store, clock
         self._upload = TokenBuckets[PeerId](rate, burst, _PEERS)  # bytes
@@ -125,11 +131,16 @@ class _Question:
         self.blobs: dict[bytes, bytes | None] | None = None  # None: given up before the answer came
         self.failed: Unanswered | None = None  # in place of an answer
         self.replies: list[HolderReplies] = []  # of the fetches that wait for it
-        self.refused = False  # the holder does not have the blobs that are missing in its answer: it answered in time, and there was room
+        # The holder does not have the blobs that are missing in its answer: it answered in time, and there
+        # was room
+        self.refused = False
 
     @property
     def limit(self) -> int:
-        """Bytes of the answer. One of several blobs may be larger than its author says; that must not cost us the others."""
+        """Bytes of the answer.
+
+        One of several blobs may be larger than its author says; that must not cost us the others.
+        """
         return self.size if len(self.wants) == 1 else MAX_ANSWER
 
     def takes(self, want: Want) -> bool:
@@ -144,7 +155,9 @@ class _Question:
 class Fetcher:
     """Fetches blobs into a store. blame: called with peers that answer with something else."""
 
-    def __init__(self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
+    def __init__(
+        self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE
+    ) -> None:
         self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
         self._at_once = trio.Semaphore(ASK_AT_ONCE)
         self._unsent: dict[PeerId, _Question] = {}
@@ -153,8 +166,9 @@ class Fetcher:
     async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
         """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
 
-        A slow holder is still waited for when the next is asked: the first answer wins, the other requests are cancelled. A holder that
-        could not be asked is asked once more. replies: filled with the reply of each holder so far.
+        A slow holder is still waited for when the next is asked: the first answer wins, the other requests
+        are cancelled. A holder that could not be asked is asked once more. replies: filled with the reply of
+        each holder so far.
         """
         found = self._store.get(want.id)
         if found is not None:
@@ -184,7 +198,9 @@ class Fetcher:
                     await settled.wait()
         return found
 
-    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event, replies: HolderReplies) -> bytes | None:
+    async def _ask_up_to_twice(
+        self, holder: PeerId, want: Want, settled: trio.Event, replies: HolderReplies
+    ) -> bytes | None:
         """settled: set where the first request failed, so that nobody waits for the second."""
         try:
             return await self._ask_one(holder, want, replies)
@@ -197,7 +213,9 @@ class Fetcher:
             return None
 
     async def _ask_one(self, holder: PeerId, want: Want, replies: HolderReplies) -> bytes | None:
-        """Blobs that are wanted of one holder at one moment are one question: the first fetch sends it, the others wait.
+        """Blobs that are wanted of one holder at one moment are one question.
+
+        The first fetch sends it, the others wait.
 
         Raises Unanswered where the holder could not be asked.
         """
@@ -241,15 +259,19 @@ class Fetcher:
         with trio.move_on_after(PATIENCE):
             reply = await self._ask(holder, question(ids), wanted.limit)
             self.received += len(reply)
-            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB  # empty: we are over its rate limit
+            # Empty: we are over its rate limit
+            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB
             if not reply:
                 return nothing
             blobs = answered(reply, len(ids))
-            if blobs is None or any(blob is not None and content_id(blob) != name for name, blob in zip(ids, blobs, strict=True)):
+            if blobs is None or any(
+                blob is not None and content_id(blob) != name for name, blob in zip(ids, blobs, strict=True)
+            ):
                 self._blame(holder, Reason.NOT_ASKED_FOR)
                 return nothing
             return {
-                name: blob if blob is not None and len(blob) <= wanted.wants[name] else None for name, blob in zip(ids, blobs, strict=True)
+                name: blob if blob is not None and len(blob) <= wanted.wants[name] else None
+                for name, blob in zip(ids, blobs, strict=True)
             }
         log.debug("%d blobs were not fetched from %s: no answer in %.0f s", len(ids), holder, PATIENCE)
         return nothing

@@ -1,6 +1,7 @@
 """Provider selection for a blob: named holders, connected peers, then authors of recent frames. Pure.
 
-In a swarm of more than about a dozen no node is connected to all others: the only peer left that holds a blob may be a stranger.
+In a swarm of more than about a dozen no node is connected to all others: the only peer left that holds a blob
+may be a stranger.
 """
 
 from collections import OrderedDict

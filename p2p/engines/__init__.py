@@ -1,7 +1,8 @@
 """The p2p engines by name. A p2p engine moves frames between nodes; one is imported only when it is chosen.
 
-`libp2p` and `memory` are built in. Others are packages of their own, found by their entry point in the group `swarmd.p2p_engines`: a
-callable that takes what `p2p.engines.libp2p.network_engine.NetworkEngine` takes and gives a `P2pEngine` (`engines/hivemind/` is one).
+`libp2p` and `memory` are built in. Others are packages of their own, found by their entry point in the group
+`swarmd.p2p_engines`: a callable that takes what `p2p.engines.libp2p.network_engine.NetworkEngine` takes and
+gives a `P2pEngine` (`engines/hivemind/` is one).
 """
 
 from collections.abc import Callable
@@ -47,8 +48,8 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:
         raise NoSuchEngine(
-            f"no p2p engine is called {name!r}; there are {', '.join(points)}. "
-            'Set swarm.engine to "auto", or install the package that brings it (for "hivemind": swarmd-engine-hivemind)'
+            f'no p2p engine is called {name!r}; there are {", ".join(points)}. Set swarm.engine to "auto",'
+            ' or install the package that brings it (for "hivemind": swarmd-engine-hivemind)'
         )
     try:
         loaded: Callable[..., P2pEngine] = points[name].load()

@@ -1,4 +1,6 @@
-"""A swarm inside one process: seeded loss, duplication, delay and partition. For tests and the lab; one seed, one history.
+"""A swarm inside one process: seeded loss, duplication, delay and partition.
+
+For tests and the lab; one seed, one history.
 
 Nothing here needs an event loop: `publish` delivers at once, or at a later `tick` where there is delay.
 """
@@ -16,7 +18,8 @@ from p2p.types import MAX_QUESTION, Handlers, Peer, PeerId, Started, Unanswered
 class MemorySwarm:
     """Every member hears every other, but for what the swarm loses.
 
-    loss, duplicate: probability per frame and receiver. delay: a copy waits 0 to `delay` ticks, each as likely.
+    loss, duplicate: probability per frame and receiver. delay: a copy waits 0 to `delay` ticks, each as
+    likely.
     """
 
     def __init__(self, seed: int = 0, *, loss: float = 0.0, duplicate: float = 0.0, delay: int = 0) -> None:
@@ -43,7 +46,10 @@ class MemorySwarm:
                 self._members[receiver].hear(frame, sender)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
-        """Members of different islands no longer hear each other; those named nowhere are one more island. Without islands: all do."""
+        """Members of different islands no longer hear each other; those named nowhere are one more island.
+
+        Without islands: all do.
+        """
         self._island = {peer: number for number, island in enumerate(islands, 1) for peer in island}
 
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:

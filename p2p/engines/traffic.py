@@ -1,6 +1,7 @@
 """The bytes that an engine's connections move, and the limits on their rate.
 
-Counted is what TCP carries for us. What lies below, and what is sent again, comes on top of that: some 5 in 100.
+Counted is what TCP carries for us. What lies below, and what is sent again, comes on top of that: some 5 in
+100.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,12 @@ LEAST = 0.001  # seconds: the clock may not move in less
 class Traffic:
     """Counters of one node's engine. up, down: bytes a second at most; None: any number."""
 
-    def __init__(self, up: float | None = None, down: float | None = None, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(
+        self,
+        up: float | None = None,
+        down: float | None = None,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
         self.up = self.down = 0  # bytes, so far
         self._stop_at = float("inf")
         self._on_stop: Callable[[], None] = lambda: None
@@ -43,7 +49,10 @@ class Traffic:
             await limit.wait(size)
 
     async def after_reading(self, size: int) -> None:
-        """Wait as long as so many bytes should have taken. The other side then slows down, by TCP's own means."""
+        """Wait as long as so many bytes should have taken.
+
+        The other side then slows down, by TCP's own means.
+        """
         if (limit := self._limits[1]) is not None:
             await limit.wait(size)
 

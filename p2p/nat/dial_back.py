@@ -1,11 +1,13 @@
 """Dial-back: can others reach this node? It asks connected members to dial it over a new connection.
 
-Question: byte 3 and a port as two bytes, big-endian. Answer: one byte, then the IP address that the asker's connection comes from, 4
-or 16 bytes: 0, it is not tried; 1, it is being tried, ask again; 2, the asker itself answered there; 3, it did not.
+Question: byte 3 and a port as two bytes, big-endian. Answer: one byte, then the IP address that the asker's
+connection comes from, 4 or 16 bytes: 0, it is not tried; 1, it is being tried, ask again; 2, the asker itself
+answered there; 3, it did not.
 
-The answering member dials only the address that the connection comes from, at a port from 1024 up, within a rate limit, and tells only
-whether the asker's own key answered there. So nobody can use it to dial or to probe a third party (as in AutoNAT of libp2p:
-github.com/libp2p/specs, autonat, autonat-v1.md, "Security Considerations").
+The answering member dials only the address that the connection comes from, at a port from 1024 up, within a
+rate limit, and tells only whether the asker's own key answered there. So nobody can use it to dial or to
+probe a third party (as in AutoNAT of libp2p: github.com/libp2p/specs, autonat, autonat-v1.md, "Security
+Considerations").
 """
 
 import ipaddress
@@ -77,7 +79,9 @@ def seen_at(peer: Peer | None) -> Address | None:
 class DialBack:
     """Answers the question. `run` does the dialling; until it runs, nothing is dialled."""
 
-    def __init__(self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock) -> None:
+    def __init__(
+        self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock
+    ) -> None:
         self._peers, self._clock, self._knock = peers, clock, knock
         self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()
         self._dials = TokenBucket(RATE, BURST, clock())
@@ -103,12 +107,20 @@ class DialBack:
 
     def _outcome(self, peer: PeerId, address: Address | None, port: int) -> Outcome:
         now = self._clock()
-        while self._outcomes and (now - next(iter(self._outcomes.values()))[0] > KEPT or len(self._outcomes) > _REMEMBERED):
+        while self._outcomes and (
+            now - next(iter(self._outcomes.values()))[0] > KEPT or len(self._outcomes) > _REMEMBERED
+        ):
             self._outcomes.popitem(last=False)
         if (peer, port) in self._outcomes:
             return self._outcomes[peer, port][1]
         tried = Counter(asker for asker, _ in self._outcomes)[peer]
-        if address is None or port < MIN_PORT or tried >= PORTS or self._nursery is None or self._under_way >= AT_ONCE:
+        if (
+            address is None
+            or port < MIN_PORT
+            or tried >= PORTS
+            or self._nursery is None
+            or self._under_way >= AT_ONCE
+        ):
             return Outcome.REFUSED
         if self._dials.wait(now):
             return Outcome.REFUSED
@@ -141,19 +153,30 @@ class DialBackResult:
 
 def can_be_dialled(results: Iterable[DialBackResult]) -> bool | None:
     """From the internet; None where no member that is not on our own network could say."""
-    said = {result.outcome for result in results if result.seen_at is not None and group_of_host(str(result.seen_at)) != LOCAL}
+    said = {
+        result.outcome
+        for result in results
+        if result.seen_at is not None and group_of_host(str(result.seen_at)) != LOCAL
+    }
     return True if Outcome.REACHED in said else False if Outcome.NOT_REACHED in said else None
 
 
-async def ask_members(ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE) -> list[DialBackResult]:
-    """Has up to ASKED members dial us back, at the same time. Those that do not know the question, or do not answer, are left out."""
+async def ask_members(
+    ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE
+) -> list[DialBackResult]:
+    """Has up to ASKED members dial us back, at the same time.
+
+    Those that do not know the question, or do not answer, are left out.
+    """
     results: list[DialBackResult] = []
 
     async def one(member: PeerId) -> None:
         answer: DialBackReply | None = None
         with trio.move_on_after(patience):
             try:
-                while (answer := answered(await ask(member, question(port), 17))) is not None and answer.outcome is Outcome.TRYING:
+                while (
+                    answer := answered(await ask(member, question(port), 17))
+                ) is not None and answer.outcome is Outcome.TRYING:
                     await trio.sleep(ASK_AGAIN)
             except Unanswered as error:
                 log.debug("%s does not dial back: %s", member, error)

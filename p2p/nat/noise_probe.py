@@ -1,10 +1,11 @@
 """Partial Noise handshake that learns the listener's peer id, over a new connection.
 
-For dial-backs, as an engine makes no second connection to a peer, and to check bootstrap addresses without an engine. We reveal nothing
-of ourselves: in Noise XX the responder proves its key first, and then we hang up. At most 120 bytes are sent, the same to every listener.
+For dial-backs, as an engine makes no second connection to a peer, and to check bootstrap addresses without an
+engine. We reveal nothing of ourselves: in Noise XX the responder proves its key first, and then we hang up.
+At most 120 bytes are sent, the same to every listener.
 
-Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise. The protocol is chosen by
-multistream-select 1.0: github.com/multiformats/multistream-select.
+Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise.
+The protocol is chosen by multistream-select 1.0: github.com/multiformats/multistream-select.
 """
 
 import hmac
@@ -72,7 +73,8 @@ class Handshake:
             static = self._decrypt(message[KEY_BYTES : 2 * KEY_BYTES + _TAG])
             self._mix_key(static)
             return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG :]), static)
-        except (InvalidTag, InvalidSignature, ValueError) as error:  # ValueError: a point of low order, a payload that is none
+        except (InvalidTag, InvalidSignature, ValueError) as error:
+            # ValueError: a point of low order, a payload that is none
             raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
 
     def _mix_hash(self, data: bytes) -> None:
@@ -91,7 +93,9 @@ class Handshake:
         return plain
 
 
-async def knock(host: str, port: int, *, secret: Callable[[], bytes] = lambda: os.urandom(32), patience: float = PATIENCE) -> PeerId:
+async def knock(
+    host: str, port: int, *, secret: Callable[[], bytes] = lambda: os.urandom(32), patience: float = PATIENCE
+) -> PeerId:
     """The peer that listens there. `host` may be a name. Raises Silent or Stranger."""
     handshake = Handshake(secret())
     first = handshake.first()
@@ -129,9 +133,15 @@ def _silent(error: OSError) -> Silent:
     causes: list[BaseException] = [error]
     while isinstance(causes[-1].__cause__, BaseException):
         causes.append(causes[-1].__cause__)
-    leaves = [leaf for cause in causes for leaf in (cause.exceptions if isinstance(cause, BaseExceptionGroup) else [cause])]
+    leaves = [
+        leaf
+        for cause in causes
+        for leaf in (cause.exceptions if isinstance(cause, BaseExceptionGroup) else [cause])
+    ]
     refused = any(isinstance(leaf, ConnectionRefusedError) for leaf in leaves)
-    words = next((_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error))
+    words = next(
+        (_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error)
+    )
     return Silent("nothing listens on that port" if refused else words, refused=refused)
 
 
@@ -142,7 +152,10 @@ def _words(error: OSError) -> str:
 
 
 def _proved(payload: bytes, static: bytes) -> PeerId:
-    """libp2p's NoiseHandshakePayload: 1 the identity's key, 2 its signature over the static key. Raises ValueError, InvalidSignature."""
+    """libp2p's NoiseHandshakePayload: 1 the identity's key, 2 its signature over the static key.
+
+    Raises ValueError, InvalidSignature.
+    """
     fields = _fields(payload)
     key, signature = fields.get(1, b""), fields.get(2, b"")
     if len(key) != len(_KEY_HEADER) + KEY_BYTES or not key.startswith(_KEY_HEADER):

@@ -1,4 +1,7 @@
-"""The address book: known peers, and which of them to dial next. Pure but for `load` and `save`; `now` and `rng` are arguments."""
+"""The address book: known peers, and which of them to dial next.
+
+Pure but for `load` and `save`; `now` and `rng` are arguments.
+"""
 
 import itertools
 import logging
@@ -40,11 +43,13 @@ class AddressBook:
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
         self.changed = False  # since the last `save`
-        self.anchors: Sequence[PeerId] = ()  # peers that we were connected to for long: dialled first after a restart
+        # Peers that we were connected to for long: dialled first after a restart
+        self.anchors: Sequence[PeerId] = ()
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_RATE, TOLD_BURST)
-        self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()  # in a full bucket of `tried` -> which would take its place
+        # In a full bucket of `tried` -> which would take its place
+        self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()
         self._last_success = 0.0  # of any dial
 
     def __len__(self) -> int:
@@ -64,23 +69,38 @@ class AddressBook:
             known.pinned = [*dict.fromkeys([*known.pinned, str(endpoint)])]
             self._set(known, [*known.addresses, str(endpoint)])
 
-    def add(self, peer: PeerId, addresses: Iterable[str], now: float, *, teller: PeerId | None = None, source: str | None = None) -> None:
-        """Add addresses of a peer. Those that nobody could dial are left out, and DNS names, as others should not choose what we look up.
-        Ids that no member has are left out too: DHT nodes may name any, and a file with one would be taken for damaged.
+    def add(
+        self,
+        peer: PeerId,
+        addresses: Iterable[str],
+        now: float,
+        *,
+        teller: PeerId | None = None,
+        source: str | None = None,
+    ) -> None:
+        """Add addresses of a peer.
 
-        teller: the peer that sent them; None: the peer itself, over a connection that proves it. source: the network group of the
-        teller's own connection; None counts as the group of the first address.
+        Those that nobody could dial are left out, and DNS names, as others should not choose what we look up.
+        Ids that no member has are left out too: DHT nodes may name any, and a file with one would be taken
+        for damaged.
+
+        teller: the peer that sent them; None: the peer itself, over a connection that proves it. source: the
+        network group of the teller's own connection; None counts as the group of the first address.
         """
         itself = teller is None or teller == peer
         known = self._known.get(peer)
-        if peer == self.me or (known is None and not itself and self._tellers.of(teller or peer, now).wait(now)):
+        if peer == self.me or (
+            known is None and not itself and self._tellers.of(teller or peer, now).wait(now)
+        ):
             return
         said = _dialable(addresses, source)
         if not said or (known is None and not _is_member_id(peer)):
             return
         near = itself and group_of(said[0]) == source
         if known is None:
-            self._take_in(peer, Known(said, source=source or group_of(said[0]) or "", heard=now, itself=near), now)
+            self._take_in(
+                peer, Known(said, source=source or group_of(said[0]) or "", heard=now, itself=near), now
+            )
         elif itself:
             known.heard, known.itself = now, known.itself or near
             self._set(known, [*filter(None, [known.proved]), *known.pinned, *said])
@@ -91,7 +111,10 @@ class AddressBook:
                 self._set(known, [*known.addresses, *said])
 
     def succeeded(self, peer: PeerId, address: str | None, now: float) -> None:
-        """We are connected. address: the one we dialled, or None where the peer dialled us, which proves no address."""
+        """We are connected.
+
+        address: the one we dialled, or None where the peer dialled us, which proves no address.
+        """
         if address is not None:
             self._last_success = now
         known = self._known.get(peer)
@@ -104,7 +127,9 @@ class AddressBook:
             self._set(known, [known.proved, *known.addresses])
 
     def still_connected(self, peers: Iterable[PeerId], now: float) -> None:
-        """Noted once an hour: after a month a peer that was connected all the time would count as gone, and be dialled after no restart."""
+        """Noted once an hour: after a month a peer that was connected all the time would count as gone, and
+        be dialled after no restart.
+        """
         for peer in peers:
             known = self._known.get(peer)
             if known is not None and now - known.last_success > CONNECTED_EVERY:
@@ -136,7 +161,8 @@ class AddressBook:
         if known is None:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
-        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY:  # otherwise our own network may be down
+        # Otherwise our own network may be down
+        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY:
             known.misses, known.missed = known.misses + 1, now
         known.last_failure, known.failures = now, known.failures + 1
         newcomer = self._contested.pop(peer, None)
@@ -163,21 +189,32 @@ class AddressBook:
             self._forget(peer)
 
     def anchor(self, peers: Sequence[PeerId]) -> None:
-        """The peers to dial first after a restart. Where they are fewer than ANCHORS, earlier anchors stay."""
+        """The peers to dial first after a restart.
+
+        Where they are fewer than ANCHORS, earlier anchors stay.
+        """
         anchors = tuple(dict.fromkeys([*peers, *self.anchors]))[:ANCHORS]
         if anchors != tuple(self.anchors):
             self.anchors, self.changed = anchors, True
 
     def candidates(
-        self, now: float, rng: random.Random, without: Collection[PeerId] = (), avoid: Collection[str] = (), count: int | None = None
+        self,
+        now: float,
+        rng: random.Random,
+        without: Collection[PeerId] = (),
+        avoid: Collection[str] = (),
+        count: int | None = None,
     ) -> list[Candidate]:
-        """Peers that are due, at most `count`, best first. Each has addresses of one group: a peer with addresses in many groups is drawn
-        for one of them, and dialled in that one. No address is of a group in `avoid`.
+        """Peers that are due, at most `count`, best first.
 
-        Anchors come first. Then a group is drawn, and a peer of it, until each group had its turn, and again: so ten thousand addresses
-        of one group are drawn no more often than one. Peers that we reached before are preferred. Of the others, half are drawn from
-        those that connected to us from the group they claim, a quarter by the group of the peer that named them, and a quarter by
-        their own group, as a liar can name all groups.
+        Each has addresses of one group: a peer with addresses in many groups is drawn for one of them, and
+        dialled in that one. No address is of a group in `avoid`.
+
+        Anchors come first. Then a group is drawn, and a peer of it, until each group had its turn, and again:
+        so ten thousand addresses of one group are drawn no more often than one. Peers that we reached before
+        are preferred. Of the others, half are drawn from those that connected to us from the group they
+        claim, a quarter by the group of the peer that named them, and a quarter by their own group, as a liar
+        can name all groups.
         """
         tried: dict[str, list[PeerId]] = {}
         new: dict[str, list[PeerId]] = {}
@@ -187,7 +224,9 @@ class AddressBook:
         for peer, known in self._known.items():
             if peer in without or known.due(now) > now or known.terrible(now):
                 continue
-            group = next((group for address in known.addresses if (group := group_of(address)) not in avoid), None)
+            group = next(
+                (group for address in known.addresses if (group := group_of(address)) not in avoid), None
+            )
             if group is None:
                 continue
             groups[peer] = group
@@ -213,10 +252,17 @@ class AddressBook:
 
     def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
         """The bootstrap peers that are due."""
-        return [(peer, list(k.addresses)) for peer, k in self._known.items() if k.pinned and peer not in without and k.due(now) <= now]
+        return [
+            (peer, list(k.addresses))
+            for peer, k in self._known.items()
+            if k.pinned and peer not in without and k.due(now) <= now
+        ]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
-        """A peer to dial only to check that it is there: first one whose place another would take, else one that we never reached."""
+        """A peer to dial only to check that it is there.
+
+        First one whose place another would take, else one that we never reached.
+        """
         for peer in self._contested:
             if peer not in without and self._known[peer].due(now) <= now:
                 return peer, list(self._known[peer].addresses)
@@ -232,8 +278,9 @@ class AddressBook:
         self.changed = False
 
     def load(self, path: Path) -> None:
-        """Add what the file knows, into a book that has at most pinned peers. A damaged file is set aside with a warning: peers can be
-        found again. Raises OSError.
+        """Add what the file knows, into a book that has at most pinned peers.
+
+        A damaged file is set aside with a warning: peers can be found again. Raises OSError.
         """
         try:
             with path.open("rb") as file:
@@ -244,7 +291,12 @@ class AddressBook:
         try:
             contents = addressbook_file.read(content, written, 2 * MAX_PEERS)
         except ValueError as error:
-            log.warning("the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, durable.set_aside(path))
+            log.warning(
+                "the address book %s was damaged (%s) and is now %s; peers are found anew",
+                path,
+                error,
+                durable.set_aside(path),
+            )
             return
         self._tables = Tables(contents.key)
         self.anchors = contents.anchors[:ANCHORS]
@@ -256,7 +308,11 @@ class AddressBook:
             mine = self._known[peer]
             mine.tried, mine.heard = mine.tried or known.tried, max(mine.heard, known.heard)
             self._set(mine, [*mine.addresses, *known.addresses])
-        elif peer != self.me and known.addresses and not (self._tables.tried if known.tried else self._tables.new)(peer, known):
+        elif (
+            peer != self.me
+            and known.addresses
+            and not (self._tables.tried if known.tried else self._tables.new)(peer, known)
+        ):
             self._known[peer] = known
 
     def _take_in(self, peer: PeerId, known: Known, now: float) -> None:

@@ -48,14 +48,30 @@ class Contents:
 
 def write(key: bytes, anchors: Sequence[PeerId], peers: Mapping[PeerId, Known]) -> bytes:
     entries = [
-        _Peer(peer, k.addresses, k.last_success, k.proved, k.source, k.itself, k.tried, k.heard, k.misses, k.missed)
+        _Peer(
+            peer,
+            k.addresses,
+            k.last_success,
+            k.proved,
+            k.source,
+            k.itself,
+            k.tried,
+            k.heard,
+            k.misses,
+            k.missed,
+        )
         for peer, k in peers.items()
     ]
-    return msgspec.json.format(msgspec.json.encode(_File(key.hex(), list(anchors), entries)), indent=1) + b"\n"
+    return (
+        msgspec.json.format(msgspec.json.encode(_File(key.hex(), list(anchors), entries)), indent=1) + b"\n"
+    )
 
 
 def read(content: bytes, written: float, most: int) -> Contents:
-    """written: when the file was, seconds since the epoch. most: peers to take. Raises ValueError on what is no such file."""
+    """written: when the file was, seconds since the epoch.
+
+    most: peers to take. Raises ValueError on what is no such file.
+    """
     if len(content) > MAX_FILE:
         raise ValueError("too long")
     try:
@@ -69,8 +85,19 @@ def read(content: bytes, written: float, most: int) -> Contents:
 def _known(entry: _Peer, written: float) -> tuple[PeerId, Known]:
     """Raises ValueError where the id is none."""
     public_key_of(entry.id)
-    known = Known([str(endpoint) for address in entry.addresses[:MAX_ADDRESSES] if (endpoint := parse_endpoint(address))])
-    known.last_success, known.heard, known.misses, known.missed = entry.last_success, entry.heard or written, entry.misses, entry.missed
+    known = Known(
+        [
+            str(endpoint)
+            for address in entry.addresses[:MAX_ADDRESSES]
+            if (endpoint := parse_endpoint(address))
+        ]
+    )
+    known.last_success, known.heard, known.misses, known.missed = (
+        entry.last_success,
+        entry.heard or written,
+        entry.misses,
+        entry.missed,
+    )
     known.itself, known.tried = entry.itself, entry.tried
     known.source = entry.source[:64] or (known.group if known.addresses else "")
     known.proved = known.addresses[0] if known.addresses[:1] == [entry.proved] else ""

@@ -1,9 +1,10 @@
 """The address book's two tables of buckets, so that a flood of addresses fills only a part of it. Pure.
 
-After Bitcoin Core's address manager (addrman.h), smaller, and stricter, as peer ids cost less than IP addresses. `new` holds peers that
-we never reached: the network group of the peer that named them has NEW_REACH buckets, one of them for each group it names. `tried`
-holds peers that we dialled ourselves and that were of our swarm: a group has one bucket. No group has more than SHARE places in a
-bucket; private networks, which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups
+After Bitcoin Core's address manager (addrman.h), smaller, and stricter, as peer ids cost less than IP
+addresses. `new` holds peers that we never reached: the network group of the peer that named them has
+NEW_REACH buckets, one of them for each group it names. `tried` holds peers that we dialled ourselves and that
+were of our swarm: a group has one bucket. No group has more than SHARE places in a bucket; private networks,
+which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups
 and peer ids that fall into one bucket. A full bucket takes no peer, unless one in it is not worth keeping.
 """
 
@@ -31,7 +32,8 @@ class Known:
     """One known peer. Times in seconds since the epoch, 0: never."""
 
     addresses: list[str] = field(default_factory=list)  # best first: the one that worked last
-    pinned: list[str] = field(default_factory=list)  # those of them that the operator gave; with any, the peer is never forgotten
+    # Those of them that the operator gave; with any, the peer is never forgotten
+    pinned: list[str] = field(default_factory=list)
     proved: str = ""  # the address at which we last reached it
     source: str = ""  # network group of the peer that named it first
     itself: bool = False  # the peer named itself, from the network group of its address
@@ -52,7 +54,9 @@ class Known:
         if self.failures == 0 or self.last_failure > now:
             return 0.0
         fresh = self.pinned or self.last_failure - self.last_success < _FRESH
-        return self.last_failure + min(FIRST_WAIT * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT if fresh else STALE_WAIT)
+        return self.last_failure + min(
+            FIRST_WAIT * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT if fresh else STALE_WAIT
+        )
 
     def terrible(self, now: float) -> bool:
         """Whether it is not worth its place."""
@@ -70,12 +74,20 @@ class Tables:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self._buckets: dict[tuple[str, int], dict[PeerId, str]] = {}  # table and number -> peers in it, with their groups
+        # Table and number -> peers in it, with their groups
+        self._buckets: dict[tuple[str, int], dict[PeerId, str]] = {}
         self._place: dict[PeerId, tuple[str, int]] = {}
 
     def new(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
-        """Put the peer into `new`. Where the bucket is full, it stays where it was; returns those of which one has to go first."""
-        row = self._hash("peer", peer) % LOCAL_REACH if known.group == LOCAL else self._hash("row", known.source, known.group) % NEW_REACH
+        """Put the peer into `new`.
+
+        Where the bucket is full, it stays where it was; returns those of which one has to go first.
+        """
+        row = (
+            self._hash("peer", peer) % LOCAL_REACH
+            if known.group == LOCAL
+            else self._hash("row", known.source, known.group) % NEW_REACH
+        )
         return self._put(("new", self._hash("new", known.source, row) % NEW_BUCKETS), peer, known.group)
 
     def tried(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
@@ -99,4 +111,6 @@ class Tables:
         return ()
 
     def _hash(self, *parts: object) -> int:
-        return int.from_bytes(blake2b("\0".join(map(str, parts)).encode(), key=self.key, digest_size=8).digest(), "big")
+        return int.from_bytes(
+            blake2b("\0".join(map(str, parts)).encode(), key=self.key, digest_size=8).digest(), "big"
+        )

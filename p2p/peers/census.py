@@ -1,7 +1,10 @@
-"""Census: which swarms of our name a peer is in, how many members of each it sees, and whether it trains. Asked by an isolated node.
+"""Census: which swarms of our name a peer is in, how many members of each it sees, and whether it trains.
 
-Question: byte 5 and the swarm's name. Answer: msgpack [1, trains, [[digest, members], …]]; empty where the question has another name.
-Nothing proves an answer: it is shown to the operator, and nothing is decided by it.
+Asked by an isolated node.
+
+Question: byte 5 and the swarm's name. Answer: msgpack [1, trains, [[digest, members], …]]; empty where the
+question has another name. Nothing proves an answer: it is shown to the operator, and nothing is decided by
+it.
 """
 
 import logging
@@ -67,13 +70,21 @@ def answered(message: bytes) -> CensusReply | None:
 
 
 async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[PeerId, CensusReply]:
-    """The answers of up to ASKED peers, asked at the same time. Peers that do not know the question, or do not answer, are left out."""
+    """The answers of up to ASKED peers, asked at the same time.
+
+    Peers that do not know the question, or do not answer, are left out.
+    """
     said = await ask_each(request, list(dict.fromkeys(peers))[:ASKED], question(name), MAX_ANSWER, PATIENCE)
     return {peer: reply for peer, message in said.items() if (reply := answered(message)) is not None}
 
 
-async def ask_each(request: Ask, peers: Collection[PeerId], question: bytes, limit: int, patience: float) -> Mapping[PeerId, bytes]:
-    """The answers of these peers, each asked once, all at the same time. Who does not answer within `patience` seconds is left out."""
+async def ask_each(
+    request: Ask, peers: Collection[PeerId], question: bytes, limit: int, patience: float
+) -> Mapping[PeerId, bytes]:
+    """The answers of these peers, each asked once, all at the same time.
+
+    Who does not answer within `patience` seconds is left out.
+    """
     said: dict[PeerId, bytes] = {}
 
     async def one(peer: PeerId) -> None:

@@ -1,9 +1,12 @@
-"""Introductions: what a peer says of itself, and whether it takes our frames. Asked now and then, to tell why a node is alone.
+"""Introductions: what a peer says of itself, and whether it takes our frames.
 
-Question: byte 8 and the swarm's name. Answer: msgpack [1, time, digest, trains, runs, doing, refuses]: its clock in ms, the digest of its
-swarm, the name of what it trains, what it runs ("swarmd 0.1.0, …"), "training", "paused" or "helping", and whether it ignores our frames
-because of what we did; empty where the question has another name. A later version may add fields. Nothing proves an answer: it is
-shown to the operator, and nothing is decided by it.
+Asked now and then, to tell why a node is alone.
+
+Question: byte 8 and the swarm's name. Answer: msgpack [1, time, digest, trains, runs, doing, refuses]: its
+clock in ms, the digest of its swarm, the name of what it trains, what it runs ("swarmd 0.1.0, …"),
+"training", "paused" or "helping", and whether it ignores our frames because of what we did; empty where the
+question has another name. A later version may add fields. Nothing proves an answer: it is shown to the
+operator, and nothing is decided by it.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -55,7 +58,13 @@ class Introducer:
     """Answers the question. refused: whether we ignore a peer's frames."""
 
     def __init__(
-        self, topic: Topic, trains: str, runs: str, doing: Callable[[], str], refused: Callable[[PeerId], bool], clock: Callable[[], float]
+        self,
+        topic: Topic,
+        trains: str,
+        runs: str,
+        doing: Callable[[], str],
+        refused: Callable[[PeerId], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._topic, self._trains, self._runs = topic, trains[:SHOWN], runs[:SHOWN]
         self._doing, self._refused, self._clock = doing, refused, clock
@@ -64,7 +73,9 @@ class Introducer:
         if message != question(self._topic.name):
             return b""
         now = int(self._clock() * 1000)
-        said = Introduction(VERSION, now, self._topic.digest, self._trains, self._runs, self._doing(), self._refused(peer))
+        said = Introduction(
+            VERSION, now, self._topic.digest, self._trains, self._runs, self._doing(), self._refused(peer)
+        )
         return _encoder.encode(said)
 
 
@@ -83,8 +94,13 @@ def answered(message: bytes, now: float) -> Introduced | None:
     return Introduced(said.digest, said.trains, said.runs, said.doing, said.refuses, said.time / 1000 - now)
 
 
-async def ask(request: Ask, peers: Collection[PeerId], name: str, clock: Callable[[], float]) -> Mapping[PeerId, Introduced | None]:
-    """The answers of these peers, asked at the same time; None of those that do not know the question. Who does not answer is left out."""
+async def ask(
+    request: Ask, peers: Collection[PeerId], name: str, clock: Callable[[], float]
+) -> Mapping[PeerId, Introduced | None]:
+    """The answers of these peers, asked at the same time; None of those that do not know the question.
+
+    Who does not answer is left out.
+    """
     came: dict[PeerId, Introduced | None] = {}
 
     async def timed(peer: PeerId, message: bytes, limit: int) -> bytes:

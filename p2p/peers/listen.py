@@ -25,7 +25,9 @@ def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
 
 @contextlib.contextmanager
 def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
-    """`with_ports` for a program that takes a while to listen: on Linux no other is given the ports meanwhile.
+    """`with_ports` for a program that takes a while to listen.
+
+    On Linux no other is given the ports meanwhile.
 
     There a socket that does not listen is not in the way of one with SO_REUSEADDR, which libraries set.
     """
@@ -45,25 +47,35 @@ def dialable(addresses: Sequence[str]) -> list[str]:
             found.append(address)
             continue
         family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
-        own = {item.address for items in psutil.net_if_addrs().values() for item in items if item.family == family}
-        hosts = sorted((host for host in own if "%" not in host), key=lambda host: (host not in ("127.0.0.1", "::1"), host))
+        own = {
+            item.address
+            for items in psutil.net_if_addrs().values()
+            for item in items
+            if item.family == family
+        }
+        hosts = sorted(
+            (host for host in own if "%" not in host),
+            key=lambda host: (host not in ("127.0.0.1", "::1"), host),
+        )
         found.extend("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
     return found
 
 
 def _bound(endpoint: Endpoint) -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a node that was just stopped do not count
+    # Connections of a node that was just stopped do not count
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((endpoint.host, endpoint.port))
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
-                f"another program is using port {endpoint.port} ({endpoint}); stop it, or change swarm.listen, "
-                "where port 0 takes any free one"
+                f"another program is using port {endpoint.port} ({endpoint}); stop it, or change"
+                " swarm.listen, where port 0 takes any free one"
             ) from None
         raise CannotListen(
-            f"cannot listen on {endpoint}: {error.strerror}; change swarm.listen, /ip4/0.0.0.0/tcp/0 works everywhere"
+            f"cannot listen on {endpoint}: {error.strerror}; change swarm.listen, /ip4/0.0.0.0/tcp/0 works"
+            " everywhere"
         ) from None
     return bound

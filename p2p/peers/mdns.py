@@ -1,11 +1,13 @@
-"""Discovery on the local network by multicast DNS, as libp2p does it: github.com/libp2p/specs, discovery/mdns.md.
+"""Discovery on the local network by multicast DNS, as libp2p does it.
 
-A node announces the service `_p2p._udp.local` under a random name, with a TXT record of strings: one `dnsaddr=<multiaddress>` for each of
-its addresses on this network, and a `swarmd=<16 hex digits>` for each of its swarms (a bootstrap node has several). The swarm's name is
-not in it, and no public address.
+github.com/libp2p/specs, discovery/mdns.md.
 
-Nothing proves an announcement: every machine on the network can send any. So we only dial addresses on networks that this machine is
-in, and the peer that answers proves its key.
+A node announces the service `_p2p._udp.local` under a random name, with a TXT record of strings: one
+`dnsaddr=<multiaddress>` for each of its addresses on this network, and a `swarmd=<16 hex digits>` for each of
+its swarms (a bootstrap node has several). The swarm's name is not in it, and no public address.
+
+Nothing proves an announcement: every machine on the network can send any. So we only dial addresses on
+networks that this machine is in, and the peer that answers proves its key.
 """
 
 import contextlib
@@ -49,12 +51,20 @@ def swarm_tag(topic: Topic) -> str:
 
 def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
     """The TXT record's data: strings, each after its length."""
-    strings = [*(f"swarmd={tag}" for tag in tags), *(f"dnsaddr={address}" for address in addresses[:ADDRESSES])]
+    strings = [
+        *(f"swarmd={tag}" for tag in tags),
+        *(f"dnsaddr={address}" for address in addresses[:ADDRESSES]),
+    ]
     return b"".join(bytes([len(data)]) + data for text in strings if len(data := text.encode()) <= _MAX_TEXT)
 
 
-def read_text(data: bytes, tags: Sequence[str], networks: Sequence[Network]) -> tuple[PeerId, list[str]] | None:
-    """The peer, and those of its addresses that are on one of our networks; None where it is of none of our swarms, or makes no sense."""
+def read_text(
+    data: bytes, tags: Sequence[str], networks: Sequence[Network]
+) -> tuple[PeerId, list[str]] | None:
+    """The peer, and those of its addresses that are on one of our networks.
+
+    None where it is of none of our swarms, or makes no sense.
+    """
     strings: list[bytes] = []
     at = 0
     while at < len(data):
@@ -64,7 +74,8 @@ def read_text(data: bytes, tags: Sequence[str], networks: Sequence[Network]) -> 
         return None
     found: dict[PeerId, list[str]] = {}
     for text in strings[: 4 * ADDRESSES]:
-        with contextlib.suppress(BadAddress, UnicodeDecodeError):  # addresses of other transports, which other programs have
+        # Addresses of other transports, which other programs have
+        with contextlib.suppress(BadAddress, UnicodeDecodeError):
             if text.startswith(b"dnsaddr="):
                 peer, endpoint = parse_bootstrap(text[len(b"dnsaddr=") :].decode("ascii"))
                 if _near(endpoint, networks):
@@ -77,7 +88,9 @@ def own_networks() -> dict[str, Network]:
     found: dict[str, Network] = {}
     for item in (item for items in psutil.net_if_addrs().values() for item in items):
         if item.family in (socket.AF_INET, socket.AF_INET6) and item.netmask:
-            network = ipaddress.ip_network(f"{item.address.split('%')[0]}/{_bits(item.netmask)}", strict=False)
+            network = ipaddress.ip_network(
+                f"{item.address.split('%')[0]}/{_bits(item.netmask)}", strict=False
+            )
             if not network.is_loopback and not network.is_link_local:
                 found[item.address.split("%")[0]] = network
     return found
@@ -86,13 +99,17 @@ def own_networks() -> dict[str, Network]:
 class Mdns:
     """heard: called with each member that is announced here, and its addresses."""
 
-    def __init__(self, topics: Sequence[Topic], me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard) -> None:
+    def __init__(
+        self, topics: Sequence[Topic], me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard
+    ) -> None:
         self._tags, self._me, self._addresses, self._heard = [*map(swarm_tag, topics)], me, addresses, heard
         self._networks: dict[str, Network] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Without an address that others here could dial, it waits for one. Where multicast does not work, it logs that
-        once and tries again now and then, as the machine may come into another network.
+        """Until cancelled.
+
+        Without an address that others here could dial, it waits for one. Where multicast does not work, it
+        logs that once and tries again now and then, as the machine may come into another network.
         """
         said = False
         while True:
@@ -106,13 +123,19 @@ class Mdns:
             except Exception as error:  # any of the library's, about sockets, interfaces and packets
                 level, said = logging.DEBUG if said else logging.WARNING, True
                 why = error or repr(error)
-                log.log(level, 'members on the local network cannot be found: %s; swarm.mdns = "off" ends this message', why)
+                log.log(
+                    level,
+                    'members on the local network cannot be found: %s; swarm.mdns = "off" ends this message',
+                    why,
+                )
                 await trio.sleep(TRY_AGAIN)
 
     def _announced(self) -> list[str]:
         """Those of our addresses that are this machine's own, on a network."""
         found = [(address, parse_endpoint(address)) for address in self._addresses()]
-        return [address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks][:ADDRESSES]
+        return [
+            address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks
+        ][:ADDRESSES]
 
     async def _announce(self, own: Sequence[str]) -> None:
         """Until our addresses are others."""
@@ -140,9 +163,13 @@ class Mdns:
             server=f"{name}.local.",
             parsed_addresses=list(dict.fromkeys(hosts)),
         )
-        there = zeroconf.Zeroconf(interfaces=[host for host in dict.fromkeys(hosts) if ":" not in host] or zeroconf.InterfaceChoice.Default)
+        there = zeroconf.Zeroconf(
+            interfaces=[host for host in dict.fromkeys(hosts) if ":" not in host]
+            or zeroconf.InterfaceChoice.Default
+        )
         try:
-            there.register_service(service, cooperating_responders=True)  # nobody else has this name: it is not asked for first
+            # Nobody else has this name: it is not asked for first
+            there.register_service(service, cooperating_responders=True)
             zeroconf.ServiceBrowser(there, SERVICE, handlers=[_listener(self._noticed, token)])
         except BaseException:
             there.close()
@@ -158,7 +185,12 @@ class Mdns:
 def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) -> Callable[..., None]:
     """The callback for zeroconf, which calls it in its own thread."""
 
-    def changed(zeroconf: "zeroconf.Zeroconf", service_type: str, name: str, state_change: "zeroconf.ServiceStateChange") -> None:
+    def changed(
+        zeroconf: "zeroconf.Zeroconf",
+        service_type: str,
+        name: str,
+        state_change: "zeroconf.ServiceStateChange",
+    ) -> None:
         if state_change.name == "Removed":
             return
         try:
@@ -174,7 +206,9 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
 
 
 def _near(endpoint: Endpoint, networks: Sequence[Network]) -> bool:
-    return endpoint.kind in ("ip4", "ip6") and any(ipaddress.ip_address(endpoint.host) in network for network in networks)
+    return endpoint.kind in ("ip4", "ip6") and any(
+        ipaddress.ip_address(endpoint.host) in network for network in networks
+    )
 
 
 def _bits(mask: str) -> int:

@@ -1,9 +1,11 @@
-"""Outbound peer selection, against eclipse attacks: which peers to dial, and which of them to keep. Pure; `now`, `rng` are arguments.
+"""Outbound peer selection, against eclipse attacks: which peers to dial, and which of them to keep.
 
-An attacker that would surround a node can fill its inbound places, and most of what it learns of other peers. So inbound connections
-count as members, but do not protect: a node wants GROUPS members of the swarm that it dialled itself, each in a network group of its
-own, where so many groups are known (Heilman et al., "Eclipse Attacks on Bitcoin's Peer-to-Peer Network", USENIX Security 2015, and the
-counter-measures of Bitcoin Core).
+Pure; `now`, `rng` are arguments.
+
+An attacker that would surround a node can fill its inbound places, and most of what it learns of other peers.
+So inbound connections count as members, but do not protect: a node wants GROUPS members of the swarm that it
+dialled itself, each in a network group of its own, where so many groups are known (Heilman et al., "Eclipse
+Attacks on Bitcoin's Peer-to-Peer Network", USENIX Security 2015, and the counter-measures of Bitcoin Core).
 """
 
 import random
@@ -44,11 +46,19 @@ class Outbound:
         self._company = now  # when a member was last connected
         self._felt = now
 
-    def choose(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[Candidate]:
+    def choose(
+        self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random
+    ) -> list[Candidate]:
         """The peers to dial now; each is in `dialling` until `reached` or `missed`."""
-        self._company = now if members else min(self._company, now)  # the clock may have been set back, here and below
+        # The clock may have been set back, here and below
+        self._company = now if members else min(self._company, now)
         free = min(DIALS - len(self.dialling), OUTBOUND - len(self.links) - len(self.dialling))
-        taken = {group for addresses in self.dialling.values() for address in addresses if (group := group_of(address))}
+        taken = {
+            group
+            for addresses in self.dialling.values()
+            for address in addresses
+            if (group := group_of(address))
+        }
         taken |= {link.group for link in self.links.values()}
         chosen: list[Candidate] = []
         lacking = TARGET - len(members) - len(self.dialling)
@@ -96,9 +106,12 @@ class Outbound:
         self.dialling.pop(peer, None)
         self._feelers.discard(peer)
 
-    def prune(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[PeerId]:
-        """Note which peers are connected, and which of them are of our swarm. Returns those to hang up on: strangers, and feelers that did
-        their work.
+    def prune(
+        self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random
+    ) -> list[PeerId]:
+        """Note which peers are connected, and which of them are of our swarm.
+
+        Returns those to hang up on: strangers, and feelers that did their work.
         """
         for peer in [peer for peer in self.links if peer not in connected]:
             del self.links[peer]
@@ -109,17 +122,26 @@ class Outbound:
                 self._book.met(peer, now)
                 if link.feeler and len(members) > TARGET:
                     over.append(peer)
-            elif not link.met and now - link.since > STRANGER and not (peer in self._book and self._book[peer].pinned):
+            elif (
+                not link.met
+                and now - link.since > STRANGER
+                and not (peer in self._book and self._book[peer].pinned)
+            ):
                 self._book.stranger(peer, now)
                 over.append(peer)
         self._anchor(members, now, rng)
         return over
 
     def _anchor(self, members: Collection[PeerId], now: float, rng: random.Random) -> None:
-        """Draw anchors anew in each run, from the connections that lasted: with the oldest ones, an anchor would stay one forever."""
+        """Draw anchors anew in each run, from the connections that lasted.
+
+        With the oldest ones, an anchor would stay one forever.
+        """
         lasted = [peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED]
         self._anchors = [peer for peer in self._anchors if peer in lasted]
         for peer in rng.sample(lasted, len(lasted)):
-            if len(self._anchors) < ANCHORS and self.links[peer].group not in {self.links[one].group for one in self._anchors}:
+            if len(self._anchors) < ANCHORS and self.links[peer].group not in {
+                self.links[one].group for one in self._anchors
+            }:
                 self._anchors.append(peer)
         self._book.anchor(self._anchors)

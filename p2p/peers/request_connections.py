@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 from p2p.types import PeerId
 
-IDLE = 2.0  # seconds without a question after which a connection made to ask is ended: in a large swarm many wait for its place
+# Seconds without a question after which a connection made to ask is ended: in a large swarm many wait for its
+# place
+IDLE = 2.0
 DHT_IDLE = 60.0  # the same for those that the library's DHT made
 VISITS = 32  # connections made to ask somebody, at most
 
@@ -40,8 +42,16 @@ class RequestConnections:
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
         """Those to hang up on: idle, or more than we keep."""
-        self._until = {peer: at for peer, at in sorted(self._until.items(), key=lambda item: item[1]) if peer in connected}
-        idle = [peer for n, (peer, until) in enumerate(self._until.items()) if now > until or n < len(self._until) - VISITS]
+        self._until = {
+            peer: at
+            for peer, at in sorted(self._until.items(), key=lambda item: item[1])
+            if peer in connected
+        }
+        idle = [
+            peer
+            for n, (peer, until) in enumerate(self._until.items())
+            if now > until or n < len(self._until) - VISITS
+        ]
         idle = [peer for peer in idle if peer not in self._asked]
         for peer in idle:
             del self._until[peer]

@@ -1,16 +1,18 @@
 """Detects another node with our key, through the members that both are connected to. Sans I/O.
 
-Two peers with one id cannot be connected to each other, and GossipSub does not deliver messages of the own id. So each node leaves a
-signed card with some of its neighbours now and then (question: byte 6 and the card). The answer is the card that another session under
-the same key left there within the last half minute, if there is one.
+Two peers with one id cannot be connected to each other, and GossipSub does not deliver messages of the own
+id. So each node leaves a signed card with some of its neighbours now and then (question: byte 6 and the
+card). The answer is the card that another session under the same key left there within the last half minute,
+if there is one.
 
     card: msgpack [1, session, started in ms, nonce, echo, signature over what is before it]
 
-A session has a random name, and a nonce that is drawn anew every minute. Its cards echo the newest nonce of another session that it was
-shown. A card under our key that echoes one of our last two nonces proves that another session with our key ran within the last two
-minutes: nobody without the key can make one, and a card from before a restart, or one that is kept and shown later, echoes no such
-nonce. No clock is trusted. The session whose card names the later start (then the larger session) has to leave: both come to the same
-result, even where a clock is wrong.
+A session has a random name, and a nonce that is drawn anew every minute. Its cards echo the newest nonce of
+another session that it was shown. A card under our key that echoes one of our last two nonces proves that
+another session with our key ran within the last two minutes: nobody without the key can make one, and a card
+from before a restart, or one that is kept and shown later, echoes no such nonce. No clock is trusted. The
+session whose card names the later start (then the larger session) has to leave: both come to the same result,
+even where a clock is wrong.
 """
 
 from collections import OrderedDict
@@ -87,7 +89,9 @@ class TwinSession:
     def question(self, now: float) -> bytes:
         if not 0 <= now - self._renewed < RENEW:
             self._nonces, self._renewed = [self._random(16), self._nonces[0]], now
-        card = TwinCard(VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES))
+        card = TwinCard(
+            VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES)
+        )
         signature = self._identity.sign(DOMAIN, card.signed())
         return PeerRequest.TWINS.message(_encoder.encode(msgspec.structs.replace(card, signature=signature)))
 
@@ -104,7 +108,10 @@ class TwinSession:
         return news
 
     def shown_nothing(self) -> None:
-        """No member showed us a card. A session that had left is back for this check alone, so the other one has ended."""
+        """No member showed us a card.
+
+        A session that had left is back for this check alone, so the other one has ended.
+        """
         if self._other is not None and (self._started, self._session) > self._other:
             self._other = None
 
@@ -115,7 +122,10 @@ class TwinSession:
         return Twin(later=(self._started, self._session) > self._other)
 
     def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
-        """The connected peers to leave our card with: chosen by key, so that two nodes with one key choose alike."""
+        """The connected peers to leave our card with.
+
+        Chosen by key, so that two nodes with one key choose alike.
+        """
         me = self._identity.peer_id
         return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:ASKED]
 
@@ -125,14 +135,20 @@ class TwinCards:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._left: OrderedDict[PeerId, dict[bytes, tuple[float, bytes]]] = OrderedDict()  # peer -> session -> when, card
+        # Peer -> session -> when, card
+        self._left: OrderedDict[PeerId, dict[bytes, tuple[float, bytes]]] = OrderedDict()
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """The newest card of another session of the same peer, or NOTHING; the connection proves who the peer is."""
+        """The newest card of another session of the same peer, or NOTHING.
+
+        The connection proves who the peer is.
+        """
         card, now = decoded(message[1:]), self._clock()
         if card is None:
             return b""
-        sessions = {name: (at, data) for name, (at, data) in self._left.pop(peer, {}).items() if 0 <= now - at < KEPT}
+        sessions = {
+            name: (at, data) for name, (at, data) in self._left.pop(peer, {}).items() if 0 <= now - at < KEPT
+        }
         others = sorted((at, data) for name, (at, data) in sessions.items() if name != card.session)
         sessions.pop(card.session, None)
         sessions[card.session] = (now, message[1:])

@@ -1,7 +1,8 @@
 """The `swarmd` command line. Each command imports what it needs, so that --help is quick.
 
-Data goes to standard output, messages to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no usable device or model,
-4 cannot reach what was asked for, 5 another node owns the state folder, 6 not running, 130 interrupted.
+Data goes to standard output, messages to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no
+usable device or model, 4 cannot reach what was asked for, 5 another node owns the state folder, 6 not
+running, 130 interrupted.
 """
 
 import errno
@@ -16,7 +17,22 @@ import typer
 from typer.models import CommandInfo
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, invite, judged, lab, leave, model, network, page, pausing, person, plan, service, tasks, verify
+from swarmd.cli import (
+    inspect,
+    invite,
+    judged,
+    lab,
+    leave,
+    model,
+    network,
+    page,
+    pausing,
+    person,
+    plan,
+    service,
+    tasks,
+    verify,
+)
 from swarmd.cli.options import (
     AsJson,
     ConfigFile,
@@ -41,7 +57,8 @@ app = typer.Typer(
     name="swarmd",
     epilog="Example: swarmd join --model tiny. Every command has --help, and most have --json.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a fault of ours shows an ordinary traceback, without the values of variables
+    # A fault of ours shows an ordinary traceback, without the values of variables
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(inspect.config_app, name="config")
@@ -57,7 +74,9 @@ app.command(epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p
 app.command(epilog="Example: swarmd models")(model.models)
 app.command(epilog="Example: swarmd invite --qr")(invite.invite)
 app.command(epilog="Example: swarmd ui --no-browser")(page.ui)
-app.command(epilog="Example: swarmd verify 0123456789abcdef0123456789abcdef, or swarmd verify --upload")(verify.verify)
+app.command(epilog="Example: swarmd verify 0123456789abcdef0123456789abcdef, or swarmd verify --upload")(
+    verify.verify
+)
 app.add_typer(service.app, name="service")
 app.command(epilog="Example: swarmd leaderboard --judge https://judge.example")(judged.leaderboard)
 app.command(epilog="Example: swarmd leave --yes")(leave.leave)
@@ -77,12 +96,19 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
 ) -> None:
-    """Train a language model with a peer-to-peer swarm: your node trains its own copy, and nodes share their rollouts."""
+    """Train a language model with a peer-to-peer swarm.
+
+    Your node trains its own copy, and nodes share their rollouts.
+    """
 
 
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)  # of paths that were given; wherever they are looked at first
+# Of paths that were given; wherever they are looked at first
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An OperatorError prints its message; anything else is a bug and keeps its traceback.
     """
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # questions hold ∧ and →; a terminal may have no such letters
+        # Questions hold ∧ and →; a terminal may have no such letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments, prog_name="swarmd")
     except OperatorError as error:
@@ -101,7 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None or error.errno not in _UNUSABLE:
             raise
-        tell(printable(f"swarmd: {error.filename}: {error.strerror}. Mend its permissions, or name another path."))
+        tell(
+            printable(
+                f"swarmd: {error.filename}: {error.strerror}. Mend its permissions, or name another path."
+            )
+        )
         return OperatorError.exit_code
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
@@ -109,52 +140,108 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @app.command(
-    epilog="Example: swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+    epilog=(
+        "Example: swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap"
+        " /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+    )
 )
 def join(
     invitation: Annotated[
-        str | None, typer.Argument(metavar="[swarm:…]", help="An invitation, as `swarmd invite` prints it.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[swarm:…]", help="An invitation, as `swarmd invite` prints it.", show_default=False
+        ),
     ] = None,
     model: ModelName = None,
     swarm: SwarmName = None,
     curriculum: Annotated[
         str | None,
-        typer.Option(help="What the swarm asks: sapo-9, tiny-9, -strict, or own tasks: a .py or .jsonl file.", show_default="auto"),
+        typer.Option(
+            help="What the swarm asks: sapo-9, tiny-9, -strict, or own tasks: a .py or .jsonl file.",
+            show_default="auto",
+        ),
     ] = None,
     bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable."),
     ] = None,
-    judge: Annotated[str | None, typer.Option(help="URL of the judge that evaluates this node.", show_default="none")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds; 0: run until stopped.", show_default="0")] = None,
-    local: Annotated[int | None, typer.Option(help="Own questions to answer each round.", show_default="4")] = None,
-    external: Annotated[int | None, typer.Option(help="Rollouts of other nodes to train on each round, at most.", show_default="4")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="URL of the judge that evaluates this node.", show_default="none")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Stop after this many rounds; 0: run until stopped.", show_default="0")
+    ] = None,
+    local: Annotated[
+        int | None, typer.Option(help="Own questions to answer each round.", show_default="4")
+    ] = None,
+    external: Annotated[
+        int | None,
+        typer.Option(help="Rollouts of other nodes to train on each round, at most.", show_default="4"),
+    ] = None,
     device: DeviceName = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random choices.", show_default="drawn once and kept")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random choices.", show_default="drawn once and kept")
+    ] = None,
     state_dir: StateDir = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port")
+        list[str] | None,
+        typer.Option(
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port"
+        ),
     ] = None,
     config: ConfigFile = None,
     pace: Annotated[
-        float | None, typer.Option(help="Shortest time of a round, in seconds. Leaves the machine to other programs.", show_default="0")
+        float | None,
+        typer.Option(
+            help="Shortest time of a round, in seconds. Leaves the machine to other programs.",
+            show_default="0",
+        ),
     ] = None,
     train: Annotated[
-        bool | None, typer.Option("--train/--no-train", help="Train; or answer and share with a frozen model.", show_default="--train")
+        bool | None,
+        typer.Option(
+            "--train/--no-train",
+            help="Train; or answer and share with a frozen model.",
+            show_default="--train",
+        ),
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Set of settings: default, or sapo-paper.", show_default="default")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per round on standard output.")] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="Set of settings: default, or sapo-paper.", show_default="default")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per round on standard output.")
+    ] = False,
 ) -> None:
-    """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
+    """Join the swarm and train until stopped.
+
+    Ctrl-C finishes the round, saves and exits; the next join resumes.
+    """
     if sys.stderr.isatty():
         tell("starting swarmd …")
     from swarmd.config.sources import resolve
 
-    flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
-    flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace, "profile": profile}
+    flags: dict[str, object] = {
+        "model": model,
+        "swarm": swarm,
+        "bootstrap": bootstrap,
+        "judge": judge,
+        "rounds": rounds,
+        "local": local,
+    }
+    flags |= {
+        "external": external,
+        "device": device,
+        "seed": seed,
+        "listen": listen,
+        "pace": pace,
+        "profile": profile,
+    }
     flags["curriculum"] = curriculum
     flags["train"] = None if train is None else "on" if train else "off"
     accepted = invite.accept(invitation) if invitation is not None else None
-    resolved = resolve(inspect.config_file(config), os.environ, flags, accepted.settings() if accepted else {})
+    resolved = resolve(
+        inspect.config_file(config), os.environ, flags, accepted.settings() if accepted else {}
+    )
     raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
 
 
@@ -195,7 +282,10 @@ def _notifier(wanted: str) -> "Send":
 
     found = notifier() if wanted == "on" else nothing
     if found is None:
-        print('notify is "on", and there is neither notify-send nor osascript here: nothing will be shown', file=sys.stderr)
+        print(
+            'notify is "on", and there is neither notify-send nor osascript here: nothing will be shown',
+            file=sys.stderr,
+        )
     return found or nothing
 
 
@@ -205,7 +295,11 @@ def _view(as_json: bool) -> "View":
 
     if as_json:
         return JsonView(sys.stdout, PlainView(sys.stderr))
-    if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb") and sys.stderr.encoding.lower().replace("-", "") == "utf8":
+    if (
+        sys.stderr.isatty()
+        and os.environ.get("TERM") not in (None, "dumb")
+        and sys.stderr.encoding.lower().replace("-", "") == "utf8"
+    ):
         from swarmd.cli.view_live import LiveView
 
         return LiveView()
@@ -271,7 +365,9 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 def stop(
     state_dir: StateDir = None,
     as_json: AsJson = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until it has stopped.", min=0, max=86_400)] = 660.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait until it has stopped.", min=0, max=86_400)
+    ] = 660.0,
 ) -> None:
     """Stop the node: it finishes its round, saves and exits. Waits until it has."""
     from swarmd.daemon.control import wait_until_gone
@@ -280,7 +376,10 @@ def stop(
     _tell(state_dir, "stop", False, "finishing the current round, then stopping …", quiet=as_json)
     folder = as_state_dir(state_dir)
     if not wait_until_gone(folder, timeout):
-        raise Unreachable(f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at `swarmd status`.")
+        raise Unreachable(
+            f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"
+            " `swarmd status`."
+        )
     if as_json:
         print_json({"schema": 1, "stopped": True})
     else:
@@ -299,12 +398,19 @@ def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, q
 
 @app.command(epilog="Example: swarmd demo --nodes 4 --rounds 120")
 def demo(
-    nodes: Annotated[int, typer.Option(help="Number of nodes that share; one more is alone.", min=2, max=16)] = 4,
+    nodes: Annotated[
+        int, typer.Option(help="Number of nodes that share; one more is alone.", min=2, max=16)
+    ] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds each node trains.", min=2)] = 120,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")
+    ] = None,
 ) -> None:
-    """Run a swarm on this machine beside one node alone, and a judge. One is killed halfway and restarted. Ends with a table and a plot."""
+    """Run a swarm on this machine beside one node alone, and a judge.
+
+    One is killed halfway and restarted. Ends with a table and a plot.
+    """
     from swarmd.lab.demo.demo import run
 
     raise typer.Exit(run(nodes, rounds, out, as_json))
@@ -316,7 +422,9 @@ def version(as_json: AsJson = False) -> None:
     from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
-    versions = {"python": sys.version.split()[0]} | {package: installed_version(package) for package in packages}
+    versions = {"python": sys.version.split()[0]} | {
+        package: installed_version(package) for package in packages
+    }
     text = "\n".join(f"{package} {number}" for package, number in versions.items())
     answer({"schema": 1, "versions": versions}, text, as_json)
 

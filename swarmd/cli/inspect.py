@@ -28,11 +28,17 @@ def config_file(given: Path | None) -> Path | None:
 
 @config_app.command("check", epilog="Example: swarmd config check node.toml")
 def check_config(
-    file: Annotated[Path | None, typer.Argument(help="The file to check.", show_default="the one `swarmd config path` names")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The file to check.", show_default="the one `swarmd config path` names"),
+    ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the configuration as `swarmd join` reads it, and list every mistake. Exit code 2 if there is one."""
+    """Check the configuration as `swarmd join` reads it, and list every mistake.
+
+    Exit code 2 if there is one.
+    """
     from swarmd.config.sources import resolve
     from swarmd.errors import ConfigError
 
@@ -44,8 +50,14 @@ def check_config(
             raise
         print_json({"schema": 1, "file": str(path) if path else None, "mistakes": str(mistakes).splitlines()})
         raise typer.Exit(mistakes.exit_code) from None
-    none = f"no file at {default_config_file()}: defaults and environment variables are used, without mistakes"
-    answer({"schema": 1, "file": str(path) if path else None, "mistakes": []}, f"{path}: no mistakes" if path else none, as_json)
+    none = (
+        f"no file at {default_config_file()}: defaults and environment variables are used, without mistakes"
+    )
+    answer(
+        {"schema": 1, "file": str(path) if path else None, "mistakes": []},
+        f"{path}: no mistakes" if path else none,
+        as_json,
+    )
 
 
 @config_app.command("show", epilog="Example: swarmd config show --json")
@@ -58,9 +70,19 @@ def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
     resolved = resolve(config_file(config), os.environ, {})
     values = flatten(resolved.config)
     if as_json:
-        print_json({"schema": 1, "keys": {key: {"value": value, "origin": resolved.origins[key]} for key, value in values.items()}})
+        print_json(
+            {
+                "schema": 1,
+                "keys": {
+                    key: {"value": value, "origin": resolved.origins[key]} for key, value in values.items()
+                },
+            }
+        )
         return
-    lines = {key: f"{key} = {'(none)' if value is None else json.dumps(value, ensure_ascii=False)}" for key, value in values.items()}
+    lines = {
+        key: f"{key} = {'(none)' if value is None else json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+    }
     width = max(map(len, lines.values()))
     for key, line in lines.items():
         print(f"{line:<{width}}  # {resolved.origins[key]}")
@@ -70,7 +92,12 @@ def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
 def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Print the path of the configuration file, whether it exists or not."""
     file = (config.expanduser() if config else default_config_file()).absolute()
-    document = {"schema": 1, "file": str(file), "exists": file.exists(), "state_dir": str(as_state_dir(state_dir))}
+    document = {
+        "schema": 1,
+        "file": str(file),
+        "exists": file.exists(),
+        "state_dir": str(as_state_dir(state_dir)),
+    }
     answer(document, str(file), as_json)
 
 
@@ -83,17 +110,27 @@ def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     file = as_state_dir(state_dir) / IDENTITY_FILE
     peer_id = Identity.load(file).peer_id
     name = nickname(peer_id)
-    answer({"schema": 1, "peer_id": peer_id, "name": name, "file": str(file)}, f"{peer_id}  {name}  {file}", as_json)
+    answer(
+        {"schema": 1, "peer_id": peer_id, "name": name, "file": str(file)},
+        f"{peer_id}  {name}  {file}",
+        as_json,
+    )
 
 
 @identity_app.command(epilog="Example: swarmd identity backup ~/swarmd-identity.key")
 def backup(
     to: Annotated[Path, typer.Argument(help="A new file, or a folder to put it in.")],
-    training: Annotated[bool, typer.Option("--training", help="Also the newest checkpoint and the rounds' figures: a .zip file.")] = False,
+    training: Annotated[
+        bool,
+        typer.Option("--training", help="Also the newest checkpoint and the rounds' figures: a .zip file."),
+    ] = False,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the key to a file only you can read. Whoever has the key is this node: keep it safe, and never run two nodes with it."""
+    """Copy the key to a file only you can read.
+
+    Whoever has the key is this node: keep it safe, and never run two nodes with it.
+    """
     from p2p.identity import Identity
     from swarmd.state.folder import IDENTITY_FILE
 
@@ -117,7 +154,10 @@ def restore(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a backup's key, and its training where it has some, into the state folder. Old files are kept aside."""
+    """Put a backup's key, and its training where it has some, into the state folder.
+
+    Old files are kept aside.
+    """
     from p2p.identity import nickname
     from swarmd.state.backup import restore as put_back
     from swarmd.state.folder import StateFolder
@@ -125,7 +165,15 @@ def restore(
 
     with StateFolder.open(as_state_dir(state_dir)) as state:
         found = put_back(state, file.expanduser().absolute(), require_whole)
-    document = {"schema": 1, "peer_id": found.peer_id, "round": found.round, "kept": [str(path) for path in found.kept]}
+    document = {
+        "schema": 1,
+        "peer_id": found.peer_id,
+        "round": found.round,
+        "kept": [str(path) for path in found.kept],
+    }
     what = "its key" if found.round is None else f"its key and its training, {found.round} rounds"
-    lines = [f"restored {nickname(found.peer_id)} {found.peer_id}: {what}", *(f"the old file is {path}" for path in found.kept)]
+    lines = [
+        f"restored {nickname(found.peer_id)} {found.peer_id}: {what}",
+        *(f"the old file is {path}" for path in found.kept),
+    ]
     answer(document, "\n".join(lines), as_json)

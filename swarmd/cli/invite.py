@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def invite(
     state_dir: StateDir = None,
     config: ConfigFile = None,
-    qr: Annotated[bool, typer.Option("--qr", help="Also draw it as a QR code; needs `pip install 'swarmd\\[qr]'`.")] = False,
+    qr: Annotated[
+        bool, typer.Option("--qr", help="Also draw it as a QR code; needs `pip install 'swarmd\\[qr]'`.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
@@ -55,8 +57,8 @@ def _document(folder: Path, file: Path | None) -> dict[str, Any]:
         node_config, _ = recalled(resolve(file, os.environ, {}), folder)
     if not node_config.swarm.bootstrap:
         raise NotRunning(
-            f"No node is running in {folder}, and no bootstrap address is configured: nobody could be dialled. "
-            "Start the node with `swarmd join`, then invite; or set swarm.bootstrap."
+            f"No node is running in {folder}, and no bootstrap address is configured: nobody could be"
+            " dialled. Start the node with `swarmd join`, then invite; or set swarm.bootstrap."
         )
     return compose(node_config, curriculum_of(node_config))
 
@@ -65,7 +67,9 @@ def _draw(text: str) -> None:
     try:
         import segno
     except ImportError:
-        raise ConfigError("no QR code can be drawn: segno is missing. Run `pip install 'swarmd[qr]'`, or leave --qr out.") from None
+        raise ConfigError(
+            "no QR code can be drawn: segno is missing. Run `pip install 'swarmd[qr]'`, or leave --qr out."
+        ) from None
     segno.make(text, error="l", micro=False).terminal(compact=True)
 
 
@@ -77,7 +81,8 @@ def accept(text: str) -> "Invitation":
     invitation = read_invitation(text)
     if invitation.model and is_folder(invitation.model):
         raise ConfigError(
-            f"the invitation cannot be used: its model is {invitation.model}, and that is a folder here. Run it in another folder."
+            f"the invitation cannot be used: its model is {invitation.model}, and that is a folder here. Run"
+            " it in another folder."
         )
     return invitation
 
@@ -96,14 +101,24 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
         if values[key] != said:
             origin = resolved.origins[key]
             whose = origin if origin != INVITED else "this state folder"
-            print(printable(f"{key}: {_words(values[key])}, as {whose} says; the invitation says {_words(said)}"), file=sys.stderr)
+            print(
+                printable(
+                    f"{key}: {_words(values[key])}, as {whose} says; the invitation says {_words(said)}"
+                ),
+                file=sys.stderr,
+            )
     curriculum = curriculum_of(node_config)
     if invitation.digest and swarm_digest(curriculum) != invitation.digest:
         raise ConfigError(_another_swarm(invitation, curriculum.name))
     judge = f"judged by {node_config.judge.url}" if node_config.judge.url else "no judge"
     count = len(swarm.bootstrap)
     first = f"{count} address{'es' * (count != 1)} to dial first"
-    print(printable(f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"), file=sys.stderr)
+    print(
+        printable(
+            f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
+        ),
+        file=sys.stderr,
+    )
 
 
 def _another_swarm(invitation: "Invitation", here: str) -> str:
@@ -113,14 +128,24 @@ def _another_swarm(invitation: "Invitation", here: str) -> str:
 
     versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
     if invitation.curriculum == here and here in BUILT_IN:
-        return f"the invitation is from another version: its {here} is not that of {versions}, which is here. Update both to the same."
+        return (
+            f"the invitation is from another version: its {here} is not that of {versions}, which is here."
+            " Update both to the same."
+        )
     if invitation.curriculum == here:
-        return f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and give it with --curriculum."
+        return (
+            f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and"
+            " give it with --curriculum."
+        )
     if invitation.curriculum in BUILT_IN:
-        return f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet. Leave one of the two out."
+        return (
+            f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet."
+            " Leave one of the two out."
+        )
     return (
-        f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks, or those of a newer version. "
-        "Get the file from whoever invited you and name it with --curriculum, or update."
+        f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks,"
+        " or those of a newer version. Get the file from whoever invited you and name it with --curriculum,"
+        " or update."
     )
 
 

@@ -1,4 +1,7 @@
-"""`swarmd leaderboard`, and what `swarmd verify ID` does for an evaluation: what the swarm's judges say, and whether it is so."""
+"""`swarmd leaderboard`, and what `swarmd verify ID` does for an evaluation.
+
+What the swarm's judges say, and whether it is so.
+"""
 
 import json
 import os
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
 
 DIFFERS, NOT_YET = 1, 4
 
-Judges = Annotated[list[str] | None, typer.Option("--judge", help="URL of a judge. Repeatable.", show_default="the node's")]
+Judges = Annotated[
+    list[str] | None, typer.Option("--judge", help="URL of a judge. Repeatable.", show_default="the node's")
+]
 
 
 def leaderboard(
@@ -30,7 +35,10 @@ def leaderboard(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leaderboard of the swarm's judges. Each node's score is pass@1 with its 95 % interval; nodes are ranked by its lower end."""
+    """Show the leaderboard of the swarm's judges.
+
+    Each node's score is pass@1 with its 95 % interval; nodes are ranked by its lower end.
+    """
     from swarmd.daemon.judge_reader import JudgedBoard, read
 
     found: list[tuple[str, JudgedBoard, dict[str, Any]]] = []
@@ -41,7 +49,13 @@ def leaderboard(
         except Unreachable as error:
             silent.append(str(error))
     if as_json:
-        print_json({"schema": 1, "judges": [{"url": url, **document} for url, _, document in found], "errors": silent})
+        print_json(
+            {
+                "schema": 1,
+                "judges": [{"url": url, **document} for url, _, document in found],
+                "errors": silent,
+            }
+        )
     else:
         print("\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found))
     if silent:
@@ -49,7 +63,9 @@ def leaderboard(
 
 
 def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as_json: bool) -> None:
-    """Check an evaluation from public data, and say what holds. Exit code 0: all of it; 1: not all; 4: not all can be checked yet.
+    """Check an evaluation from public data, and say what holds.
+
+    Exit code 0: all of it; 1: not all; 4: not all can be checked yet.
 
     Raises NothingThere where the judge has no such evaluation.
     """
@@ -61,13 +77,21 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     evaluation, _ = read(url, f"/v1/evaluations/{quote(id, safe='')}", PublicEvaluation)
     fields = said(evaluation)
     if fields is None:
-        raise SwarmdError(f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked.")
+        raise SwarmdError(
+            f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked."
+        )
     found = _curriculum(str(fields.get("curriculum", "")), curriculum)
     with Verifier(found) as verifier:
         tasks = open_tasks(found, verifier)
         findings = examine(id, evaluation, _own_receipt(folder, id), tasks, verifier.judge)
         shown = _question(fields, tasks)
-    holds = False if any(f.holds is False for f in findings) else None if any(f.holds is None for f in findings) else True
+    holds = (
+        False
+        if any(f.holds is False for f in findings)
+        else None
+        if any(f.holds is None for f in findings)
+        else True
+    )
     if as_json:
         rows = [{"what": f.what, "holds": f.holds, "why": f.why} for f in findings]
         print_json({"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows})
@@ -94,7 +118,8 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
     url = recalled(resolve(config_file(config), os.environ, {}), folder)[0].judge.url
     if url == "auto":
         raise ConfigError(
-            "judge.url is auto, and no running node of this state folder has found a judge. Start the node, or give --judge URL."
+            "judge.url is auto, and no running node of this state folder has found a judge. Start the node,"
+            " or give --judge URL."
         )
     if not url:
         raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
@@ -104,8 +129,15 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
     from swarmd.terminal import printable
 
-    lines = [printable(f"{url}: {board.curriculum.name}, {board.listed} nodes listed, {board.unlisted} with too few answers")]
-    rows: list[tuple[str, ...]] = [("#", "node", "score", "95 % interval", "questions", "answers", "last seen", "model")]
+    lines = [
+        printable(
+            f"{url}: {board.curriculum.name}, {board.listed} nodes listed, {board.unlisted} with too few"
+            " answers"
+        )
+    ]
+    rows: list[tuple[str, ...]] = [
+        ("#", "node", "score", "95 % interval", "questions", "answers", "last seen", "model")
+    ]
     for peer in board.peers:
         name = peer.said.get("name")
         node = f"{peer.nickname} …{peer.peer[-6:]}" + (f' "{name}"' if isinstance(name, str) else "")
@@ -113,7 +145,10 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
         row = (peer.rank, node, f"{peer.score:.3f}", interval, peer.n, f"{peer.answered:,}", ago, peer.model)
         rows.append(tuple(printable(str(cell))[:60] for cell in row))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
 
 
@@ -145,11 +180,16 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
     from swarmd.tasks.curriculum import CURRICULA
     from swarmd.tasks.own import find_curriculum
 
-    found = find_curriculum(given) if given else next((one for one in CURRICULA.values() if one.digest == digest), None)
+    found = (
+        find_curriculum(given)
+        if given
+        else next((one for one in CURRICULA.values() if one.digest == digest), None)
+    )
     if found is None or (digest and found.digest != digest):
         raise ConfigError(
-            f"the judge asks tasks of the digest {digest[:16] or 'unknown'}, which are not these. Use the judge's version of swarmd and "
-            "reasoning-gym; for own tasks give --curriculum with the same file."
+            f"the judge asks tasks of the digest {digest[:16] or 'unknown'}, which are not these. Use the"
+            " judge's version of swarmd and reasoning-gym; for own tasks give --curriculum with the same"
+            " file."
         )
     return found
 
@@ -163,18 +203,37 @@ def _question(fields: Any, tasks: Any) -> dict[str, Any]:
     specialty, n = fields.get("specialty"), fields.get("n")
     task = tasks.task(TaskRef(specialty, n)) if isinstance(specialty, str) and type(n) is int else None
     right = solution(tasks, task) if task is not None and isinstance(tasks, CurriculumTasks) else None
-    return {"peer": fields.get("peer"), "specialty": specialty, "n": n, "question": task.question if task else None, "right": right}
+    return {
+        "peer": fields.get("peer"),
+        "specialty": specialty,
+        "n": n,
+        "question": task.question if task else None,
+        "right": right,
+    }
 
 
-def _evaluation_lines(shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]") -> list[str]:
+def _evaluation_lines(
+    shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]"
+) -> list[str]:
     from swarmd.terminal import printable
 
-    lines = [f"Node: {printable(str(shown['peer']))}", f"Question: {printable(str(shown['specialty']))} {shown['n']}", ""]
+    lines = [
+        f"Node: {printable(str(shown['peer']))}",
+        f"Question: {printable(str(shown['specialty']))} {shown['n']}",
+        "",
+    ]
     lines += [str(shown["question"]), "", f"A right answer: {shown['right']}"]
     lines += [f"Given: {printable(answer.text[-200:])}" for answer in evaluation.answers] + [""]
     words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
     lines += [f"{words[f.holds]:<14} {f.what}: {printable(f.why)}" for f in findings]
-    failed, open_ = [f.what for f in findings if f.holds is False], [f.what for f in findings if f.holds is None]
+    failed, open_ = (
+        [f.what for f in findings if f.holds is False],
+        [f.what for f in findings if f.holds is None],
+    )
     if failed:
         return [*lines, "", f"This evaluation is not as the judge says: {', '.join(failed)}."]
-    return [*lines, "", f"All that can be checked holds; not checked: {', '.join(open_)}." if open_ else "All of it holds."]
+    return [
+        *lines,
+        "",
+        f"All that can be checked holds; not checked: {', '.join(open_)}." if open_ else "All of it holds.",
+    ]

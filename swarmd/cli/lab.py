@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from swarmd.lab.results import Results
     from swarmd.lab.runs import RunsProgress
 
-app = typer.Typer(help="Experiments: many nodes on this machine, settings side by side, several seeds.", no_args_is_help=True)
+app = typer.Typer(
+    help="Experiments: many nodes on this machine, settings side by side, several seeds.",
+    no_args_is_help=True,
+)
 
 REDRAW = 0.5  # seconds between two lines of progress on a terminal …
 RARELY = 30.0  # … and elsewhere
@@ -26,17 +29,39 @@ BYTES = 80  # of results, for each node and round: about
 
 @app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")
 def run(
-    experiment: Annotated[str, typer.Argument(help="A TOML file, or the name of one that `swarmd lab list` shows.")],
-    seeds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, max=1000, show_default="the file's")] = None,
-    rounds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, show_default="the file's")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time, one core each.", min=1, max=256, show_default="1")] = None,
+    experiment: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of one that `swarmd lab list` shows.")
+    ],
+    seeds: Annotated[
+        int | None, typer.Option(help="In place of the file's.", min=1, max=1000, show_default="the file's")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="In place of the file's.", min=1, show_default="the file's")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time, one core each.", min=1, max=256, show_default="1")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
-    executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
-    engine: Annotated[str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")] = "memory",
-    judge: Annotated[bool, typer.Option("--judge", help="The nodes ask a real judge, and the report draws its figure.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder, and with its runs from their last saves.")] = False,
+    executor: Annotated[
+        str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")
+    ] = "local",
+    engine: Annotated[
+        str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")
+    ] = "memory",
+    judge: Annotated[
+        bool, typer.Option("--judge", help="The nodes ask a real judge, and the report draws its figure.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with a results folder, and with its runs from their last saves."
+        ),
+    ] = False,
 ) -> None:
-    """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
+    """Play every setting of an experiment with every seed, and write the report.
+
+    Ctrl-C stops; --resume goes on, with the same results.
+    """
     from dataclasses import replace
 
     from swarmd.lab.experiment import read_experiment
@@ -44,9 +69,14 @@ def run(
     if executor not in ("local", "ray"):
         raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
     if engine not in ("memory", "torch") or (engine, executor) == ("torch", "ray"):
-        raise typer.BadParameter(f"memory, or torch without --executor ray; not {engine}", param_hint="--engine")
+        raise typer.BadParameter(
+            f"memory, or torch without --executor ray; not {engine}", param_hint="--engine"
+        )
     if jobs and executor == "ray":
-        raise typer.BadParameter("not with --executor ray: there as many runs are played as the cluster has cores", param_hint="--jobs")
+        raise typer.BadParameter(
+            "not with --executor ray: there as many runs are played as the cluster has cores",
+            param_hint="--jobs",
+        )
     if judge and (engine, executor) != ("memory", "local"):
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
@@ -54,7 +84,10 @@ def run(
     folder = out or Path(wanted.name)
     results = _opened(wanted, folder, resume, engine)
     _check_room(results)
-    print(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}", file=sys.stderr)
+    print(
+        f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}",
+        file=sys.stderr,
+    )
     try:
         _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
@@ -64,7 +97,10 @@ def run(
         if isinstance(error, SwarmdError):
             raise
         again = f"swarmd lab run {experiment} --out {folder} --resume"
-        print(f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were", file=sys.stderr)
+        print(
+            f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were",
+            file=sys.stderr,
+        )
         raise typer.Exit(130) from None
     _report_what_is_there(results)
 
@@ -86,7 +122,9 @@ def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool
 
 
 @app.command(epilog="Example: swarmd lab report sapo-table")
-def report(folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False
+) -> None:
     """Write the report of what is finished: a table, figures, an HTML page."""
     from swarmd.lab.columns import document
     from swarmd.lab.results import Results
@@ -111,12 +149,21 @@ def list_experiments(as_json: AsJson = False) -> None:
         print_json({"schema": 1, "experiments": [_described(one) for one in found]})
         return
     for one in found:
-        print(f"{one.name:16} {len(one.settings)} settings × {one.seeds} seeds, {one.rounds} rounds. {one.question}")
+        print(
+            f"{one.name:16} {len(one.settings)} settings × {one.seeds} seeds, {one.rounds} rounds."
+            f" {one.question}"
+        )
 
 
 def _described(one: "Experiment") -> dict[str, object]:
-    return {"name": one.name, "question": one.question, "expects": one.expects, "rounds": one.rounds, "seeds": one.seeds,
-            "settings": [setting.name for setting in one.settings]}  # fmt: skip
+    return {
+        "name": one.name,
+        "question": one.question,
+        "expects": one.expects,
+        "rounds": one.rounds,
+        "seeds": one.seeds,
+        "settings": [setting.name for setting in one.settings],
+    }
 
 
 def _shipped() -> Path:
@@ -145,7 +192,10 @@ def _check_room(results: "Results") -> None:
     nodes = sum(len(results.experiment.setting(run.setting).nodes) for run in results.missing)
     needed = BYTES * nodes * results.experiment.rounds
     if results.free_bytes() < needed:
-        raise SwarmdError(f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that disk.")
+        raise SwarmdError(
+            f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that"
+            " disk."
+        )
 
 
 def _report_what_is_there(results: "Results") -> None:

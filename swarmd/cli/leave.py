@@ -1,4 +1,7 @@
-"""`swarmd leave`, `swarmd logs` and `swarmd bug-report`: leave a swarm, read the node's log, report a fault."""
+"""`swarmd leave`, `swarmd logs` and `swarmd bug-report`.
+
+Leave a swarm, read the node's log, report a fault.
+"""
 
 import json
 import os
@@ -20,19 +23,26 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def leave(
-    everything: Annotated[bool, typer.Option("--everything", help="Also remove the key, the training and the logs.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Also remove the key, the training and the logs.")
+    ] = False,
     yes: Yes = False,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the node and forget the swarm: what was joined, and who was met. The key, the training and its figures stay."""
+    """Stop the node and forget the swarm: what was joined, and who was met.
+
+    The key, the training and its figures stay.
+    """
     from swarmd.daemon import control
     from swarmd.state.folder import StateFolder, in_use
     from swarmd.state.leaving import leaving
 
     folder = as_state_dir(state_dir)
     if not folder.is_dir():
-        raise NotRunning(f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir.")
+        raise NotRunning(
+            f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir."
+        )
     _refuse_a_service(folder)
     plan = leaving(folder, everything=everything)
     if not yes:
@@ -47,7 +57,13 @@ def leave(
         plan = leaving(folder, everything=everything)
         plan.carry_out()
     if as_json:
-        print_json({"schema": 1, "removed": [path.name for path in plan.removed], "stays": [path.name for path in plan.stays]})
+        print_json(
+            {
+                "schema": 1,
+                "removed": [path.name for path in plan.removed],
+                "stays": [path.name for path in plan.stays],
+            }
+        )
     else:
         tell(printable(f"{folder}: removed {_names(plan.removed)}"))
         tell("You left the swarm.")
@@ -62,7 +78,10 @@ def _show(plan: "Leaving", *, running: bool) -> None:
     tell(printable(f"would stay: {_names(plan.stays)}"))
     tell("downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`")
     if any(path.name == "identity.key" for path in plan.removed):
-        tell("without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want it back")
+        tell(
+            "without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want"
+            " it back"
+        )
 
 
 def _names(paths: Any) -> str:
@@ -79,16 +98,24 @@ def _refuse_a_service(folder: Path) -> None:
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise ConfigError("nothing was done: there is no terminal to ask at. Add --yes to go on without a question.")
+        raise ConfigError(
+            "nothing was done: there is no terminal to ask at. Add --yes to go on without a question."
+        )
     typer.confirm(question, abort=True, err=True)
 
 
 def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
+    ] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.", min=0)] = 50,
-    trainer: Annotated[bool, typer.Option("--trainer", help="The trainer's log in place of the node's.")] = False,
+    trainer: Annotated[
+        bool, typer.Option("--trainer", help="The trainer's log in place of the node's.")
+    ] = False,
     state_dir: StateDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Lines as they are: the node's log is JSON lines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Lines as they are: the node's log is JSON lines.")
+    ] = False,
 ) -> None:
     """Show the node's log."""
     from swarmd.state import log_reader
@@ -100,13 +127,20 @@ def logs(
 
 
 def bug_report(
-    out: Annotated[Path | None, typer.Option(help="File to write, a new one.", show_default="swarmd-bug-report.zip")] = None,
-    hide_addresses: Annotated[bool, typer.Option("--hide-addresses", help="Leave out IP addresses and host names.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, a new one.", show_default="swarmd-bug-report.zip")
+    ] = None,
+    hide_addresses: Annotated[
+        bool, typer.Option("--hide-addresses", help="Leave out IP addresses and host names.")
+    ] = False,
     yes: Yes = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Put versions, settings, status, figures and logs into one file, without secrets, and send nothing. A terminal shows it first."""
+    """Put versions, settings, status, figures and logs into one file, without secrets, and send nothing.
+
+    A terminal shows it first.
+    """
     from swarmd.state.bug_report import collect, write_report
 
     folder = as_state_dir(state_dir)
@@ -122,7 +156,11 @@ def bug_report(
     else:
         print("\n".join(listing))
     write_report(files, to)
-    tell(printable(f"{to}: written, for you alone to read; nothing was sent. Look through it before you hand it on."))
+    tell(
+        printable(
+            f"{to}: written, for you alone to read; nothing was sent. Look through it before you hand it on."
+        )
+    )
 
 
 def _said(folder: Path, config: Path | None) -> dict[str, str]:
@@ -134,11 +172,16 @@ def _said(folder: Path, config: Path | None) -> dict[str, str]:
     from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")
-    versions = {"system": platform.platform(), "python": sys.version} | {name: installed_version(name) for name in packages}
+    versions = {"system": platform.platform(), "python": sys.version} | {
+        name: installed_version(name) for name in packages
+    }
     found = {"versions.json": json.dumps(versions, indent=1)}
     try:
         resolved = resolve(config_file(config), os.environ, {})
-        values = {key: {"value": value, "origin": resolved.origins[key]} for key, value in flatten(resolved.config).items()}
+        values = {
+            key: {"value": value, "origin": resolved.origins[key]}
+            for key, value in flatten(resolved.config).items()
+        }
         found["settings.json"] = json.dumps(values, indent=1)
     except SwarmdError as error:
         found["settings.json"] = str(error)

@@ -1,4 +1,7 @@
-"""`swarmd models`, `swarmd doctor model` and `swarmd export`: what models need on this machine, and the trained model as files."""
+"""`swarmd models`, `swarmd doctor model` and `swarmd export`.
+
+What models need on this machine, and the trained model as files.
+"""
 
 import os
 from pathlib import Path
@@ -21,7 +24,10 @@ def doctor_model(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what training the model needs on this machine, and what `swarmd join` will use. Downloads no weights."""
+    """Show what training the model needs on this machine, and what `swarmd join` will use.
+
+    Downloads no weights.
+    """
     from swarmd.config.sources import load
     from swarmd.policy.models.doctor import examine
 
@@ -32,11 +38,18 @@ def doctor_model(
 
 def export(
     to: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder to write to, new or empty.", show_default="swarmd-export")
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]", help="Folder to write to, new or empty.", show_default="swarmd-export"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The same.", show_default="swarmd-export")] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")] = False,
-    push: Annotated[str | None, typer.Option(help="Also upload to this Hugging Face repository, owner/name.")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")
+    ] = False,
+    push: Annotated[
+        str | None, typer.Option(help="Also upload to this Hugging Face repository, owner/name.")
+    ] = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -53,7 +66,9 @@ def export(
     from swarmd.trainer.snapshot import read_snapshot
 
     if to is not None and out is not None:
-        raise ConfigError(f"the folder to write to is given twice: {to}, and {out} with --out. Leave one out.")
+        raise ConfigError(
+            f"the folder to write to is given twice: {to}, and {out} with --out. Leave one out."
+        )
     out = to or out or Path("swarmd-export")
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, FILES)
@@ -68,7 +83,10 @@ def export(
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     if not as_json:
-        tell(f"a model of {'peft' if adapter else 'transformers'}, with its card README.md, which shows how to load it:")
+        tell(
+            f"a model of {'peft' if adapter else 'transformers'}, with its card README.md, which shows how to"
+            " load it:"
+        )
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
 
 
@@ -78,7 +96,10 @@ def models(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models that have a short name: memory, disk and seconds a round on this machine. Downloads nothing."""
+    """List the models that have a short name: memory, disk and seconds a round on this machine.
+
+    Downloads nothing.
+    """
     from swarmd.config.sources import load
     from swarmd.daemon.choices import trained_from
     from swarmd.policy.models.hub import REPOSITORIES
@@ -89,7 +110,13 @@ def models(
     folder = as_state_dir(state_dir)
     trained, _ = trained_from(folder)
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
-    seconds = [sum(line["seconds"].values()) for line in read_metrics(folder / METRICS_FILE, RECORDED) if "seconds" in line]
-    where, listed = list_models(load(config_file(config), os.environ, {"device": device}), {name: seconds} if name else {})
+    seconds = [
+        sum(line["seconds"].values())
+        for line in read_metrics(folder / METRICS_FILE, RECORDED)
+        if "seconds" in line
+    ]
+    where, listed = list_models(
+        load(config_file(config), os.environ, {"device": device}), {name: seconds} if name else {}
+    )
     document = {"schema": 1, "device": where, "models": [model.document() for model in listed]}
     answer(document, "\n".join(lines(where, listed)), as_json)

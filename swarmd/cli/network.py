@@ -1,4 +1,7 @@
-"""`swarmd bootstrap`: run a bootstrap node. `swarmd doctor network`: check whether others can reach this node."""
+"""`swarmd bootstrap`: run a bootstrap node.
+
+`swarmd doctor network`: check whether others can reach this node.
+"""
 
 import os
 import sys
@@ -23,21 +26,31 @@ if TYPE_CHECKING:
 def bootstrap(
     swarm: SwarmName = None,
     model: Annotated[
-        str | None, typer.Option(help="Model of the nodes that --judge evaluates. Nodes of all models are helped.", show_default="tiny")
+        str | None,
+        typer.Option(
+            help="Model of the nodes that --judge evaluates. Nodes of all models are helped.",
+            show_default="tiny",
+        ),
     ] = None,
     listen: Annotated[
         list[str] | None,
-        typer.Option(help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="port 4001, everywhere"),
+        typer.Option(
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="port 4001, everywhere"
+        ),
     ] = None,
     other: Annotated[
-        list[str] | None, typer.Option("--bootstrap", help="Address of another node of the swarm to connect to. Repeatable.")
+        list[str] | None,
+        typer.Option("--bootstrap", help="Address of another node of the swarm to connect to. Repeatable."),
     ] = None,
     judge: Annotated[
-        list[str] | None, typer.Option(help="URL of a judge to advertise, https://…. Repeatable.", show_default="none")
+        list[str] | None,
+        typer.Option(help="URL of a judge to advertise, https://…. Repeatable.", show_default="none"),
     ] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"),
+        typer.Option(
+            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"
+        ),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -55,7 +68,9 @@ def bootstrap(
     node_config: NodeConfig = resolved.config
     if resolved.origins["swarm.listen"] == "default":
         port = (f"/ip4/0.0.0.0/tcp/{PORT}",)
-        node_config = node_config.model_copy(update={"swarm": node_config.swarm.model_copy(update={"listen": port})})
+        node_config = node_config.model_copy(
+            update={"swarm": node_config.swarm.model_copy(update={"listen": port})}
+        )
     with StateFolder.open(state_dir or default_state_dir().with_name("bootstrap")) as state:
 
         def announce(node: "Bootstrapped") -> None:
@@ -70,22 +85,33 @@ def bootstrap(
 def doctor_network(
     state_dir: StateDir = None,
     bootstrap: Annotated[
-        list[str] | None, typer.Option(help="If no node runs: a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="If no node runs: a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable."
+        ),
     ] = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="If no node runs: address to listen on, /ip4/…/tcp/<port>.", show_default="as configured")
+        list[str] | None,
+        typer.Option(
+            help="If no node runs: address to listen on, /ip4/…/tcp/<port>.", show_default="as configured"
+        ),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether others can reach this node, and what to change. If no node runs, joins for some seconds. Exit code 4 if it cannot."""
+    """Check whether others can reach this node, and what to change.
+
+    If no node runs, joins for some seconds. Exit code 4 if it cannot.
+    """
     diagnosis, found = _examine(as_state_dir(state_dir), config, {"bootstrap": bootstrap, "listen": listen})
     answer(diagnosis.document(found), "\n".join(map(printable, diagnosis.lines())), as_json)
     if not diagnosis.takes_part:
         raise typer.Exit(Unreachable.exit_code)
 
 
-def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> "tuple[Diagnosis, Mapping[str, Any]]":
+def _examine(
+    folder: Path, config: Path | None, flags: Mapping[str, object]
+) -> "tuple[Diagnosis, Mapping[str, Any]]":
     """Return the running node's survey; if none runs, make one with the folder's key, if it has one."""
     from p2p.errors import CannotListen, PortInUse
     from p2p.identity import Identity

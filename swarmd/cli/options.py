@@ -20,15 +20,30 @@ StateDir = Annotated[
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", envvar="SWARMD_CONFIG", help="A TOML file; see `swarmd config path`.", show_default="the user's")
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="SWARMD_CONFIG",
+        help="A TOML file; see `swarmd config path`.",
+        show_default="the user's",
+    ),
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny"),
+    typer.Option(
+        "--model",
+        help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.",
+        show_default="tiny",
+    ),
 ]
-DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cuda, mps or cpu.", show_default="auto")]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="auto, cuda, mps or cpu.", show_default="auto")
+]
 SwarmName = Annotated[
-    str | None, typer.Option("--swarm", help="Name of the swarm. Swarms with other names are separate.", show_default="main")
+    str | None,
+    typer.Option(
+        "--swarm", help="Name of the swarm. Swarms with other names are separate.", show_default="main"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, with a `schema` number.")]
 

@@ -15,9 +15,13 @@ _SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 def pause(
-    for_: Annotated[str | None, typer.Option("--for", help="How long, such as 2h, 1h30m or 45m.", show_default="until resumed")] = None,
+    for_: Annotated[
+        str | None,
+        typer.Option("--for", help="How long, such as 2h, 1h30m or 45m.", show_default="until resumed"),
+    ] = None,
     until: Annotated[
-        str | None, typer.Option(help="Until a time, such as 18:00 or 2026-11-24T08:00.", show_default="until resumed")
+        str | None,
+        typer.Option(help="Until a time, such as 18:00 or 2026-11-24T08:00.", show_default="until resumed"),
     ] = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -33,7 +37,11 @@ def pause(
     if as_json:
         print_json(document)
     else:
-        words = f"until {datetime.fromtimestamp(end):%a %H:%M}; `swarmd resume` ends it earlier" if end else "`swarmd resume` continues"
+        words = (
+            f"until {datetime.fromtimestamp(end):%a %H:%M}; `swarmd resume` ends it earlier"
+            if end
+            else "`swarmd resume` continues"
+        )
         print(f"pausing; {words}", file=sys.stderr)
 
 
@@ -64,10 +72,22 @@ def pause_end(for_: str | None, until: str | None, now: float) -> float | None:
 
 
 def _duration(text: str) -> float:
-    parts = re.fullmatch(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?", text.strip().lower())
-    seconds = sum(int(number) * size for number, size in zip(parts.groups(), _SECONDS.values(), strict=True) if number) if parts else 0
+    parts = re.fullmatch(
+        r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?", text.strip().lower()
+    )
+    seconds = (
+        sum(
+            int(number) * size
+            for number, size in zip(parts.groups(), _SECONDS.values(), strict=True)
+            if number
+        )
+        if parts
+        else 0
+    )
     if not seconds:
-        raise SwarmdError(f"--for {text!r} is no length of time. Give hours and minutes, such as 2h, 1h30m or 45m.")
+        raise SwarmdError(
+            f"--for {text!r} is no length of time. Give hours and minutes, such as 2h, 1h30m or 45m."
+        )
     return seconds
 
 
@@ -81,7 +101,9 @@ def _moment(text: str, now: float) -> float:
         else:
             found = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise SwarmdError(f"--until {text!r} is no time. Give one such as 18:00, or 2026-11-24T08:00.") from None
+        raise SwarmdError(
+            f"--until {text!r} is no time. Give one such as 18:00, or 2026-11-24T08:00."
+        ) from None
     if found.timestamp() <= now:
         raise SwarmdError(f"--until {text}: that has passed.")
     return found.timestamp()

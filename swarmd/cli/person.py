@@ -24,22 +24,34 @@ End a line with \\ to go on in the next. /skip: another question. /quit or Ctrl-
 def answer(
     swarm: SwarmName = None,
     curriculum: Annotated[
-        str | None, typer.Option(help="The swarm's questions: those of the nodes that you want to help.", show_default="tiny-9")
+        str | None,
+        typer.Option(
+            help="The swarm's questions: those of the nodes that you want to help.", show_default="tiny-9"
+        ),
     ] = None,
     specialty: Annotated[
-        list[str] | None, typer.Option(help="Ask only these, as `swarmd task list` names them. Repeatable.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            help="Ask only these, as `swarmd task list` names them. Repeatable.", show_default="all"
+        ),
     ] = None,
     bootstrap: Annotated[
-        list[str] | None, typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable."),
     ] = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port")
+        list[str] | None,
+        typer.Option(
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port"
+        ),
     ] = None,
     tries: Annotated[int, typer.Option(help="Answers that you may give to one question.", min=1, max=64)] = 2,
     seed: Annotated[int | None, typer.Option(help="Seed of the questions.", show_default="drawn")] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"),
+        typer.Option(
+            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"
+        ),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
@@ -47,19 +59,28 @@ def answer(
 
     You are told at once whether an answer is right, and may try again. What holds a right answer is shared.
 
-    Nodes train on a right answer the more, the less they can do themselves. Nodes with the paper's settings need a wrong one before it.
+    Nodes train on a right answer the more, the less they can do themselves. Nodes with the paper's settings
+    need a wrong one before it.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon.answering import AnsweringPeer
     from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
     from swarmd.state.logs import set_up_logging
 
-    flags: dict[str, object] = {"swarm": swarm, "curriculum": curriculum, "bootstrap": bootstrap, "listen": listen, "seed": seed}
+    flags: dict[str, object] = {
+        "swarm": swarm,
+        "curriculum": curriculum,
+        "bootstrap": bootstrap,
+        "listen": listen,
+        "seed": seed,
+    }
     resolved = resolve(config_file(config), os.environ, flags)
     share = "right" if resolved.origins["sharing.share"] == "default" else resolved.config.sharing.share
     with StateFolder.open(state_dir or default_state_dir().with_name("answer")) as state:
         set_up_logging(state.path / LOG_FILE, stderr=False)
-        peer = AnsweringPeer(_asked(resolved.config, specialty), state.path, "a person", share=share, talk=_talk)
+        peer = AnsweringPeer(
+            _asked(resolved.config, specialty), state.path, "a person", share=share, talk=_talk
+        )
         dialogue = Dialogue(peer, tries)
         try:
             with peer:
@@ -82,7 +103,10 @@ class Dialogue:
         if hasattr(sys.stdin, "reconfigure"):
             sys.stdin.reconfigure(errors="replace")
         own = self._peer.identity.peer_id
-        print(f"You are {nickname(own)} {own}, {self._peer.tasks.curriculum.name}. What you answer is signed with this key.\n{HOW}")
+        print(
+            f"You are {nickname(own)} {own}, {self._peer.tasks.curriculum.name}. What you answer is signed"
+            f" with this key.\n{HOW}"
+        )
         try:
             for task in self._peer.questions():
                 self._asked += 1
@@ -109,7 +133,11 @@ class Dialogue:
         elif truth is not None:
             print(f"A right answer: {truth}")
         shared = self._peer.share(task, answers)
-        print(f"{_told(shared, self._peer.present)} {self._given} answered, {self._right} right, {self._peer.shared} shared.", flush=True)
+        print(
+            f"{_told(shared, self._peer.present)} {self._given} answered, {self._right} right,"
+            f" {self._peer.shared} shared.",
+            flush=True,
+        )
 
     def _read(self, tried: int) -> str | None:
         """Read an answer; return None if the person gives the question up.
@@ -127,7 +155,10 @@ class Dialogue:
             print(HOW, flush=True)
 
     def say_what_was_given(self) -> None:
-        print(f"You left: {self._given} answered, {self._right} right, {self._peer.shared} shared.", file=sys.stderr)
+        print(
+            f"You left: {self._given} answered, {self._right} right, {self._peer.shared} shared.",
+            file=sys.stderr,
+        )
         if self._peer.waiting:
             why = "no peer was connected. Name one with --bootstrap; see `swarmd doctor network`."
             print(f"{self._peer.waiting} of them reached nobody: {why}", file=sys.stderr)
@@ -160,4 +191,6 @@ def _asked(config: "NodeConfig", specialties: list[str] | None) -> "NodeConfig":
     """Return `config` with the specialties that flags name; opening the tasks checks the names."""
     if not specialties:
         return config
-    return config.model_copy(update={"tasks": config.tasks.model_copy(update={"specialties": tuple(specialties)})})
+    return config.model_copy(
+        update={"tasks": config.tasks.model_copy(update={"specialties": tuple(specialties)})}
+    )

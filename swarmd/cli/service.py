@@ -14,7 +14,9 @@ from swarmd.terminal import printable
 if TYPE_CHECKING:
     from swarmd.state.service import UserService
 
-app = typer.Typer(help="Run the node as a service of this user: systemd on Linux, launchd on macOS.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run the node as a service of this user: systemd on Linux, launchd on macOS.", no_args_is_help=True
+)
 
 
 @app.command(epilog="Example: swarmd service install --print")
@@ -23,7 +25,10 @@ def install(
     show: Annotated[bool, typer.Option("--print", help="Only print the file that would be written.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start `swarmd join` now and whenever you log in. It goes on with what this state folder has joined, or with the configuration."""
+    """Start `swarmd join` now and whenever you log in.
+
+    It goes on with what this state folder has joined, or with the configuration.
+    """
     service = _service(state_dir)
     if show:
         print(service.content.decode(), end="")
@@ -32,7 +37,12 @@ def install(
     if as_json:
         print_json({"schema": 1, "file": str(service.file), "new": new})
         return
-    print(printable(f"{service.file}: " + ("installed and started" if new else "was installed already; started")), file=sys.stderr)
+    print(
+        printable(
+            f"{service.file}: " + ("installed and started" if new else "was installed already; started")
+        ),
+        file=sys.stderr,
+    )
     if service.note:
         print(service.note, file=sys.stderr)
 
@@ -52,11 +62,21 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Say whether the service is installed, whether its file is this version's, and whether it runs."""
     service = _service(state_dir)
     installed, current, active = service.file.exists(), service.is_current, service.is_active
-    document = {"schema": 1, "file": str(service.file), "installed": installed, "current": current, "active": active}
+    document = {
+        "schema": 1,
+        "file": str(service.file),
+        "installed": installed,
+        "current": current,
+        "active": active,
+    }
     if not installed:
         text = f"not installed: there is no {service.file}. `swarmd service install` makes it."
     else:
-        differs = "" if current else "; its file differs from what this version would write (`swarmd service install --print`)"
+        differs = (
+            ""
+            if current
+            else "; its file differs from what this version would write (`swarmd service install --print`)"
+        )
         text = f"{service.file}: installed, {'running' if active else 'not running'}{differs}"
     answer(document, printable(text), as_json)
 

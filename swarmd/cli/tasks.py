@@ -1,4 +1,6 @@
-"""`swarmd task`: show questions of a curriculum, own tasks among them, and score answers with the contained verifier."""
+"""`swarmd task`: show questions of a curriculum, own tasks among them, and score answers with the contained
+verifier.
+"""
 
 import json
 import sys
@@ -16,11 +18,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
 
-MAX_LINE = 2 * 1024 * 1024  # characters of a line: 16 for each of the longest completion's; JSON writes none in more than 12
+# Characters of a line: 16 for each of the longest completion's; JSON writes none in more than 12
+MAX_LINE = 2 * 1024 * 1024
 
 
 class BadCompletion(SwarmdError):
-    """A line of standard input is not a completion. Give one JSON object per line: {"text": "…", "ended": true}."""
+    """A line of standard input is not a completion.
+
+    Give one JSON object per line: {"text": "…", "ended": true}.
+    """
 
 
 def _curricula() -> list[str]:
@@ -39,17 +45,26 @@ CurriculumName = Annotated[
     str,
     typer.Option(
         "--curriculum",
-        help="sapo-9 or tiny-9, also with -strict; or own tasks: a .py or .jsonl file, or an installed package's.",
+        help=(
+            "sapo-9 or tiny-9, also with -strict; or own tasks: a .py or .jsonl file, or an installed"
+            " package's."
+        ),
         autocompletion=_curricula,
     ),
 ]
-Specialty = Annotated[str, typer.Argument(help="One that `swarmd task list` names.", autocompletion=_specialties)]
-Number = Annotated[int, typer.Argument(metavar="N", help="Which question: ReasoningGYM's seed plus index, 0 to 2147483647.")]
+Specialty = Annotated[
+    str, typer.Argument(help="One that `swarmd task list` names.", autocompletion=_specialties)
+]
+Number = Annotated[
+    int, typer.Argument(metavar="N", help="Which question: ReasoningGYM's seed plus index, 0 to 2147483647.")
+]
 
 
 @app.command("list", epilog="Example: swarmd task list --curriculum tiny-9")
 def list_tasks(
-    curriculum: Annotated[str | None, typer.Option(help="Only this curriculum.", show_default="all", autocompletion=_curricula)] = None,
+    curriculum: Annotated[
+        str | None, typer.Option(help="Only this curriculum.", show_default="all", autocompletion=_curricula)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the curricula, their specialties and how each is configured."""
@@ -59,7 +74,11 @@ def list_tasks(
     chosen = [find_curriculum(curriculum)] if curriculum else list(CURRICULA.values())
     if as_json:
         documents = [
-            {"name": one.name, "digest": one.digest, "specialties": {name: dict(config) for name, config in sorted(one.configs.items())}}
+            {
+                "name": one.name,
+                "digest": one.digest,
+                "specialties": {name: dict(config) for name, config in sorted(one.configs.items())},
+            }
             for one in chosen
         ]
         print_json({"schema": 1, "curricula": documents})
@@ -70,8 +89,13 @@ def list_tasks(
 
 
 @app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")
-def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9", as_json: AsJson = False) -> None:
-    """Show a question as every node regenerates it, and a right answer. Own tasks do not say what is right: try `swarmd task score`."""
+def show(
+    specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9", as_json: AsJson = False
+) -> None:
+    """Show a question as every node regenerates it, and a right answer.
+
+    Own tasks do not say what is right: try `swarmd task score`.
+    """
     found = _check(specialty, n, curriculum)
     from contextlib import closing
 
@@ -83,17 +107,34 @@ def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9",
         tasks = open_tasks(found, maker)
         task = tasks.task(TaskRef(specialty, n))
         if task is None:
-            raise ConfigError(f"{found.name} has no task {specialty} {n}: {'; '.join(maker.faults) or 'it would take too long to make'}")
+            raise ConfigError(
+                f"{found.name} has no task {specialty} {n}:"
+                f" {'; '.join(maker.faults) or 'it would take too long to make'}"
+            )
     right = solution(tasks, task) if isinstance(tasks, CurriculumTasks) else None
-    document = {"schema": 1, "curriculum": found.name, "specialty": specialty, "n": n, "question": task.question, "answer": right}
-    answer(document, task.question if right is None else f"{task.question}\n\nA right answer: <answer>{right}</answer>", as_json)
+    document = {
+        "schema": 1,
+        "curriculum": found.name,
+        "specialty": specialty,
+        "n": n,
+        "question": task.question,
+        "answer": right,
+    }
+    answer(
+        document,
+        task.question if right is None else f"{task.question}\n\nA right answer: <answer>{right}</answer>",
+        as_json,
+    )
 
 
-@app.command(epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3""")
+@app.command(
+    epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3"""
+)
 def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9") -> None:
     """Score completions from standard input, one JSON object per line. Prints reward and reason of each.
 
-    The contained process that scores rollouts of other nodes scores them: no code in them runs here. One that is too long earns 0.
+    The contained process that scores rollouts of other nodes scores them: no code in them runs here. One that
+    is too long earns 0.
     """
     from swarmd.tasks.answers import GradeReason
     from swarmd.tasks.scoring import Verifier
@@ -128,7 +169,11 @@ def _completion(line: str, number: int) -> Completion:
         document: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadCompletion(f"standard input, line {number}: not JSON ({error}); {form}.") from None
-    if not isinstance(document, dict) or not isinstance(document.get("text"), str) or not isinstance(document.get("ended", True), bool):
+    if (
+        not isinstance(document, dict)
+        or not isinstance(document.get("text"), str)
+        or not isinstance(document.get("ended", True), bool)
+    ):
         raise BadCompletion(f"standard input, line {number}: not a completion; {form}.")
     return Completion(document["text"], document.get("ended", True))
 
@@ -142,7 +187,9 @@ def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":
     specialties = found.specialties
     if specialty not in specialties:
         hint = nearest(specialty, specialties)
-        raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint or '; it has ' + ', '.join(specialties)}")
+        raise ConfigError(
+            f"{curriculum} has no specialty {specialty!r}{hint or '; it has ' + ', '.join(specialties)}"
+        )
     if not 0 <= n < HELD_OUT_END:
         raise ConfigError(f"{n} is no question's number; they go from 0 to {HELD_OUT_END - 1}")
     return found

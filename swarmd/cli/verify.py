@@ -1,4 +1,6 @@
-"""`swarmd verify`: checks an evaluation, or has a judge evaluate this node's weights itself and shows what it found."""
+"""`swarmd verify`: checks an evaluation, or has a judge evaluate this node's weights itself and shows what it
+found.
+"""
 
 import os
 import re
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from swarmd.daemon.weights_upload import UploadedWeights, VerifiedOutcome
 
 POLL = 2.0  # seconds
-WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")  # of a checkpoint; of what was exported
+# Of a checkpoint; of what was exported
+WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")
 NAMED = r"[\w.-]+/[\w.-]+@\S*"  # on a hub
 COMMIT = r"\S+@[0-9a-f]{40}"
 
@@ -33,12 +36,23 @@ def verify(
             show_default="the newest checkpoint",
         ),
     ] = None,
-    upload: Annotated[bool, typer.Option("--upload", help="Upload weights for the judge to evaluate.")] = False,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Upload weights for the judge to evaluate.")
+    ] = False,
     judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
-    answers: Annotated[int, typer.Option(help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16)] = 1,
-    lora_rank: Annotated[int | None, typer.Option(help="Rank of an adapter on the hub: r in its adapter_config.json.")] = None,
+    answers: Annotated[
+        int,
+        typer.Option(
+            help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16
+        ),
+    ] = 1,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Rank of an adapter on the hub: r in its adapter_config.json.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
-    curriculum: Annotated[str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")] = None,
+    curriculum: Annotated[
+        str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")
+    ] = None,
     model: ModelName = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
@@ -46,13 +60,16 @@ def verify(
 ) -> None:
     """Check an evaluation from public data; with --upload, have the judge evaluate weights itself.
 
-    ID: makes the question again from the seed that the judge published when the window closed, and scores the stored answers again.
+    ID: makes the question again from the seed that the judge published when the window closed, and scores the
+    stored answers again.
 
-    Exit code 0: signature, answers, commitment, question and score hold. 1: something does not. 4: not all can be checked yet.
+    Exit code 0: signature, answers, commitment, question and score hold. 1: something does not. 4: not all
+    can be checked yet.
 
     --upload: on questions that the judge draws after the upload. The node may keep running.
 
-    The result proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
+    The result proves that these weights, named by their SHA-256, scored so. It does not prove who trained
+    them.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon import weights_upload
@@ -70,15 +87,21 @@ def verify(
             try:
                 found = weights_upload.outcome(url, what)
             except NothingThere:
-                raise ConfigError(f"the judge at {url} has no evaluation and no upload of this id; check the id, and --judge.") from None
+                raise ConfigError(
+                    f"the judge at {url} has no evaluation and no upload of this id; check the id, and --judge."
+                ) from None
             _tell(found, as_json)
         return
     node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
     if node.judge.url in ("", "auto"):
         raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
     if not upload:
-        raise ConfigError("give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload.")
-    found = _uploaded(node, folder, _weights(node, folder, what, answers, lora_rank), wait=wait, quiet=as_json)
+        raise ConfigError(
+            "give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload."
+        )
+    found = _uploaded(
+        node, folder, _weights(node, folder, what, answers, lora_rank), wait=wait, quiet=as_json
+    )
     if found.state == "done":
         ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
     _tell(found, as_json)
@@ -90,7 +113,9 @@ def _tell(found: "VerifiedOutcome", as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _uploaded(node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, wait: bool, quiet: bool) -> "VerifiedOutcome":
+def _uploaded(
+    node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, wait: bool, quiet: bool
+) -> "VerifiedOutcome":
     from p2p.identity import Identity
     from swarmd.daemon import weights_upload
     from swarmd.state.folder import IDENTITY_FILE
@@ -101,7 +126,12 @@ def _uploaded(node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, w
 
     def told(sent: int) -> None:
         if sys.stderr.isatty() and not quiet:
-            print(f"\rsending {sent / 1e6:.1f} of {len(weights.data) / 1e6:.1f} MB", end="", file=sys.stderr, flush=True)
+            print(
+                f"\rsending {sent / 1e6:.1f} of {len(weights.data) / 1e6:.1f} MB",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
 
     id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
     say(f"\n{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
@@ -115,7 +145,9 @@ def _uploaded(node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, w
     return found
 
 
-def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int, lora_rank: int | None) -> "UploadedWeights":
+def _weights(
+    node: "NodeConfig", folder: Path, what: str | None, answers: int, lora_rank: int | None
+) -> "UploadedWeights":
     """Build the description of the weights to upload or to name.
 
     Raises ConfigError and SwarmdError.
@@ -131,21 +163,31 @@ def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int, l
     path, about = None if what is None else Path(what).expanduser(), Path("policy.json")
     if what and re.fullmatch(NAMED, what) and not Path(what).exists():
         if not re.fullmatch(COMMIT, what):
-            raise ConfigError(f"{what}: name the whole commit, 40 hex digits: a branch may be another tomorrow.")
-        return UploadedWeights(b"", node.model.name, curriculum_of(node).digest, lora_rank, None, answers, what)
+            raise ConfigError(
+                f"{what}: name the whole commit, 40 hex digits: a branch may be another tomorrow."
+            )
+        return UploadedWeights(
+            b"", node.model.name, curriculum_of(node).digest, lora_rank, None, answers, what
+        )
     try:
         if path is None:
             files = read_snapshot(folder, ("policy.json", WEIGHTS[0])).files
             data, origin = files[WEIGHTS[0]], msgspec.json.decode(files["policy.json"])["base"]
         else:
-            file = next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
+            file = (
+                next((path / name for name in WEIGHTS if (path / name).is_file()), path)
+                if path.is_dir()
+                else path
+            )
             data = file.read_bytes()
             if (about := file.with_name("policy.json")).is_file():
                 origin = msgspec.json.decode(about.read_bytes())["base"]
             elif (about := file.with_name("adapter_config.json")).is_file():
                 origin = _of_adapter(msgspec.json.decode(about.read_bytes()))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}. Give a safetensors file, or a folder with one.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror or error}. Give a safetensors file, or a folder with one."
+        ) from None
     except (msgspec.MsgspecError, KeyError, TypeError):
         raise ConfigError(f"{about} cannot be read. Use the version of swarmd that wrote it.") from None
     name, rank = str(origin.get("source", node.model.name)), origin.get("lora_rank")
@@ -162,7 +204,9 @@ def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
     from swarmd.errors import ConfigError
 
     if config["lora_alpha"] != 2 * config["r"]:
-        raise ConfigError("the adapter's lora_alpha is not twice its rank r, as swarmd's is: the judge cannot evaluate it.")
+        raise ConfigError(
+            "the adapter's lora_alpha is not twice its rank r, as swarmd's is: the judge cannot evaluate it."
+        )
     return {"lora_rank": int(config["r"])}
 
 

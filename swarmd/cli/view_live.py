@@ -1,4 +1,6 @@
-"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich at most twice a second, and seldom while nothing happens."""
+"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich at most twice a second, and
+seldom while nothing happens.
+"""
 
 import contextlib
 import math
@@ -17,34 +19,62 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmd.daemon.inviting import PLACES, place
-from swarmd.daemon.status_words import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, so_far, workers_words
+from swarmd.daemon.status_words import (
+    SMOOTH,
+    counts,
+    judge_words,
+    model_words,
+    number,
+    peers_words,
+    recent,
+    so_far,
+    workers_words,
+)
 from swarmd.terminal import printable
 
 EVENTS = 6
 DRAW_EVERY = 0.45  # seconds between two drawings at least: the daemon tells its status every half second
-DRAW_PAUSED = 5.0  # the same while the node is paused and its page would only count the time: drawing costs 10 ms of CPU
+# The same while the node is paused and its page would only count the time: drawing costs 10 ms of CPU
+DRAW_PAUSED = 5.0
 _NAMES = 9  # columns of the facts' names and the gap behind them
 _MARKS = {
-    "training": "green", "starting": "cyan", "paused": "yellow", "waiting": "yellow", "stuck": "red", "restarting": "red",
-    "stopping": "magenta", "stopped": "magenta",
-}  # fmt: skip
+    "training": "green",
+    "starting": "cyan",
+    "paused": "yellow",
+    "waiting": "yellow",
+    "stuck": "red",
+    "restarting": "red",
+    "stopping": "magenta",
+    "stopped": "magenta",
+}
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
 
 
 class LiveView:
-    """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames. The last page stays on the normal one."""
+    """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames.
+
+    The last page stays on the normal one.
+    """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
         self._page, self._clock = Page(clock), clock
         self._console = console or Console(stderr=True)
-        self._live = Live(self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True)
+        self._live = Live(
+            self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True
+        )
         self._drawn: tuple[float, object] = (-math.inf, None)  # when, and what must be drawn anew at once
         self._live.start(refresh=True)
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._page.document = document
         at, before = self._drawn
-        shown = (document.get("state"), document.get("cause"), document.get("trouble"), self._page.said, self._console.size)
+        shown = (
+            document.get("state"),
+            document.get("cause"),
+            document.get("trouble"),
+            self._page.said,
+            self._console.size,
+        )
         every = DRAW_PAUSED if document.get("state") == "paused" and shown == before else DRAW_EVERY
         if not 0 <= self._clock() - at < every:
             self._drawn = self._clock(), shown
@@ -67,7 +97,9 @@ class LiveView:
 
 
 class Page:
-    """A status document and the last events, as a rich renderable of the terminal's width and at most its height."""
+    """A status document and the last events, as a rich renderable of the terminal's width and at most its
+    height.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.document: Mapping[str, Any] | None = None
@@ -87,7 +119,9 @@ class Page:
         width, height = options.max_width - 4, options.size.height
         header, facts = _header(document, self._clock(), width), _facts(document, width - _NAMES)
         fixed = 2 + header.plain.count("\n") + 1  # the frame and the header
-        rows = _wrapped(facts, width - _NAMES, max(0, height - fixed - 1 - len(facts)))[: max(0, height - fixed)]
+        rows = _wrapped(facts, width - _NAMES, max(0, height - fixed - 1 - len(facts)))[
+            : max(0, height - fixed)
+        ]
         room = height - fixed - len(rows) - 1
         events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
@@ -156,7 +190,10 @@ def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, list[Text
     last, judge, trainer = document.get("last"), document.get("judge"), document.get("trainer") or {}
     addresses = [printable(str(address)) for address in document.get("addresses") or ()]
     node = [Text(str(document.get("peer_id", "")))] if not addresses else _address(addresses, width)
-    facts = [("node" if not addresses else "address", node), ("model", [Text(model_words(document.get("model") or {}))])]
+    facts = [
+        ("node" if not addresses else "address", node),
+        ("model", [Text(model_words(document.get("model") or {}))]),
+    ]
     if last:
         facts.append(("seconds", _split(last["seconds"])))
         facts.append(("batch", _batch(last)))
@@ -206,19 +243,32 @@ def _pieces(part: Text, width: int) -> Sequence[Text]:
     """Split plain words that are too long for a line between two of them."""
     if part.cell_len <= width or part.spans or width < 1:
         return [part]
-    return [Text(line, part.style) for line in wrap(part.plain, width, break_long_words=False, break_on_hyphens=False)]
+    return [
+        Text(line, part.style)
+        for line in wrap(part.plain, width, break_long_words=False, break_on_hyphens=False)
+    ]
 
 
 def _update(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[Text]:
-    parts = [f"loss {number(last['loss'])}", f"gradient {number(last['grad_norm'])}", f"entropy {number(last['entropy'])}"]
-    parts += [f"KL from the start {number(kl['value'])}"] if kl else []  # the last that was measured: not every update is
+    parts = [
+        f"loss {number(last['loss'])}",
+        f"gradient {number(last['grad_norm'])}",
+        f"entropy {number(last['entropy'])}",
+    ]
+    # The last that was measured: not every update is
+    parts += [f"KL from the start {number(kl['value'])}"] if kl else []
     parts += [f"{last['skipped']} steps left out: not finite"] if last.get("skipped") else []
-    return list(map(Text, [*parts, f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained"]))
+    return list(
+        map(Text, [*parts, f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained"])
+    )
 
 
 def _batch(last: Mapping[str, Any]) -> list[Text]:
     pool = last["pool"]
-    parts = [f"pool {pool['size']}, {pool['fresh']} new", f"{last['zero_advantage_dropped']} without advantage dropped"]
+    parts = [
+        f"pool {pool['size']}, {pool['fresh']} new",
+        f"{last['zero_advantage_dropped']} without advantage dropped",
+    ]
     parts += [f"age {last['staleness']['mean']:.1f} rounds"] if last["external"] else []
     return [Text(f"{last['local']} own + {last['external']} of others", "bold"), *map(Text, parts)]
 
@@ -231,7 +281,14 @@ def _split(seconds: Mapping[str, float]) -> list[Text]:
     for stage, value in seconds.items():
         bar.append("█" * round(20 * value / total) if total else "", colours[stage])
     longest = sorted(seconds.items(), key=lambda item: -item[1])
-    return [bar, *(Text.assemble((stage, colours[stage]), f" {value:.2f}") for stage, value in longest if value >= 0.005)]
+    return [
+        bar,
+        *(
+            Text.assemble((stage, colours[stage]), f" {value:.2f}")
+            for stage, value in longest
+            if value >= 0.005
+        ),
+    ]
 
 
 def _duration(seconds: float) -> str:
@@ -266,7 +323,8 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode braille: bit of (row, column) in one character
+# Unicode braille: bit of (row, column) in one character
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def braille(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
@@ -281,7 +339,9 @@ def braille(values: Sequence[float], width: int, rows: int, low: float, high: fl
         left, part = int(place), place % 1
         value = values[left] * (1 - part) + values[min(left + 1, len(values) - 1)] * part
         level = round((levels - 1) * min(1.0, max(0.0, (high - value) / (high - low))))
-        start = level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
+        start = (
+            level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
+        )
         for dot in range(min(start, level), max(start, level) + 1):  # joined to the column before
             cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
         before = level

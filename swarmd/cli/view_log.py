@@ -28,8 +28,13 @@ class LogView:
         self._view.status(document)
         self._document = document
         engine = document.get("engine")
-        self._on_change("node", who(document) + (f", engine {engine['name']}: {engine['why']}" if engine else ""))
-        self._on_change("addresses", "listening on " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        self._on_change(
+            "node", who(document) + (f", engine {engine['name']}: {engine['why']}" if engine else "")
+        )
+        self._on_change(
+            "addresses",
+            "listening on " + " ".join(document["addresses"]) if document.get("addresses") else "",
+        )
         self._on_change("state", state_sentence(document))
         if self._rounds.due():
             self._write_rounds()
@@ -51,7 +56,11 @@ class LogView:
             return
         more += [f"saved up to round {saved}"] if (saved := self._document.get("saved")) else []
         judge = self._document.get("judge") or {}
-        more += [f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}"] if judge.get("score") is not None else []
+        more += (
+            [f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}"]
+            if judge.get("score") is not None
+            else []
+        )
         log.info("%s", "; ".join(more))
 
     def _on_change(self, what: str, text: str) -> None:

@@ -1,4 +1,7 @@
-"""Notifications on the desktop (`notify = "on"`): the node stopped with an error, has been paused for long, or has finished."""
+"""Notifications on the desktop (`notify = "on"`).
+
+The node stopped with an error, has been paused for long, or has finished.
+"""
 
 import html
 import shutil
@@ -14,7 +17,12 @@ from swarmd.terminal import printable
 
 LONG: Final = 1800.0  # seconds of a pause
 PATIENCE: Final = 5.0  # seconds that the desktop may take
-_SCRIPT: Final = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")  # AppleScript
+# AppleScript
+_SCRIPT: Final = (
+    "on run argv",
+    "display notification (item 2 of argv) with title (item 1 of argv)",
+    "end run",
+)
 
 
 Send = Callable[[str, str], threading.Thread | None]  # a title and a text; it does not block
@@ -67,7 +75,9 @@ def notifier() -> Send | None:
     """Return a function that shows a desktop notification in a thread; None if no program can."""
     linux, mac = shutil.which("notify-send"), shutil.which("osascript")
     if linux:
-        return lambda title, text: _start([linux, "--app-name=swarmd", "--", title, html.escape(printable(text), quote=False)])
+        return lambda title, text: _start(
+            [linux, "--app-name=swarmd", "--", title, html.escape(printable(text), quote=False)]
+        )
     if mac:
         lines = [word for line in _SCRIPT for word in ("-e", line)]
         return lambda title, text: _start([mac, *lines, title, printable(text)])
@@ -86,6 +96,8 @@ def _start(command: Sequence[str]) -> threading.Thread:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False)
+        subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return  # a desktop that does not answer is no fault of the node

@@ -1,7 +1,7 @@
 """Views of a running node: plain lines and JSON lines (the live page is in view_live.py).
 
-Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone, it stops writing, and what a
-reader leaves unread until the pipe is full is left out.
+Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone,
+it stops writing, and what a reader leaves unread until the pipe is full is left out.
 """
 
 import contextlib
@@ -40,7 +40,9 @@ class MinuteOfRounds:
         """Return the lines to write now: the newest round and how many came since the last line; else []."""
         if self._round is None:
             return []
-        said = [round_sentence(self._round)] + [f"{self._count} rounds since the last line"] * (self._count > 1)
+        said = [round_sentence(self._round)] + [f"{self._count} rounds since the last line"] * (
+            self._count > 1
+        )
         self._round, self._count, self._last = None, 0, self._clock()
         return said
 
@@ -55,14 +57,20 @@ class PlainView:
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._once("who", who(document))
-        self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        self._once(
+            "where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else ""
+        )
         if document.get("state") not in ("training", "starting"):
             self._tell_rounds()  # before what ends them
         self._once("state", state_sentence(document))
         if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING:
             self.talk(f"{document['state']}: {document['cause']}{longer}")
         if document.get("state") != "stopped":
-            self._once("trouble", trouble_sentence(document) or "no problem with the swarm any more" * ("trouble" in self._said))
+            self._once(
+                "trouble",
+                trouble_sentence(document)
+                or "no problem with the swarm any more" * ("trouble" in self._said),
+            )
         if self._rounds.due():
             self._tell_rounds()
 
@@ -76,7 +84,8 @@ class PlainView:
             self.talk("; ".join(said))
 
     def talk(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream closed; the node goes on
+        # The reader is gone, or the stream closed; the node goes on
+        with contextlib.suppress(OSError, ValueError):
             if not _full(self._stream):
                 self._told = self._clock()
                 print(printable(text), file=self._stream, flush=True)
@@ -91,7 +100,9 @@ class PlainView:
 
 
 class StartView:
-    """Says every few seconds, from a thread, that the node still starts, until its first status; passes everything else on.
+    """Says every few seconds, from a thread, that the node still starts, until its first status.
+
+    Passes everything else on.
 
     Until then the process imports, and on a busy machine that takes half a minute.
     """
@@ -136,7 +147,10 @@ class JsonView:
             return
         if _full(self._out):
             if not self._left_out:
-                self._people.talk("nobody reads standard output, and it is full: rounds are left out; metrics.jsonl has them all")
+                self._people.talk(
+                    "nobody reads standard output, and it is full: rounds are left out; metrics.jsonl has"
+                    " them all"
+                )
             self._left_out += 1
             return
         if self._left_out:
@@ -146,7 +160,10 @@ class JsonView:
             print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
         except (OSError, ValueError):
             self._out = None
-            self._people.talk("nobody reads standard output any more; the node keeps running, and metrics.jsonl has every round")
+            self._people.talk(
+                "nobody reads standard output any more; the node keeps running, and metrics.jsonl has every"
+                " round"
+            )
             # Otherwise the interpreter fails at its end, when it flushes to a closed pipe.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,7 @@
-"""Validators of addresses in the configuration: they return the text, or raise ValueError. Nothing is resolved."""
+"""Validators of addresses in the configuration: they return the text, or raise ValueError.
+
+Nothing is resolved.
+"""
 
 import re
 from collections.abc import Callable
@@ -34,11 +37,28 @@ def web_origin(text: str) -> str:
     """
     parts = urlsplit(text)
     host, port = parts.hostname or "", parts.port  # ValueError where they are none
-    plain = text.isascii() and text.isprintable() and not set(text) & set("?#@%\\ ") and ("[" in text) == (":" in host)
-    if parts.scheme not in _DEFAULT_PORT or not _is_host(host) or not plain or port == 0 or parts.path not in ("", "/"):
-        raise ValueError("it is not of the form http://host:port or https://host[:port], without a path or a query")
+    plain = (
+        text.isascii()
+        and text.isprintable()
+        and not set(text) & set("?#@%\\ ")
+        and ("[" in text) == (":" in host)
+    )
+    if (
+        parts.scheme not in _DEFAULT_PORT
+        or not _is_host(host)
+        or not plain
+        or port == 0
+        or parts.path not in ("", "/")
+    ):
+        raise ValueError(
+            "it is not of the form http://host:port or https://host[:port], without a path or a query"
+        )
     name = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{name}" if port in (None, _DEFAULT_PORT[parts.scheme]) else f"{parts.scheme}://{name}:{port}"
+    return (
+        f"{parts.scheme}://{name}"
+        if port in (None, _DEFAULT_PORT[parts.scheme])
+        else f"{parts.scheme}://{name}:{port}"
+    )
 
 
 def web_address(text: str) -> str:
@@ -68,7 +88,9 @@ def metrics_address(text: str) -> str:
         return ""
     host, _, port = text.rpartition(":")
     host = host or "127.0.0.1"
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536) or not _is_host(host.strip("[]").lower()):
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536) or not _is_host(
+        host.strip("[]").lower()
+    ):
         raise ValueError("it is neither host:port nor a port")
     return f"{host}:{port}"
 
@@ -91,4 +113,7 @@ def _is_host(host: str) -> bool:
             return bool(ip_address(host))
         except ValueError:
             return False
-    return len(host) <= 253 and re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*\.?", host) is not None
+    return (
+        len(host) <= 253
+        and re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*\.?", host) is not None
+    )

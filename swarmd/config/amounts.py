@@ -1,9 +1,22 @@
-"""Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB". Each raises ValueError with what is wrong. Pure."""
+"""Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB".
+
+Each raises ValueError with what is wrong. Pure.
+"""
 
 import re
 from typing import Final
 
-UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS: Final = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 SLOWEST: Final = 10_000  # bytes a second: below it, connections break before anything useful is through
 
 
@@ -14,7 +27,11 @@ def percent(text: str) -> float:
     """
     number, unit = _split(text)
     if unit != "%":
-        raise ValueError(f'the unit is missing: write "{number:g} %"' if not unit else f"unknown unit {unit!r}; it is a share, in %")
+        raise ValueError(
+            f'the unit is missing: write "{number:g} %"'
+            if not unit
+            else f"unknown unit {unit!r}; it is a share, in %"
+        )
     if not 0 < number <= 100:
         raise ValueError("more than 0 % and at most 100 %")
     return number / 100
@@ -29,7 +46,11 @@ def size(text: str) -> int:
     if unit not in UNITS:
         near = next((known for known in UNITS if known.lower() == unit.lower()), None)
         hint = f'; did you mean "{near}"?' if near else ""
-        raise ValueError(f"unknown unit {unit!r}; known are {', '.join(UNITS)}{hint}" if unit else "the unit is missing, such as GB")
+        raise ValueError(
+            f"unknown unit {unit!r}; known are {', '.join(UNITS)}{hint}"
+            if unit
+            else "the unit is missing, such as GB"
+        )
     if number * UNITS[unit] < 1:
         raise ValueError("more than 0")
     return int(number * UNITS[unit])

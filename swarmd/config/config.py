@@ -1,6 +1,9 @@
-"""The settings of a node: one frozen tree of sections, with defaults and limits. Imports no torch: the daemon reads it too.
+"""The settings of a node: one frozen tree of sections, with defaults and limits.
 
-Every key stands in node_config.example.toml, with its default. `swarmd.config.sources` reads file, environment and flags.
+Imports no torch: the daemon reads it too.
+
+Every key stands in node_config.example.toml, with its default. `swarmd.config.sources` reads file,
+environment and flags.
 """
 
 from typing import Annotated, Literal
@@ -8,7 +11,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from p2p.engines import offered
-from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, metrics_address, web_address
+from swarmd.config.addresses import (
+    bootstrap_address,
+    judge_address,
+    listen_address,
+    metrics_address,
+    web_address,
+)
 from swarmd.config.amounts import checked_percent, checked_rate, checked_size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.config.hours import checked_window
@@ -26,7 +35,11 @@ def _p2p_engine(name: str) -> str:
         return name
     known = [*own, *sorted(offered().keys() - {"memory", *own})]
     if name not in known:
-        packages = '; "hivemind" comes with the package swarmd-engine-hivemind' if name == "hivemind" else nearest(name, known)
+        packages = (
+            '; "hivemind" comes with the package swarmd-engine-hivemind'
+            if name == "hivemind"
+            else nearest(name, known)
+        )
         raise ValueError(f"no installed package offers a p2p engine of this name{packages}")
     return name
 
@@ -36,7 +49,8 @@ class _Section(BaseModel):
 
 
 class ModelConfig(_Section):
-    name: Annotated[str, Field(min_length=1)] = "tiny"  # a short name, a Hugging Face repository id, or a local folder
+    # A short name, a Hugging Face repository id, or a local folder
+    name: Annotated[str, Field(min_length=1)] = "tiny"
     revision: Annotated[str, Field(min_length=1)] | None = (
         None  # commit, tag or branch on the hub; None: the default branch, recorded at first load
     )
@@ -45,18 +59,22 @@ class ModelConfig(_Section):
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     system_prompt: str | None = None  # None: the built-in one, which asks for <answer>…</answer>; "": none
-    threads: Annotated[int, Field(ge=0, le=256)] = 0  # torch's; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu
+    # Torch's; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
 
 
 class RoundConfig(_Section):
     local: Annotated[int, Field(ge=0, le=1024)] = 4  # I: questions we ask ourselves and answer
     external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: rollouts of others in the batch, at most
     completions: Annotated[int, Field(ge=2, le=64)] = 8  # L
-    resample: Annotated[int, Field(ge=0, le=64)] = 0  # times that we ask again, at most, for each rollout of ours without an advantage
-    max_age: Annotated[int, Field(ge=1, le=1000)] = 2  # our own rounds since an external rollout was heard; older ones are forgotten
+    # Times that we ask again, at most, for each rollout of ours without an advantage
+    resample: Annotated[int, Field(ge=0, le=64)] = 0
+    # Our own rounds since an external rollout was heard; older ones are forgotten
+    max_age: Annotated[int, Field(ge=1, le=1000)] = 2
     train: Literal["on", "off"] = "on"  # off: a frozen model that answers and shares, and learns nothing
     rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: go on for ever
-    pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0  # seconds a round takes at least: leaves the machine to others
+    # Seconds a round takes at least: leaves the machine to others
+    pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0
 
     @property
     def wanted(self) -> int:
@@ -69,29 +87,41 @@ class GenerateConfig(_Section):
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     engine: Annotated[
         str,
-        Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="auto, own, continuous or the name of an installed engine"),
+        Field(
+            pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$",
+            description="auto, own, continuous or the name of an installed engine",
+        ),
     ] = "auto"  # auto: the quicker of the built-in ones on CUDA, own elsewhere
     # Of an engine that is a program of its own:
-    engine_url: Annotated[str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")] = (
-        ""  # of one that runs already; "": the engine starts its own
-    )
+    engine_url: Annotated[
+        str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")
+    ] = ""  # of one that runs already; "": the engine starts its own
     engine_python: str = ""  # the interpreter of its own environment; "": the engine's own way to find one
     engine_memory: Annotated[float, Field(gt=0, le=1)] = 0.4  # share of the device's memory it may take
-    engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0  # how long it may take to start, or to take new weights
-    engine_args: Annotated[tuple[str, ...], Field(description="a list of texts")] = ()  # more arguments for what it starts
+    # How long it may take to start, or to take new weights
+    engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    # More arguments for what it starts
+    engine_args: Annotated[tuple[str, ...], Field(description="a list of texts")] = ()
 
 
 class TrainConfig(_Section, LossSettings):
-    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: by the model (policy/language_policy.py, docs/papers.md)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, from the end of the warm-up
+    # 0: by the model (policy/language_policy.py, docs/papers.md)
+    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # Of the learning rate, from the end of the warm-up
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates in which the rate rises to the full one
-    schedule_updates: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates, the warm-up among them, until it is lowest; 0: it never falls
+    # Updates, the warm-up among them, until it is lowest; 0: it never falls
+    schedule_updates: Annotated[int, Field(ge=0, le=10**9)] = 0
     lowest_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the rate that is left in the end
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"  # adamw8bit: a quarter of the memory for moments; needs `pip install 'swarmd[8bit]'`
-    precision: Literal["auto", "master", "stochastic"] = "auto"  # how bfloat16 weights keep small steps; see policy/training/optimizer.py
+    # Adamw8bit: a quarter of the memory for moments; needs `pip install 'swarmd[8bit]'`
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    # How bfloat16 weights keep small steps; see policy/training/optimizer.py
+    precision: Literal["auto", "master", "stochastic"] = "auto"
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10  # updates between two measurements of the KL from the start; 0: none
-    micro_batch_tokens: Annotated[int, Field(ge=0)] = 0  # tokens a forward pass may hold; 0: what fits this machine
+    # Updates between two measurements of the KL from the start; 0: none
+    kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10
+    # Tokens a forward pass may hold; 0: what fits this machine
+    micro_batch_tokens: Annotated[int, Field(ge=0)] = 0
     loss: Literal[tuple(LOSSES)] = "grpo"  # type: ignore[valid-type]
     loss_mean: Literal[tuple(MEANS)] = "token"  # type: ignore[valid-type]  # what weighs the same: every token of the batch, or every completion
 
@@ -101,39 +131,51 @@ class SharingConfig(_Section, SharingSettings):
 
 
 class ReplayConfig(_Section):
-    mode: Literal["off", "on"] = "off"  # on: rollouts are trained on several times; pays where generating is dear (`swarmd plan replay`)
+    # On: rollouts are trained on several times; pays where generating is dear (`swarmd plan replay`)
+    mode: Literal["off", "on"] = "off"
     size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: three batches
     updates_per_round: Annotated[int, Field(ge=1, le=64)] = 2
-    batch: Annotated[int, Field(ge=0, le=4096)] = 0  # B: rollouts of one update; 0: round.local + round.external
+    # B: rollouts of one update; 0: round.local + round.external
+    batch: Annotated[int, Field(ge=0, le=4096)] = 0
     strategy: Literal[tuple(STRATEGIES)] = "uniform"  # type: ignore[valid-type]
-    positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9  # delta: share of the pool that is older rollouts with a correct answer
+    # Delta: share of the pool that is older rollouts with a correct answer
+    positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9
     author_share: Annotated[float, Field(gt=0, le=1)] = 0.2  # of the pool that any one other author may fill
-    max_age: Annotated[int, Field(ge=1, le=100_000)] = 32  # rollouts older than this many of our own rounds are forgotten
+    # Rollouts older than this many of our own rounds are forgotten
+    max_age: Annotated[int, Field(ge=1, le=100_000)] = 32
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
-    max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1  # nats a token between the policy and the one that drew: above it, the same
+    # Nats a token between the policy and the one that drew: above it, the same
+    max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1
 
 
 class TasksConfig(_Section):
     # specialties that this node asks; it trains on others' rollouts of all. (): the whole curriculum
-    specialties: Annotated[tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")] = ()
+    specialties: Annotated[
+        tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")
+    ] = ()
 
 
 class GateConfig(_Section):
-    # Others' text that is far from all that we write (docs/gate.md): on: it is not trained on; report: it is, and is counted; off: nobody
-    # looks; auto: on for models of up to 100 million parameters, report above, where nothing was measured
+    # Others' text that is far from all that we write (docs/gate.md): on: it is not trained on; report: it is,
+    # and is counted; off: nobody looks; auto: on for models of up to 100 million parameters, report above,
+    # where nothing was measured
     mode: Literal["auto", "on", "report", "off"] = "auto"
-    margin: Annotated[float, Field(ge=1, le=100)] = 1.5  # a limit is this times what 99 in 100 of our own completions stay below
+    # A limit is this times what 99 in 100 of our own completions stay below
+    margin: Annotated[float, Field(ge=1, le=100)] = 1.5
 
 
 class WorkersConfig(_Section):
-    generators: Annotated[int, Field(ge=1, le=64)] = 1  # W: processes that answer; on CUDA each has a device, as far as there are enough
+    # W: processes that answer; on CUDA each has a device, as far as there are enough
+    generators: Annotated[int, Field(ge=1, le=64)] = 1
     trainers: Annotated[int, Field(ge=1, le=64)] = 1  # T: processes that share every update
-    apart: Literal["auto", "on"] = "auto"  # on: the generator in a process of its own also where there is one of each
+    # On: the generator in a process of its own also where there is one of each
+    apart: Literal["auto", "on"] = "auto"
 
 
 class CheckpointConfig(_Section):
     every: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # seconds: what kill -9 loses at most
-    gigabytes_a_day: Annotated[float, Field(gt=0, le=10**6)] = 50.0  # of 10^9 bytes: where they would write more, they come less often
+    # Of 10^9 bytes: where they would write more, they come less often
+    gigabytes_a_day: Annotated[float, Field(gt=0, le=10**6)] = 50.0
 
 
 _Percent = Annotated[str, AfterValidator(checked_percent), Field(description='a share such as "25 %"')]
@@ -147,12 +189,15 @@ class LimitsConfig(_Section):
     model.threads and checkpoint.gigabytes_a_day are limits, too.
     """
 
-    cpu: _Percent = "100 %"  # of all cores of the machine together, over minutes; all processes of the node count
+    # Of all cores of the machine together, over minutes; all processes of the node count
+    cpu: _Percent = "100 %"
     priority: Literal["low", "normal"] = "low"  # of the trainer and its workers, for the CPU and the disk
-    gpu_memory: _Percent = "100 %"  # of a CUDA device's memory that torch may take, workers on the device together
+    # Of a CUDA device's memory that torch may take, workers on the device together
+    gpu_memory: _Percent = "100 %"
     up: _Rate = ""  # bytes a second to other nodes; libp2p alone can keep it
     down: _Rate = ""  # the same from other nodes
-    month: _Size = ""  # bytes in a calendar month, up and down together; then the node leaves the swarm and trains alone
+    # Bytes in a calendar month, up and down together; then the node leaves the swarm and trains alone
+    month: _Size = ""
     state: _Size = ""  # size of the state folder
 
 
@@ -160,26 +205,43 @@ class WhenConfig(_Section):
     """When the node pauses (docs/guest.md)."""
 
     battery: Literal["pause", "train"] = "pause"  # while the machine runs on its battery
-    metered: Literal["alone", "pause", "share"] = "alone"  # on a metered network; alone: leave the swarm and train alone
-    user: Annotated[float, Field(ge=0, le=1440)] = 0.0  # minutes without keyboard and mouse before it trains; 0: it trains beside the user
-    load: Annotated[str, AfterValidator(lambda text: text and checked_percent(text)), Field(description='a share such as "50 %"')] = (
-        ""  # pause while other programs take more than this share of all cores; "": never
-    )
+    # On a metered network; alone: leave the swarm and train alone
+    metered: Literal["alone", "pause", "share"] = "alone"
+    # Minutes without keyboard and mouse before it trains; 0: it trains beside the user
+    user: Annotated[float, Field(ge=0, le=1440)] = 0.0
+    load: Annotated[
+        str,
+        AfterValidator(lambda text: text and checked_percent(text)),
+        Field(description='a share such as "50 %"'),
+    ] = ""  # pause while other programs take more than this share of all cores; "": never
     hours: Annotated[
-        tuple[Annotated[str, AfterValidator(checked_window), Field(description='days and hours such as "mon-fri 18:00-08:00"')], ...],
+        tuple[
+            Annotated[
+                str,
+                AfterValidator(checked_window),
+                Field(description='days and hours such as "mon-fri 18:00-08:00"'),
+            ],
+            ...,
+        ],
         Field(description='a list of days and hours such as "mon-fri 18:00-08:00"'),
     ] = ()  # when it trains; (): always
-    temperature: Annotated[float, Field(ge=0, le=150)] = 0.0  # °C of the processor above which it pauses; 0: any
+    # °C of the processor above which it pauses; 0: any
+    temperature: Annotated[float, Field(ge=0, le=150)] = 0.0
 
 
 class SwarmConfig(_Section):
     name: Annotated[
         str,
-        Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="at most 32 lower-case letters, digits and hyphens, the first no hyphen"),
+        Field(
+            pattern=r"^[a-z0-9][a-z0-9-]{0,31}$",
+            description="at most 32 lower-case letters, digits and hyphens, the first no hyphen",
+        ),
     ] = "main"
     # auto: libp2p; none: train alone, open no socket
     engine: Annotated[
-        str, AfterValidator(_p2p_engine), Field(description="auto, libp2p, none or the name of an installed p2p engine")
+        str,
+        AfterValidator(_p2p_engine),
+        Field(description="auto, libp2p, none or the name of an installed p2p engine"),
     ] = "auto"
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],
@@ -189,16 +251,19 @@ class SwarmConfig(_Section):
         tuple[Annotated[str, AfterValidator(bootstrap_address)], ...],
         Field(description="a list of addresses such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"),
     ] = ()  # multiaddresses ending in /p2p/<peer id>
-    mdns: Literal["on", "off"] = "on"  # look for members on the local network, and be found there; never on loopback
-    # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only ReasoningGYM takes for right.
-    # A file, or what an installed package offers: own tasks (docs/own-tasks.md)
+    # Look for members on the local network, and be found there; never on loopback
+    mdns: Literal["on", "off"] = "on"
+    # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only
+    # ReasoningGYM takes for right. A file, or what an installed package offers: own tasks (docs/own-tasks.md)
     curriculum: Annotated[str, AfterValidator(curriculum_name), Field(description=EXPECTED)] = "auto"
 
 
 class JudgeConfig(_Section):
-    url: Annotated[str, AfterValidator(judge_address), Field(description="a web address such as http://127.0.0.1:8400, or auto")] = (
-        ""  # "": not judged; "auto": by one that is advertised in the swarm
-    )
+    url: Annotated[
+        str,
+        AfterValidator(judge_address),
+        Field(description="a web address such as http://127.0.0.1:8400, or auto"),
+    ] = ""  # "": not judged; "auto": by one that is advertised in the swarm
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
     name: Annotated[str, Field(max_length=40)] = ""  # shown on the leaderboard after the nickname
 
@@ -207,7 +272,8 @@ class MetricsConfig(_Section):
     # where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere
     listen: Annotated[str, AfterValidator(metrics_address), Field(description="host:port, or a port")] = ""
     report_to: Annotated[
-        tuple[Literal["trackio", "wandb", "tensorboard"], ...], Field(description='a list of "trackio", "wandb", "tensorboard"')
+        tuple[Literal["trackio", "wandb", "tensorboard"], ...],
+        Field(description='a list of "trackio", "wandb", "tensorboard"'),
     ] = ()
 
 
@@ -229,4 +295,5 @@ class NodeConfig(_Section):
     metrics: MetricsConfig = MetricsConfig()
     notify: Literal["off", "on"] = "off"  # on the desktop: stopped with an error, paused for long, finished
     profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # None: drawn at the first start and kept with the state
+    # None: drawn at the first start and kept with the state
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None

@@ -13,15 +13,19 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
     train = config.train
     if 0 < train.schedule_updates < train.warmup:
         yield (
-            f"{origins['train.schedule_updates']}: train.schedule_updates: expected 0 or at least train.warmup, {train.warmup}, "
-            f"found {train.schedule_updates}: the rate would have to fall before it has risen"
+            f"{origins['train.schedule_updates']}: train.schedule_updates: expected 0 or at least"
+            f" train.warmup, {train.warmup}, found {train.schedule_updates}: the rate would have to fall"
+            " before it has risen"
         )
     if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
         if config.round.train == "off":
             key, others = "round.train", '"off"'
         else:
             key, others = ("swarm.engine", '"none"') if config.round.external else ("round.external", "0")
-        yield f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there is nothing to do"
+        yield (
+            f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there"
+            " is nothing to do"
+        )
     yield from _of_limits(config, origins)
 
 
@@ -30,11 +34,13 @@ def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
         if value and config.swarm.engine not in ("auto", "libp2p", "none"):
             yield (
-                f'{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is {config.swarm.engine!r}: libp2p alone limits '
-                'its rate. Set swarm.engine to "libp2p" or "auto", or leave it out'
+                f"{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is"
+                f' {config.swarm.engine!r}: libp2p alone limits its rate. Set swarm.engine to "libp2p" or'
+                ' "auto", or leave it out'
             )
     if generate.engine not in OUR_ENGINES and generate.engine_memory > percent(limits.gpu_memory):
         yield (
-            f"{origins['limits.gpu_memory']}: limits.gpu_memory: {limits.gpu_memory!r} is less than generate.engine_memory, "
-            f"{generate.engine_memory:g}, which {generate.engine} takes alone. Lower that, or raise this"
+            f"{origins['limits.gpu_memory']}: limits.gpu_memory: {limits.gpu_memory!r} is less than"
+            f" generate.engine_memory, {generate.engine_memory:g}, which {generate.engine} takes alone. Lower"
+            " that, or raise this"
         )

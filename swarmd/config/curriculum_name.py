@@ -1,4 +1,6 @@
-"""Validator of `swarm.curriculum`: one of swarmd's curricula, a file of own tasks, or tasks of an installed package. Runs none of them."""
+"""Validator of `swarm.curriculum`: one of swarmd's curricula, a file of own tasks, or tasks of an installed
+package. Runs none of them.
+"""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -8,7 +10,9 @@ from swarmd.config.messages import nearest
 BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
 FILES = (".py", ".jsonl")  # of own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
-EXPECTED = f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks that an installed package offers"
+EXPECTED = (
+    f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks that an installed package offers"
+)
 
 
 def curriculum_name(text: str) -> str:
@@ -22,5 +26,7 @@ def curriculum_name(text: str) -> str:
         return str(Path(text).expanduser().absolute())
     offered = sorted(point.name for point in entry_points(group=GROUP))
     if text not in offered:
-        raise ValueError(f"no installed package offers tasks of this name{nearest(text, [*BUILT_IN, *offered])}")
+        raise ValueError(
+            f"no installed package offers tasks of this name{nearest(text, [*BUILT_IN, *offered])}"
+        )
     return text

@@ -14,7 +14,10 @@ _DAY = 24 * 60  # minutes
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some days from one minute of the day to another; one that ends earlier than it begins ends on the next day."""
+    """Some days from one minute of the day to another.
+
+    One that ends earlier than it begins ends on the next day.
+    """
 
     days: frozenset[int]  # on which it begins; 0: Monday
     begin: int
@@ -26,7 +29,9 @@ def window(text: str) -> Window:
 
     Raises ValueError with what is wrong.
     """
-    found = re.fullmatch(r"\s*(?:([a-z,\- ]*[a-z])[\s/]*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower())
+    found = re.fullmatch(
+        r"\s*(?:([a-z,\- ]*[a-z])[\s/]*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower()
+    )
     if found is None or not text.strip():
         raise ValueError('days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
     days = _days(found[1]) if found[1] else frozenset(range(7))
@@ -47,7 +52,11 @@ def is_open(windows: Sequence[Window], now: datetime) -> bool:
     """Return whether `now` is in one of them."""
     minute = now.hour * 60 + now.minute
     yesterday = (now.weekday() - 1) % 7
-    return any((now.weekday() in w.days and w.begin <= minute < w.end) or (yesterday in w.days and minute + _DAY < w.end) for w in windows)
+    return any(
+        (now.weekday() in w.days and w.begin <= minute < w.end)
+        or (yesterday in w.days and minute + _DAY < w.end)
+        for w in windows
+    )
 
 
 def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
@@ -57,7 +66,8 @@ def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
         start
         for ahead in range(8)
         for w in windows
-        if (midnight + timedelta(days=ahead)).weekday() in w.days and (start := midnight + timedelta(days=ahead, minutes=w.begin)) > now
+        if (midnight + timedelta(days=ahead)).weekday() in w.days
+        and (start := midnight + timedelta(days=ahead, minutes=w.begin)) > now
     ]
     return min(found, default=None)
 

@@ -1,11 +1,15 @@
-"""Invitations: one line of text that names a swarm, what it trains and whom to dial. Pure; nothing is looked up, dialled or run.
+"""Invitations: one line of text that names a swarm, what it trains and whom to dial.
+
+Pure; nothing is looked up, dialled or run.
 
     swarm:main,curriculum=sapo-9,digest=0123456789abcdef,model=qwen2.5-0.5b,at=/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…,
-    judge=https://judge.example,check=89abcdef                                                      (on one line)
+    judge=https://judge.example,check=89abcdef                                                      (on one
+    line)
 
-It is a URI (RFC 3986) of ASCII letters that no shell treats in a special way, so it can be pasted without quotes. All fields but the name
-and the check may be left out; `at` may come several times. Other characters are percent-encoded. `check` is the beginning of the SHA-256
-of all before it. An invitation is untrusted: there is no field for files, for code or for the node's own limits.
+It is a URI (RFC 3986) of ASCII letters that no shell treats in a special way, so it can be pasted without
+quotes. All fields but the name and the check may be left out; `at` may come several times. Other characters
+are percent-encoded. `check` is the beginning of the SHA-256 of all before it. An invitation is untrusted:
+there is no field for files, for code or for the node's own limits.
 """
 
 import hashlib
@@ -60,7 +64,9 @@ def write_invitation(invitation: Invitation) -> str:
     of = invitation
     fields = [("curriculum", of.curriculum), ("digest", of.digest), ("model", of.model)]
     fields += [("at", address) for address in of.bootstrap] + [("judge", of.judge)]
-    text = SCHEME + ",".join([of.name, *(f"{key}={quote(value, safe=_PLAIN)}" for key, value in fields if value)])
+    text = SCHEME + ",".join(
+        [of.name, *(f"{key}={quote(value, safe=_PLAIN)}" for key, value in fields if value)]
+    )
     return f"{text},check={_check(text)}"
 
 
@@ -77,7 +83,9 @@ def read_invitation(text: str) -> Invitation:
     text = text.strip(" \t\r\n'\"<>")
     text = re.sub(r"\Aswarm:(//)?", SCHEME, text, flags=re.IGNORECASE)
     if not text.startswith(SCHEME):
-        raise ConfigError(f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it")
+        raise ConfigError(
+            f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it"
+        )
     if len(text) > LONGEST:
         raise _wrong(f"it has {len(text)} characters, and {LONGEST} are the most")
     body, marker, check = text.rpartition(",check=")
@@ -90,7 +98,10 @@ def read_invitation(text: str) -> Invitation:
     for field in fields:
         key, equals, value = field.partition("=")
         if not equals or key not in said:
-            raise _wrong(f"it has an unknown field, {shown(key)}{nearest(key, _FIELDS)}. It may be of a newer swarmd: update yours")
+            raise _wrong(
+                f"it has an unknown field, {shown(key)}{nearest(key, _FIELDS)}. It may be of a newer swarmd:"
+                " update yours"
+            )
         said[key].append(_decoded(key, value))
     for key, values in said.items():
         if len(values) > (most := MOST_ADDRESSES if key == "at" else 1):
@@ -113,7 +124,10 @@ def _require_form(found: Invitation) -> None:
             raise _wrong(f"its {key} is {shown(value)}; expected {wanted}")
     if found.curriculum == "auto" or bool(found.curriculum) != bool(found.digest):
         raise _wrong("it has to name a curriculum and its digest, or neither")
-    for key, values, check in (("at", found.bootstrap, bootstrap_address), ("judge", (found.judge,), judge_address)):
+    for key, values, check in (
+        ("at", found.bootstrap, bootstrap_address),
+        ("judge", (found.judge,), judge_address),
+    ):
         for value in values:
             try:
                 check(value)

@@ -17,7 +17,9 @@ _LONG = 120  # letters of a value worth quoting
 def expected(field: FieldInfo, *, element: bool = False) -> str:
     """Describe the values that a key may have; with `element`, those of one value of a list."""
     if field.description:
-        return field.description.replace("a list of addresses", "an address") if element else field.description
+        return (
+            field.description.replace("a list of addresses", "an address") if element else field.description
+        )
     kind = kind_of(field)
     if kind is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in _choices(field))
@@ -72,15 +74,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
     A key in another section is found by its last part.
     """
     known = list(known)
-    near = get_close_matches(name, known, n=1, cutoff=0.75) or get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-    if not near and (last := get_close_matches(name.rpartition(".")[2].lower(), [key.rpartition(".")[2] for key in known], n=1)):
+    near = get_close_matches(name, known, n=1, cutoff=0.75) or get_close_matches(
+        name.lower(), known, n=1, cutoff=0.75
+    )
+    if not near and (
+        last := get_close_matches(
+            name.rpartition(".")[2].lower(), [key.rpartition(".")[2] for key in known], n=1
+        )
+    ):
         near = [key for key in known if key.rpartition(".")[2] == last[0]]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def key_name(key: str) -> str:
     """Make a dotted key safe to print, whatever a file calls its keys."""
-    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in key.split("."))
+    return ".".join(
+        part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in key.split(".")
+    )
 
 
 def shown(value: Any) -> str:
@@ -91,7 +101,9 @@ def shown(value: Any) -> str:
         return "a section"
     try:
         text = (
-            repr(list(value) if isinstance(value, tuple) else value) if isinstance(value, str | int | float | list | tuple) else str(value)
+            repr(list(value) if isinstance(value, tuple) else value)
+            if isinstance(value, str | int | float | list | tuple)
+            else str(value)
         )
     except (ValueError, RecursionError):  # a number of thousands of digits; lists nested a hundred deep
         text = "something without measure"

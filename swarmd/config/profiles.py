@@ -1,6 +1,9 @@
-"""Profiles: whole sets of settings that one line of the configuration names. A key that is set anywhere else overrides its profile's.
+"""Profiles: whole sets of settings that one line of the configuration names.
 
-A profile names every key that it means, also where the default is the same today: defaults change with what is measured.
+A key that is set anywhere else overrides its profile's.
+
+A profile names every key that it means, also where the default is the same today: defaults change with what
+is measured.
 """
 
 from collections.abc import Mapping
@@ -8,14 +11,17 @@ from typing import Any, Final
 
 DEFAULT: Final = "default"
 
-# SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table. What it leaves open: docs/papers.md.
+# SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table. What it
+# leaves open: docs/papers.md.
 _SAPO: Mapping[str, Mapping[str, Any]] = {
     "round": {
         "local": 4,
         "external": 4,
         "completions": 8,
         "resample": 0,
-        "max_age": 1,  # Algorithm 1 takes what others shared in the round; nodes that are not in step hear part of it in their next
+        # Algorithm 1 takes what others shared in the round; nodes that are not in step hear part of it in
+        # their next
+        "max_age": 1,
         "train": "on",
     },
     "generate": {"temperature": 1.0},
@@ -30,7 +36,8 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
         "clip_high": 0.28,
         "importance_cap": 0.0,
     },
-    # What has no advantage is dropped by every receiver first, so nobody learns anything else where it is not sent.
+    # What has no advantage is dropped by every receiver first, so nobody learns anything else where it is not
+    # sent.
     "sharing": {"share": "informative", "share_most": 0, "take": "uniform", "weigh": "paper"},
     "replay": {"mode": "off"},
     "gate": {"mode": "off"},

@@ -1,7 +1,7 @@
 """Reads the configuration: TOML, environment and flags -> one NodeConfig, and where each value came from.
 
-Precedence: flag > invitation > SWARMD_* variable > TOML > profile > default. Every mistake in every source is reported at once, also one
-that a stronger source would override.
+Precedence: flag > invitation > SWARMD_* variable > TOML > profile > default. Every mistake in every source is
+reported at once, also one that a stronger source would override.
 """
 
 import re
@@ -23,7 +23,8 @@ from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.errors import ConfigError
 from swarmd.terminal import printable
 
-FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens, and the keys they set; SWARMD_<FLAG> sets them too
+# The flags of `swarmd join`, without the hyphens, and the keys they set; SWARMD_<FLAG> sets them too
+FLAGS: Mapping[str, str] = {
     "model": "model.name",
     "device": "model.device",
     "swarm": "swarm.name",
@@ -40,7 +41,8 @@ FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens,
     "seed": "seed",
 }
 INVITED = "the invitation"  # the origin of what one sets (invitation.py)
-NOT_KEYS = frozenset({"SWARMD_CONFIG", "SWARMD_STATE_DIR"})  # which file, which folder: the command line's own
+# Which file, which folder: the command line's own
+NOT_KEYS = frozenset({"SWARMD_CONFIG", "SWARMD_STATE_DIR"})
 MAX_FILE = 1024 * 1024  # bytes
 _SHOWN = 40  # mistakes; a file with more is not a configuration
 
@@ -48,7 +50,8 @@ _SHOWN = 40  # mistakes; a file with more is not a configuration
 @dataclass(frozen=True)
 class Resolved:
     config: NodeConfig
-    origins: Mapping[str, str]  # dotted key -> "default", "profile sapo-paper", "/path/to.toml:12", "SWARMD_PACE", INVITED or "--local"
+    # Dotted key -> "default", "profile sapo-paper", "/path/to.toml:12", "SWARMD_PACE", INVITED or "--local"
+    origins: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,26 @@ def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
 
 
 def resolve(
-    path: Path | None, environment: Mapping[str, str], flags: Mapping[str, object], invited: Mapping[str, object] = MappingProxyType({})
+    path: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, object],
+    invited: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
     """Read every source, check every value, and say where each came from.
 
-    flags: by their names in FLAGS; None and () mean not given. An empty variable counts as not given. invited: keys of an invitation.
-    Raises ConfigError, with one line for each mistake: where, which key, what was expected and what was found.
+    flags: by their names in FLAGS; None and () mean not given. An empty variable counts as not given.
+    invited: keys of an invitation. Raises ConfigError, with one line for each mistake: where, which key, what
+    was expected and what was found.
     """
     mistakes: list[str] = []
     given: list[_Given] = []  # weakest source first
     invitation = (_Given(key, value, INVITED) for key, value in invited.items())
-    for source in (_from_file(path, mistakes), _from_environment(environment, mistakes), invitation, _from_flags(flags)):
+    for source in (
+        _from_file(path, mistakes),
+        _from_environment(environment, mistakes),
+        invitation,
+        _from_flags(flags),
+    ):
         given += [value for value in source if _acceptable(value, mistakes)]
     if mistakes:
         more = [f"… and {len(mistakes) - _SHOWN} mistakes more"] if len(mistakes) > _SHOWN else []
@@ -109,7 +121,10 @@ def flatten(config: NodeConfig) -> dict[str, Any]:
     """Return every value by its dotted key."""
     document = config.model_dump(mode="json")
     sections = {key: key.rpartition(".") for key in keys()}
-    return {key: document[section][name] if section else document[name] for key, (section, _, name) in sections.items()}
+    return {
+        key: document[section][name] if section else document[name]
+        for key, (section, _, name) in sections.items()
+    }
 
 
 def variables() -> Mapping[str, str]:
@@ -165,16 +180,23 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
         if len(content) > MAX_FILE:
-            raise ConfigError(f"{path}: more than {MAX_FILE} bytes: not a configuration. Start from node_config.example.toml.")
+            raise ConfigError(
+                f"{path}: more than {MAX_FILE} bytes: not a configuration. Start from"
+                " node_config.example.toml."
+            )
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. Start from node_config.example.toml, or leave --config out.") from None
+        raise ConfigError(
+            f"{path}: no such file. Start from node_config.example.toml, or leave --config out."
+        ) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{printable(str(path))}: cannot be read: {reason}. Name a file that you can read with --config.") from None
+        raise ConfigError(
+            f"{printable(str(path))}: cannot be read: {reason}. Name a file that you can read with --config."
+        ) from None
 
 
 def _lines(text: str) -> dict[str, int]:
@@ -246,7 +268,9 @@ def _acceptable(given: _Given, mistakes: list[str]) -> bool:
     if field is None:
         # A flag's name was given where its key is expected.
         meant = FLAGS.get(given.key.rpartition(".")[2])
-        hint = f"; did you mean {meant}?" if meant else nearest(given.key, [*keys(), *NodeConfig.model_fields])
+        hint = (
+            f"; did you mean {meant}?" if meant else nearest(given.key, [*keys(), *NodeConfig.model_fields])
+        )
         mistakes.append(f"{given.origin}: {key_name(given.key)}: unknown key{hint}")
         return False
     try:
@@ -254,9 +278,15 @@ def _acceptable(given: _Given, mistakes: list[str]) -> bool:
     except ValidationError as errors:
         for error in errors.errors(include_url=False):
             index = error["loc"][0] if error["loc"] and isinstance(error["loc"][0], int) else None
-            key, found = (given.key, given.value) if index is None else (f"{given.key}[{index}]", error["input"])
+            key, found = (
+                (given.key, given.value) if index is None else (f"{given.key}[{index}]", error["input"])
+            )
             wanted = expected(field, element=index is not None)
-            why = f": {printable(str(error['ctx']['error']))}" if error["type"] == "value_error" else nearest_choice(field, found)
+            why = (
+                f": {printable(str(error['ctx']['error']))}"
+                if error["type"] == "value_error"
+                else nearest_choice(field, found)
+            )
             mistakes.append(f"{given.origin}: {key}: expected {wanted}, found {shown(found)}{why}")
         return False
     return True

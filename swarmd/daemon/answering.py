@@ -1,10 +1,13 @@
-"""A peer without a model: somebody else answers, it scores the answers and shares them, signed. For people and for rules; loads no torch.
+"""A peer without a model: somebody else answers, it scores the answers and shares them, signed.
+
+For people and for rules; loads no torch.
 
     with StateFolder.open(folder) as state, AnsweringPeer(config, state.path, "a rule") as peer:
         for task in peer.questions():
             peer.share(task, [peer.judge(task, "42")])
 
-The network runs in a thread of its own, so that who answers may take any time. Call everything from the thread that opened it.
+The network runs in a thread of its own, so that who answers may take any time. Call everything from the
+thread that opened it.
 """
 
 import contextlib
@@ -63,10 +66,19 @@ class Judged:
 
 
 class AnsweringPeer:
-    """Use as a context manager. SIGTERM and `swarmd stop` end the block by SystemExit, where it is the main thread's."""
+    """Use as a context manager.
+
+    SIGTERM and `swarmd stop` end the block by SystemExit, where it is the main thread's.
+    """
 
     def __init__(
-        self, config: NodeConfig, folder: Path, author: str, *, share: str = "right", talk: Callable[[str], None] = lambda _: None
+        self,
+        config: NodeConfig,
+        folder: Path,
+        author: str,
+        *,
+        share: str = "right",
+        talk: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Join the folder's identity to the swarm, without running yet.
 
@@ -79,8 +91,13 @@ class AnsweringPeer:
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
         self._config, self._folder, self._talk, self._share = config, folder, talk, SHARES[share]
         self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
-        self.identity, self._topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
-        self.member = sharing_member(self._engine, self.identity, self._topic, config.swarm, folder, self._on_envelope)
+        self.identity, self._topic = (
+            Identity.load_or_create(folder / IDENTITY_FILE),
+            topic_of(config.swarm, curriculum),
+        )
+        self.member = sharing_member(
+            self._engine, self.identity, self._topic, config.swarm, folder, self._on_envelope
+        )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self._exchange = RolloutExchange(self.member, author, curriculum)
         self._verifier = Verifier(curriculum)
@@ -89,7 +106,9 @@ class AnsweringPeer:
         self._roster, self._started_at = Roster(), time.time()
         self._shared_at = -math.inf
         runs = introduce(self.member, curriculum, lambda: TRAINING)
-        self._isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs)
+        self._isolation = IsolationWatch(
+            self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs
+        )
         self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=HELD)
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
         self._begun, self._ready, self._scope = threading.Event(), threading.Event(), trio.CancelScope()
@@ -112,9 +131,14 @@ class AnsweringPeer:
         return Judged(completion, grade)
 
     def share(self, task: Task, answers: Sequence[Judged]) -> bool:
-        """Share all answers to a question as one rollout. False where nobody could learn from it. Waits for the pace."""
+        """Share all answers to a question as one rollout.
+
+        False where nobody could learn from it. Waits for the pace.
+        """
         rollout = Rollout(task.ref, tuple(answer.completion for answer in answers), self.identity.peer_id)
-        if not self._share(Scored(rollout, task.question, tuple(answer.grade.reward for answer in answers), self.shared + 1)):
+        if not self._share(
+            Scored(rollout, task.question, tuple(answer.grade.reward for answer in answers), self.shared + 1)
+        ):
             return False
         self._rest(max(PACE, self._config.round.pace))
         self._shared_at = time.monotonic()
@@ -151,7 +175,9 @@ class AnsweringPeer:
         self._verifier.__enter__()
         self._thread.start()
         if self._main:
-            self._handlers = [(number, signal.signal(number, _leave)) for number in (signal.SIGTERM, signal.SIGHUP)]
+            self._handlers = [
+                (number, signal.signal(number, _leave)) for number in (signal.SIGTERM, signal.SIGHUP)
+            ]
         try:
             self._ready.wait()
         except BaseException:
@@ -162,7 +188,9 @@ class AnsweringPeer:
             raise self._error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._error is None:
             self._rest(LEAVES)
         self._close()
@@ -197,7 +225,11 @@ class AnsweringPeer:
     async def _run_network(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._begun.set()
-        handlers: Mapping[str, control.Handler] = {"status": self._on_status, "peers": self._on_peers, "stop": self._on_stop}
+        handlers: Mapping[str, control.Handler] = {
+            "status": self._on_status,
+            "peers": self._on_peers,
+            "stop": self._on_stop,
+        }
         with self._scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.member.run)

@@ -1,7 +1,10 @@
-"""A bootstrap node: others find each other through it, and it relays for those behind NAT. It trains nothing; never imports torch.
+"""A bootstrap node: others find each other through it, and it relays for those behind NAT. It trains nothing.
 
-It is a member of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
-has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each other through it too.
+Never imports torch.
+
+It is a member of the swarm of each curriculum under its swarm's name, so that it passes on what is said there
+after an inbox has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each
+other through it too.
 """
 
 import logging
@@ -61,7 +64,11 @@ class Bootstrapped:
             "schema": 1,
             "peer_id": self.member.identity.peer_id,
             "name": nickname(self.member.identity.peer_id),
-            "swarm": {"name": self.member.topic.name, "curricula": list(self.curricula), "topics": [*map(str, self.member.topics)]},
+            "swarm": {
+                "name": self.member.topic.name,
+                "curricula": list(self.curricula),
+                "topics": [*map(str, self.member.topics)],
+            },
             "engine": {"name": self.engine.name, "why": self.engine.why},
             "relay": relays(self.engine),
             "judges": list(self.judges),
@@ -72,9 +79,17 @@ class Bootstrapped:
 
 
 class BootstrapNode:
-    def __init__(self, config: NodeConfig, folder: Path, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        folder: Path,
+        announce: Callable[[Bootstrapped], None],
+        judges: Sequence[str] = (),
+    ) -> None:
         if config.swarm.engine == "none":
-            raise ConfigError('swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".')
+            raise ConfigError(
+                'swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".'
+            )
         self.exit_code = 0
         self._config, self._folder, self._announce = config, folder, announce
         self._engine = choose(config.swarm.engine)
@@ -97,7 +112,9 @@ class BootstrapNode:
         self._advertiser = JudgeAdvertiser(self.member, judges) if judges else None
         if self._advertiser is not None:
             self.member.answers[PeerRequest.JUDGES] = self._advertiser.answer
-        self._self = Bootstrapped(self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges)
+        self._self = Bootstrapped(
+            self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges
+        )
         self._stop = trio.Event()
 
     async def run(self) -> None:
@@ -167,8 +184,16 @@ class BootstrapNode:
         return {"schema": 1, "stopping": True}
 
 
-def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()) -> int:
-    """Run until stopped. `announce` is called once, when others can connect. Returns the exit code; raises OperatorError."""
+def run_bootstrap(
+    config: NodeConfig,
+    state: StateFolder,
+    announce: Callable[[Bootstrapped], None],
+    judges: Sequence[str] = (),
+) -> int:
+    """Run until stopped.
+
+    `announce` is called once, when others can connect. Returns the exit code; raises OperatorError.
+    """
     set_up_logging(state.path / LOG_FILE, stderr=False)
     node = BootstrapNode(config, state.path, announce, judges)
     run(node.run)
@@ -185,7 +210,10 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
     """Format the announcement as lines of text, without the addresses."""
     swarm, relay, addresses = document["swarm"], document["relay"], document["addresses"]
     lines = [
-        f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}: {', '.join(swarm['curricula'])}",
+        (
+            f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}:"
+            f" {', '.join(swarm['curricula'])}"
+        ),
         f"engine {document['engine']['name']}: {document['engine']['why']}",
         f"relays for nodes behind NAT: {relay['why']}",
         *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),
@@ -194,10 +222,17 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
     places = {entry["from"] for entry in addresses}
     if "internet" not in places:
         if "network" in places:
-            ports = sorted({endpoint.port for entry in addresses if (endpoint := parse_endpoint(entry["address"])) is not None})
+            ports = sorted(
+                {
+                    endpoint.port
+                    for entry in addresses
+                    if (endpoint := parse_endpoint(entry["address"])) is not None
+                }
+            )
             lines.append(
-                "it has no public address, so only its own network can dial it; for others forward TCP port "
-                f"{', '.join(map(str, ports))} of your router to this machine, and give away the router's address in place of this one"
+                "it has no public address, so only its own network can dial it; for others forward TCP port"
+                f" {', '.join(map(str, ports))} of your router to this machine, and give away the router's"
+                " address in place of this one"
             )
         else:
             lines.append("only this machine can dial it; for others let it listen on /ip4/0.0.0.0/tcp/4001")

@@ -1,9 +1,11 @@
-"""Choices a state folder remembers (swarm, curriculum, bootstrap addresses, judge, model), so that the next `swarmd join` needs no flags.
+"""Choices a state folder remembers (swarm, curriculum, bootstrap addresses, judge, model), so that the next
+`swarmd join` needs no flags.
 
-They are the last that flags, variables or an invitation made (choices.json), and limits that were changed while the node ran. They are
-written once the model is loaded with them, so a choice that fails is not remembered. But where there is a checkpoint, the model is the one
-that the newest was trained from. What is configured overrides what is remembered, and that is said. Another model than the checkpoint's is
-refused before anything is loaded.
+They are the last that flags, variables or an invitation made (choices.json), and limits that were changed
+while the node ran. They are written once the model is loaded with them, so a choice that fails is not
+remembered. But where there is a checkpoint, the model is the one that the newest was trained from. What is
+configured overrides what is remembered, and that is said. Another model than the checkpoint's is refused
+before anything is loaded.
 """
 
 import json
@@ -22,7 +24,9 @@ from swarmd.state.folder import CHOICES_FILE, write_atomically
 from swarmd.trainer.checkpoint import saved_in
 
 REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")  # by their flags
-_KEYS: Final[Mapping[str, str]] = {flag: FLAGS[flag] for flag in REMEMBERED} | {f"limits.{name}": f"limits.{name}" for name in LIVE}
+_KEYS: Final[Mapping[str, str]] = {flag: FLAGS[flag] for flag in REMEMBERED} | {
+    f"limits.{name}": f"limits.{name}" for name in LIVE
+}
 
 
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
@@ -34,17 +38,23 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
     trained, revision = trained_from(folder)
     if trained is not None:
         if resolved.origins["model.name"] == "default" and trained != config.model.name:
-            config = _with(_with(config, "model.name", trained), "model.revision", config.model.revision or revision)
+            config = _with(
+                _with(config, "model.name", trained), "model.revision", config.model.revision or revision
+            )
             notes.append(f"going on with the model {trained}: the checkpoint in {folder} was trained from it")
         elif _is_another(config.model.name, trained):
             origin = resolved.origins["model.name"]
             raise ConfigError(
-                f"{origin}: the model is {config.model.name}, and the checkpoint in {folder} was trained from {trained}. "
-                f"Give --model {trained} to go on with that one, or another folder with --state-dir."
+                f"{origin}: the model is {config.model.name}, and the checkpoint in {folder} was trained from"
+                f" {trained}. Give --model {trained} to go on with that one, or another folder with"
+                " --state-dir."
             )
     again = []
     remembered, damaged = _remembered(folder)
-    notes += [f"{flag} {shown(value)} in {folder / CHOICES_FILE} cannot be used any more, and is not" for flag, value in damaged.items()]
+    notes += [
+        f"{flag} {shown(value)} in {folder / CHOICES_FILE} cannot be used any more, and is not"
+        for flag, value in damaged.items()
+    ]
     for flag, before in remembered.items():
         key = _KEYS[flag]
         now, origin = flatten(config)[key], resolved.origins[key]
@@ -56,7 +66,9 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
         else:
             notes.append(f"{flag} {_words(now)}, as {origin} says; before it was {_words(before)}")
     if again:
-        notes.append(f"as before: {', '.join(again)}; what is configured overrides it, as --judge '' for no judge")
+        notes.append(
+            f"as before: {', '.join(again)}; what is configured overrides it, as --judge '' for no judge"
+        )
     return config, notes
 
 
@@ -65,15 +77,23 @@ def require_tasks(resolved: Resolved, config: NodeConfig, folder: Path) -> None:
     tasks = config.swarm.curriculum
     if tasks != resolved.config.swarm.curriculum and tasks.endswith(FILES) and not Path(tasks).exists():
         raise ConfigError(
-            f"own tasks cannot be used: {tasks} is not there any more, and {folder / CHOICES_FILE} says that this node asks them. "
-            "Give --curriculum with their new path, or --curriculum auto to do without."
+            f"own tasks cannot be used: {tasks} is not there any more, and {folder / CHOICES_FILE} says that"
+            " this node asks them. Give --curriculum with their new path, or --curriculum auto to do"
+            " without."
         )
 
 
 def remember(resolved: Resolved, folder: Path) -> None:
-    """Remember what flags, variables and an invitation chose. A file's choices are not remembered: it is read again."""
+    """Remember what flags, variables and an invitation chose.
+
+    A file's choices are not remembered: it is read again.
+    """
     values, (kept, _) = flatten(resolved.config), _remembered(folder)
-    chosen = {flag: values[FLAGS[flag]] for flag in REMEMBERED if resolved.origins[FLAGS[flag]].startswith(("--", "SWARMD_", INVITED))}
+    chosen = {
+        flag: values[FLAGS[flag]]
+        for flag in REMEMBERED
+        if resolved.origins[FLAGS[flag]].startswith(("--", "SWARMD_", INVITED))
+    }
     if chosen.items() <= kept.items():
         return
     _write(folder, {**kept, **chosen})
@@ -89,7 +109,9 @@ def _write(folder: Path, choices: Mapping[str, Any]) -> None:
         write_atomically(folder / CHOICES_FILE, {"schema": 1, **choices})
     except OSError as error:
         why = error.strerror or error
-        raise ConfigError(f"{folder / CHOICES_FILE}: cannot be written: {why}. Mend the folder's permissions.") from None
+        raise ConfigError(
+            f"{folder / CHOICES_FILE}: cannot be written: {why}. Mend the folder's permissions."
+        ) from None
 
 
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

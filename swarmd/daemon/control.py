@@ -5,8 +5,9 @@ One JSON object a line over a Unix socket, so nothing on the network and no web 
     -> {"operation": "status", "arguments": {}}
     <- {"ok": true, "result": {...}}        or        <- {"ok": false, "error": "...", "exit_code": 2}
 
-The socket lies in a fresh folder of mode 0700 under the runtime directory, not in the state folder: a socket's path may have
-about 104 bytes (108 on Linux) and a state folder's may be any length. `<state-dir>/run.json` says where it is.
+The socket lies in a fresh folder of mode 0700 under the runtime directory, not in the state folder: a
+socket's path may have about 104 bytes (108 on Linux) and a state folder's may be any length.
+`<state-dir>/run.json` says where it is.
 """
 
 import contextlib
@@ -43,10 +44,13 @@ log = logging.getLogger(__name__)
 
 
 async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status: Started) -> None:
-    """Answer requests until cancelled. Started (`nursery.start`) with the socket's path, once `run.json` is written.
+    """Answer requests until cancelled.
 
-    A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes the caller's message
-    and exit code. Only the owner of the state folder (`StateFolder.open`) may call this: what a killed predecessor left is removed.
+    Started (`nursery.start`) with the socket's path, once `run.json` is written.
+
+    A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes
+    the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this:
+    what a killed predecessor left is removed.
     """
     import trio
 
@@ -114,13 +118,21 @@ async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     except OperatorError as error:
         reply = {"ok": False, "error": str(error), "exit_code": error.exit_code}
     except Exception:
-        # A bug in one handler: the traceback goes to the log, the caller is told, and the node goes on training.
+        # A bug in one handler: the traceback goes to the log, the caller is told, and the node goes on
+        # training.
         log.exception("a control request failed")
-        reply = {"ok": False, "error": "The node failed to answer; its log says why. Please report it.", "exit_code": 1}
+        reply = {
+            "ok": False,
+            "error": "The node failed to answer; its log says why. Please report it.",
+            "exit_code": 1,
+        }
     message = json.dumps(reply).encode() + b"\n"
     if len(message) <= MAX_REPLY:
         return message
-    too_long = f"The answer has {len(message)} bytes, over the {MAX_REPLY} that one may have. The node goes on. Please report it."
+    too_long = (
+        f"The answer has {len(message)} bytes, over the {MAX_REPLY} that one may have. The node goes on."
+        " Please report it."
+    )
     return json.dumps({"ok": False, "error": too_long, "exit_code": 1}).encode() + b"\n"
 
 
@@ -136,14 +148,17 @@ def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mappi
     if not isinstance(operation, str) or not isinstance(arguments, dict):
         raise SwarmdError('A request is {"operation": name, "arguments": {...}}.')
     if operation not in handlers:
-        raise SwarmdError(f"This node knows no operation {operation[:40]!r}; it knows {', '.join(sorted(handlers))}.")
+        raise SwarmdError(
+            f"This node knows no operation {operation[:40]!r}; it knows {', '.join(sorted(handlers))}."
+        )
     return handlers[operation], arguments
 
 
 def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
     """Ask the node that runs in this state folder. Blocks, at most `timeout` seconds.
 
-    Raises NotRunning where no node does, Unreachable where it does not answer, and what the node itself refused as SwarmdError.
+    Raises NotRunning where no node does, Unreachable where it does not answer, and what the node itself
+    refused as SwarmdError.
     """
     path = _socket_path(state_dir)
     request = json.dumps({"operation": operation, "arguments": arguments}).encode() + b"\n"
@@ -155,8 +170,8 @@ def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments:
             line = _receive_line(connection)
     except TimeoutError:
         raise Unreachable(
-            f"{state_dir}: the node runs but did not answer within {timeout:g} s. Ask again; if it stays silent, "
-            f"look into {state_dir / LOG_FILE}."
+            f"{state_dir}: the node runs but did not answer within {timeout:g} s. Ask again; if it stays"
+            f" silent, look into {state_dir / LOG_FILE}."
         ) from None
     except OSError:
         if in_use(state_dir):
@@ -166,7 +181,10 @@ def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments:
 
 
 def wait_until_gone(state_dir: Path, timeout: float) -> bool:
-    """Wait until no node owns the state folder any more; False where one still does after `timeout` seconds."""
+    """Wait until no node owns the state folder any more.
+
+    False where one still does after `timeout` seconds.
+    """
     until = time.monotonic() + timeout
     while in_use(state_dir):
         if time.monotonic() > until:
@@ -182,7 +200,10 @@ def _receive_line(connection: socket.socket) -> bytes:
         if not some:
             raise ConnectionResetError(0, "it hung up")
         if len(received) > MAX_REPLY:
-            raise SwarmdError(f"The node answers more than {MAX_REPLY} bytes. It may be another version of swarmd: restart it.")
+            raise SwarmdError(
+                f"The node answers more than {MAX_REPLY} bytes. It may be another version of swarmd:"
+                " restart it."
+            )
         received += some
     return bytes(received)
 
@@ -194,7 +215,9 @@ def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
             return dict(reply["result"])
         error, exit_code = SwarmdError(reply["error"]), int(reply["exit_code"])
     except (ValueError, TypeError, KeyError):
-        raise Unreachable(f"{state_dir}: what answers there is not this version of swarmd. Restart the node.") from None
+        raise Unreachable(
+            f"{state_dir}: what answers there is not this version of swarmd. Restart the node."
+        ) from None
     error.exit_code = exit_code
     raise error
 
@@ -218,16 +241,22 @@ def _between(state_dir: Path) -> Unreachable:
 
 
 def _not_running(state_dir: Path) -> NotRunning:
-    return NotRunning(f"No node is running in {state_dir}. Start one with `swarmd join`, or name another folder with --state-dir.")
+    return NotRunning(
+        f"No node is running in {state_dir}. Start one with `swarmd join`, or name another folder with"
+        " --state-dir."
+    )
 
 
 def _socket_folder() -> Path:
     """Make a folder of mode 0700 whose path leaves room for a socket's name."""
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  (mkdtemp makes it ours alone)
+    # In a folder that all may write to as well: mkdtemp makes ours alone.
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
         if parent and len(os.fsencode(parent)) < _MAX_SOCKET_PATH - len("/swarmd-xxxxxxxx/control"):
             with contextlib.suppress(OSError):
                 return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
-    raise SwarmdError("No folder for the control socket can be made. Set TMPDIR to a short path that you can write to.")
+    raise SwarmdError(
+        "No folder for the control socket can be made. Set TMPDIR to a short path that you can write to."
+    )
 
 
 def _clear_away(state_dir: Path) -> None:

@@ -1,7 +1,9 @@
-"""The daemon: holds the key and the p2p engine, serves the control API, supervises the trainer, talks to the judge. Never imports torch.
+"""The daemon: holds the key and the p2p engine, serves the control API, supervises the trainer, talks to the
+judge. Never imports torch.
 
-One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the link; what the trainer
-publishes is sealed and sent. A crash of the trainer does not drop the node from the swarm, and the other way round.
+One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the
+link; what the trainer publishes is sealed and sent. A crash of the trainer does not drop the node from the
+swarm, and the other way round.
 """
 
 import logging
@@ -57,7 +59,8 @@ log = logging.getLogger(__name__)
 
 REDRAW = 0.5  # seconds between two updates of the view
 SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
-LISTENS_WITHIN = 25.0  # seconds a question waits for the network where the answer is of the addresses that the node listens on
+# Seconds a question waits for the network where the answer is of the addresses that the node listens on
+LISTENS_WITHIN = 25.0
 ASKED = {  # why the node stops, in the words of who runs it
     signal.SIGINT: "you pressed Ctrl-C",
     signal.SIGTERM: "the system or another program asked it to",
@@ -69,7 +72,8 @@ GRACE = 600.0  # seconds a trainer may take to finish its round when it is told 
 def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable[[], None]) -> int:
     """Run a node until its rounds are done or it is stopped. Returns the exit code; raises OperatorError.
 
-    works: called when the curriculum is found, the network is up and the model is loaded; again after each restart of the trainer.
+    works: called when the curriculum is found, the network is up and the model is loaded; again after each
+    restart of the trainer.
     """
     set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
@@ -88,7 +92,9 @@ def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable
 
 
 class Daemon:
-    def __init__(self, config: NodeConfig, folder: Path, view: View, works: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, config: NodeConfig, folder: Path, view: View, works: Callable[[], None] = lambda: None
+    ) -> None:
         self.config, self.view, self._works = config, view, works
         self.exit_code = 0
         self.limits = config.limits  # the current limits, which the user can change
@@ -99,23 +105,48 @@ class Daemon:
         self.topic = topic_of(config.swarm, curriculum)
         up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
         traffic = Traffic(up, down)
-        self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic)
+        self.member = sharing_member(
+            self.engine, self.identity, self.topic, config.swarm, folder, self._on_envelope, traffic
+        )
         rng = random.Random(secrets.randbits(64))
-        self.publisher = Publisher(self.member, curriculum.offers_a_second, config.round.max_age, rng, view.talk)
+        self.publisher = Publisher(
+            self.member, curriculum.offers_a_second, config.round.max_age, rng, view.talk
+        )
         self.gatherer, self.choice = gatherer_of(
-            self.member, curriculum, config.round, config.sharing.take, self._hand_on, time.monotonic, rng, self.publisher.heard.tried
+            self.member,
+            curriculum,
+            config.round,
+            config.sharing.take,
+            self._hand_on,
+            time.monotonic,
+            rng,
+            self.publisher.heard.tried,
         )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         seed = node_seed(config.seed, folder)
-        start = link.StartTrainer(config.model_dump_json(), str(folder), self.identity.peer_id, seed, curriculum.digest)
-        self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
+        start = link.StartTrainer(
+            config.model_dump_json(), str(folder), self.identity.peer_id, seed, curriculum.digest
+        )
+        self.child = TrainerChild(
+            start,
+            folder / "trainer.log",
+            self._on_trainer_message,
+            self._on_trainer_exit,
+            self._on_trainer_stuck,
+        )
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE, REWARDS_KEPT))
         runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
-        self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs)
-        self.guest = Guest(config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu)
-        self.judging = Judging(self.member, config, curriculum, folder, self._device, self.child.tell, view.talk)
+        self.isolation = IsolationWatch(
+            self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs
+        )
+        self.guest = Guest(
+            config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu
+        )
+        self.judging = Judging(
+            self.member, config, curriculum, folder, self._device, self.child.tell, view.talk
+        )
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
@@ -134,7 +165,10 @@ class Daemon:
         self.shutdown()
 
     async def startup(self, nursery: trio.Nursery) -> None:
-        """Start the network and the background tasks. Returns once signals are handled and the control socket answers."""
+        """Start the network and the background tasks.
+
+        Returns once signals are handled and the control socket answers.
+        """
         self._nursery = nursery
         handlers: dict[str, control.Handler] = {
             "status": self._on_status,
@@ -174,7 +208,11 @@ class Daemon:
     def shutdown(self) -> None:
         """Show how the node ended. Raises SwarmdError where the trainer failed."""
         if self.status.state != "stopped" and self.child.failed is None:  # the process was killed
-            lost = f"{many(self.status.round, 'round')}, {self.status.saved} of them saved" if self.child.ready else "no round had begun"
+            lost = (
+                f"{many(self.status.round, 'round')}, {self.status.saved} of them saved"
+                if self.child.ready
+                else "no round had begun"
+            )
             self.status.say("stopped", f"at once: {lost}", "`swarmd join` goes on from there")
         self.view.status(self._document())
         if self.child.failed is not None:
@@ -218,7 +256,9 @@ class Daemon:
                 self.view.talk(f"disconnected from {nickname(peer)} ({len(now_connected)} connected)")
             peers = self.status.peers(time.time())
             if refused or peers != told:
-                self.child.tell(link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()}))
+                self.child.tell(
+                    link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()})
+                )
             connected, told = now_connected, peers
             await trio.sleep(SEEN_SWARM)
 
@@ -270,7 +310,8 @@ class Daemon:
         self.gatherer.next_round(done.line["round"] + 1)
         self.publisher.next_round()
         for reason, count in done.line["rejected"].items():
-            if reason not in self._advised:  # once is enough: the status counts them, and so does each round's line
+            # Once is enough: the status counts them, and so does each round's line
+            if reason not in self._advised:
                 self._advised.add(reason)
                 remedy = Reason(reason).remedy
                 self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
@@ -280,7 +321,9 @@ class Daemon:
 
     def _on_trainer_exit(self, death: Death) -> None:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
-        self.status.say("restarting", f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint")
+        self.status.say(
+            "restarting", f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint"
+        )
         self.view.talk(f"the trainer died: {death.cause}; it restarts {wait}")
 
     def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
@@ -332,12 +375,17 @@ class Daemon:
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
 
     async def _wait_until_it_listens(self) -> None:
-        with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):  # it comes back when its pause ends
+        # It comes back when its pause ends
+        with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):
             await self._listens.wait()
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keep to other limits from now on, and after the next start, unless the configuration says otherwise."""
-        self.limits = limits = changed(self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p")
+        """Keep to other limits from now on, and after the next start, unless the configuration says
+        otherwise.
+        """
+        self.limits = limits = changed(
+            self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p"
+        )
         self.guest.keep_to(limits)
         self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
         remember_limits(limits, self._folder)
@@ -349,7 +397,9 @@ class Daemon:
 
     def _stop(self, why: str) -> None:
         doing = "it finishes its round and saves" if self.child.ready else "no round has begun"
-        self.status.say("stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving")
+        self.status.say(
+            "stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving"
+        )
         self.view.status(self._document())
         self.child.stop()
 

@@ -1,4 +1,7 @@
-"""One judge's evaluations of this node: at most one question at a time, from the judge to the trainer and back; its receipts are kept."""
+"""One judge's evaluations of this node.
+
+At most one question at a time, from the judge to the trainer and back; its receipts are kept.
+"""
 
 import json
 import logging
@@ -26,7 +29,8 @@ class ReceiptFile:
 
     def add(self, receipt: Mapping[str, str]) -> None:
         try:
-            torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")  # by kill -9, or a full disk
+            # By kill -9, or a full disk
+            torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n" * torn + json.dumps(receipt) + "\n")
             lines = self._path.read_bytes().splitlines(keepends=True)
@@ -37,7 +41,10 @@ class ReceiptFile:
 
 
 class Evaluation:
-    """The daemon's side of being judged: at most one question at a time, from the judge to the trainer and back."""
+    """The daemon's side of being judged.
+
+    At most one question at a time, from the judge to the trainer and back.
+    """
 
     def __init__(
         self,
@@ -52,7 +59,9 @@ class Evaluation:
         said: Callable[[], Mapping[str, Any]] = dict,
         receipts: ReceiptFile | None = None,
     ) -> None:
-        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`: to the operator; `resolve` and `said`: as JudgeClient has them.
+        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`.
+
+        To the operator; `resolve` and `said`: as JudgeClient has them.
 
         Raises BadJudgeUrl.
         """
@@ -74,16 +83,29 @@ class Evaluation:
         return self._client.failures >= LOST_AFTER
 
     async def check(self) -> None:
-        """See whether the judge asks what we train on, and by whose rules it scores. What it says of that is told at once."""
+        """See whether the judge asks what we train on, and by whose rules it scores.
+
+        What it says of that is told at once.
+        """
         known = self._client.scorer
         if (mismatch := await self._client.check()) is not None:
             self._on_failure(mismatch)
         elif self._client.scorer != known:
-            self._talk(f"the judge at {self.url} scores by the rules of {self._client.scorer}, this node what it trains on by its own")
+            self._talk(
+                f"the judge at {self.url} scores by the rules of {self._client.scorer}, this node what it"
+                " trains on by its own"
+            )
 
     async def ask(self, round_number: int, model: str) -> None:
-        """Get a question and give it to the trainer. Does nothing while one is on its way, being answered, or not yet due."""
-        if self._busy or self._client.wait() or (self._open is not None and not self._open.expired(self._client.now())):
+        """Get a question and give it to the trainer.
+
+        Does nothing while one is on its way, being answered, or not yet due.
+        """
+        if (
+            self._busy
+            or self._client.wait()
+            or (self._open is not None and not self._open.expired(self._client.now()))
+        ):
             return
         self._busy = True
         try:
@@ -97,7 +119,10 @@ class Evaluation:
         self._ask_trainer(outcome.id, outcome.text)
 
     async def answer(self, question_id: str, text: str, ended: bool) -> None:
-        """Hand the trainer's answer in. An answer to a question that is no longer ours to answer is dropped."""
+        """Hand the trainer's answer in.
+
+        An answer to a question that is no longer ours to answer is dropped.
+        """
         question = self._open
         if question is None or question.id != question_id:
             return

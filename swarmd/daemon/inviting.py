@@ -1,4 +1,7 @@
-"""Composes the invitation to a node's swarm: which addresses it names, and what it leaves out because it is of this machine alone."""
+"""Composes the invitation to a node's swarm.
+
+Which addresses it names, and what it leaves out because it is of this machine alone.
+"""
 
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -18,7 +21,9 @@ ADDRESSES: Final = 3  # in an invitation: it stays short enough for a QR code
 PLACES: Final = ("internet", "network", "machine")  # from where an address can be dialled
 
 
-def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = (), judges: Sequence[str] = ()) -> dict[str, Any]:
+def invite(
+    config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = (), judges: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the invitation as a document, with notes for the person who hands it on.
 
     Addresses that can be dialled from the internet come first, then configured bootstrap addresses, then the
@@ -30,29 +35,46 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
     Raises ConfigError where the node is in no swarm, Unreachable where there is no address to name.
     """
     if config.swarm.engine == "none":
-        raise ConfigError('swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to "auto".')
+        raise ConfigError(
+            'swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to'
+            ' "auto".'
+        )
     usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
     public = [address for address in usable if place(address) == "internet"]
     known = dict.fromkeys([*public, *config.swarm.bootstrap, *usable])
-    # Those of this machine alone lead others to a machine of theirs. Where there are no more, it can still invite another node here.
+    # Those of this machine alone lead others to a machine of theirs. Where there are no more, it can still
+    # invite another node here.
     addresses = tuple([address for address in known if place(address) != "machine"] or known)[:ADDRESSES]
     if not addresses:
         raise Unreachable(
-            "the node has no address that others could dial, and no bootstrap address is configured. Ask again in a moment; "
-            "if it stays so, `swarmd doctor network` says why."
+            "the node has no address that others could dial, and no bootstrap address is configured. Ask"
+            " again in a moment; if it stays so, `swarmd doctor network` says why."
         )
     model, notes = "", []
     if curriculum is not None:
-        model = next((short for short, repository in REPOSITORIES.items() if repository == config.model.name), config.model.name)
+        model = next(
+            (short for short, repository in REPOSITORIES.items() if repository == config.model.name),
+            config.model.name,
+        )
     if model and is_folder(model):
-        notes.append(f"the model {model} is a folder of this machine, so the invitation names none: others say it with --model")
+        notes.append(
+            f"the model {model} is a folder of this machine, so the invitation names none: others say it with"
+            " --model"
+        )
         model = ""
     if not any(place(address) == "internet" for address in addresses):
-        where = "this machine" if all(place(address) == "machine" for address in addresses) else "your network"
-        notes.append(f"no address in it can be dialled from the internet: it is good on {where} alone. `swarmd doctor network` helps")
+        where = (
+            "this machine" if all(place(address) == "machine" for address in addresses) else "your network"
+        )
+        notes.append(
+            f"no address in it can be dialled from the internet: it is good on {where} alone. `swarmd doctor"
+            " network` helps"
+        )
     judge = next(iter(judges), config.judge.url)
     digest = swarm_digest(curriculum) if curriculum is not None else ""
-    made = Invitation(config.swarm.name, curriculum.name if curriculum is not None else "", digest, model, addresses, judge)
+    made = Invitation(
+        config.swarm.name, curriculum.name if curriculum is not None else "", digest, model, addresses, judge
+    )
     return {"schema": 1, "invitation": write_invitation(made), "notes": notes}
 
 

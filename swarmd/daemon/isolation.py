@@ -1,6 +1,7 @@
 """Diagnoses isolation: why a node hears no peer, or what else is wrong with its swarm, and what to do. Pure.
 
-`certain` says what needs no waiting; `why_alone` adds what only silence tells, and silence may be the long rounds of others.
+`certain` says what needs no waiting; `why_alone` adds what only silence tells, and silence may be the long
+rounds of others.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,9 +14,12 @@ from swarmd.daemon.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
 BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW` are refused
-AHEAD = 20.0  # seconds that one may be ahead; refused are frames from more than `replays.AHEAD` in the future, and an answer takes its time
+# Seconds that one may be ahead; refused are frames from more than `replays.AHEAD` in the future, and an
+# answer takes its time
+AHEAD = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm
-_SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)  # one such frame shows that its author runs something else
+# One such frame shows that its author runs something else
+_SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ def certain(facts: Facts) -> Trouble | None:
         return _main_reason(facts, _SURE_OF) or _all_paused(facts)
     if facts.helpers >= facts.connected:
         return Trouble(
-            f"no peer is heard: {_nodes(facts.connected, 'bootstrap node')} connected, which train nothing, and no other node of "
-            f"{facts.curriculum}",
+            f"no peer is heard: {_nodes(facts.connected, 'bootstrap node')} connected, which train nothing,"
+            f" and no other node of {facts.curriculum}",
             "wait: others are found as they come",
         )
     return None
@@ -79,8 +83,10 @@ def why_alone(facts: Facts) -> Trouble:
     if (found := certain(facts) or _main_reason(facts)) is not None:
         return found
     return Trouble(
-        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a quarter of an hour",
-        "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who they are",
+        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a"
+        " quarter of an hour",
+        "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who"
+        " they are",
     )
 
 
@@ -93,13 +99,16 @@ def twin_trouble(later: bool) -> Trouble:
     )
     return Trouble(
         f"another node runs with this node's key: {what}",
-        "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its identity.key",
+        "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its"
+        " identity.key",
     )
 
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
     """Describe a bootstrap address that does not answer."""
-    return Trouble(f"bootstrap address {where(entry)} does not answer: {entry['says']}", bootstrap_remedy(entry))
+    return Trouble(
+        f"bootstrap address {where(entry)} does not answer: {entry['says']}", bootstrap_remedy(entry)
+    )
 
 
 def where(entry: Mapping[str, Any]) -> str:
@@ -134,7 +143,8 @@ def _clock(facts: Facts) -> Trouble | None:
         # One peer's word does not count against frames of others that arrived in time.
         return None
     return Trouble(
-        f"this machine's clock is {off} of that of the only peer that could be asked: frames are refused for it",
+        f"this machine's clock is {off} of that of the only peer that could be asked: frames are refused"
+        " for it",
         "let NTP set this clock; if it was right, the other's has to be set",
     )
 
@@ -144,17 +154,20 @@ def _refused(facts: Facts) -> Trouble | None:
 
     One peer's word is enough only while nobody is heard.
     """
-    ours = [one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING] or facts.introduced
+    ours = [
+        one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING
+    ] or facts.introduced
     if ours and all(one.refuses for one in ours) and (len(ours) > 1 or not facts.heard):
         who = f"all {len(ours)} peers asked" if len(ours) > 1 else "the only peer that could be asked"
         return Trouble(
             f"what this node sends is refused by {who}: for them it is one that misbehaves",
-            "wait: half of what they hold against it is forgotten in half an hour. If it comes again, update swarmd; docs/admission.md "
-            "says what counts",
+            "wait: half of what they hold against it is forgotten in half an hour. If it comes again, update"
+            " swarmd; docs/admission.md says what counts",
         )
     if facts.hung_up and not facts.connected and not facts.heard:
         return Trouble(
-            f"bootstrap address {facts.hung_up[0]} answers, and ends each connection of this node: it has banned this node, or has no room",
+            f"bootstrap address {facts.hung_up[0]} answers, and ends each connection of this node: it has"
+            " banned this node, or has no room",
             "wait: a ban ends by itself, most within 16 minutes; or ask for another bootstrap address",
         )
     return None
@@ -163,11 +176,17 @@ def _refused(facts: Facts) -> Trouble | None:
 def _another_curriculum(facts: Facts) -> Trouble:
     there = ", ".join(f"{_nodes(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
     known = [name for name in facts.others if " " not in name]
-    remedy = f'wait for nodes of {facts.curriculum}, or train with those that are there: swarm.curriculum = "{known[0]}"' if known else ""
+    remedy = (
+        f"wait for nodes of {facts.curriculum}, or train with those that are there: swarm.curriculum ="
+        f' "{known[0]}"'
+        if known
+        else ""
+    )
     ours = facts.curriculum if known or not facts.runs else f"{facts.curriculum} with {facts.runs}"
     return Trouble(
         f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {ours}",
-        remedy or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd and have the same tasks",
+        remedy
+        or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd and have the same tasks",
     )
 
 
@@ -192,11 +211,14 @@ def _nobody_connected(facts: Facts) -> Trouble:
     if not facts.bootstrap:
         return Trouble(
             "no peer is heard: no bootstrap address is set, and no member was found on the local network",
-            "ask a friend who is in it for `swarmd invite`, and join with what it prints; or wait for others to join you",
+            "ask a friend who is in it for `swarmd invite`, and join with what it prints; or wait for others"
+            " to join you",
         )
     return _nobody_answers(facts) or Trouble(
-        f"no peer is heard: the bootstrap address answers, and no member of swarm {facts.name}, {facts.curriculum}, is connected",
-        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd: swarmd doctor network",
+        f"no peer is heard: the bootstrap address answers, and no member of swarm {facts.name},"
+        f" {facts.curriculum}, is connected",
+        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd:"
+        " swarmd doctor network",
     )
 
 
@@ -204,7 +226,10 @@ def _all_paused(facts: Facts) -> Trouble | None:
     doing = [said.doing for said in facts.introduced if said.doing != HELPING]
     if facts.unknown or not doing or any(what != PAUSED for what in doing):
         return None
-    return Trouble(f"no peer is heard: {_nodes(len(doing), 'node')} connected, and paused", "wait: they share again when they are resumed")
+    return Trouble(
+        f"no peer is heard: {_nodes(len(doing), 'node')} connected, and paused",
+        "wait: they share again when they are resumed",
+    )
 
 
 def _main_reason(facts: Facts, of: Collection[Reason] = frozenset(Reason) - _NOT_A_CAUSE) -> Trouble | None:
@@ -213,7 +238,8 @@ def _main_reason(facts: Facts, of: Collection[Reason] = frozenset(Reason) - _NOT
         return None
     reason = max(refused, key=lambda reason: (refused[reason], reason.value))
     return Trouble(
-        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and what came was refused: {refused[reason]} {reason.value}",
+        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and what came was refused:"
+        f" {refused[reason]} {reason.value}",
         reason.remedy or "swarmd status counts what is refused; docs/admission.md says why",
     )
 

@@ -1,4 +1,6 @@
-"""Isolation detection: notices that a node is alone, and collects the facts: what peers say and see, and which bootstrap addresses answer.
+"""Isolation detection: notices that a node is alone, and collects the facts.
+
+What peers say and see, and which bootstrap addresses answer.
 
 `isolation` turns the facts into cause and remedy.
 """
@@ -20,12 +22,15 @@ from swarmd.daemon.reachability_survey import ask_around, is_offline, who_answer
 from swarmd.daemon.roster import Roster
 
 CHECK_EVERY = 2.0  # seconds
-KNOCK_FIRST = 5.0  # seconds after the start at which bootstrap addresses that are not connected are tried by themselves
+# Seconds after the start at which bootstrap addresses that are not connected are tried by themselves
+KNOCK_FIRST = 5.0
 KNOCK_EVERY = 600.0  # seconds, while somebody is heard
 SETTLED = 18.0  # seconds alone after which others had time to be found
-SEARCH_EVERY, SEARCH_LATER, LATER = 10.0, 30.0, 300.0  # seconds between two searches, and from LATER seconds alone on
+# Seconds between two searches, and from LATER seconds alone on
+SEARCH_EVERY, SEARCH_LATER, LATER = 10.0, 30.0, 300.0
 CALM, CALM_ASKED = 25.0, 2  # the same while somebody is heard, and how many peers are asked
-PATIENT = 900.0  # seconds alone after which silence itself is told: as long as the longest gap that the roster allows
+# Seconds alone after which silence itself is told: as long as the longest gap that the roster allows
+PATIENT = 900.0
 JUMP = 60.0  # seconds by which the clock is set forward or back, so that it is worth a search at once
 LEFT = 10.0  # seconds without a connection after which a peer of a small swarm counts as gone
 HUNG_UP = 2  # searches in a row in which a bootstrap address answered, and its peer would not be asked
@@ -56,7 +61,8 @@ class IsolationWatch:
         self._clock, self._talk, self._runs = clock, talk, runs
         self._bootstrap = {text: parse_bootstrap(text)[0] for text in config.bootstrap}
         self._knocked: dict[str, Mapping[str, Any]] = {}  # address -> who answers there
-        self._would_not: Counter[str] = Counter()  # address -> searches in a row in which it answered, and its peer would not be asked
+        # Address -> searches in a row in which it answered, and its peer would not be asked
+        self._would_not: Counter[str] = Counter()
         self._refused_before: Counter[Reason] = Counter()  # up to the moment at which somebody was heard last
         self._connected: frozenset[PeerId] = frozenset()
         self._lost: dict[PeerId, float] = {}  # peers whose connection ended, and when
@@ -93,7 +99,10 @@ class IsolationWatch:
     def document(self) -> dict[str, Any]:
         """Return what the status shows: the trouble, and the bootstrap addresses that do not answer."""
         dead = [dead_bootstrap(entry) for entry in self._knocked.values() if not entry["answers"]]
-        return {"trouble": self.trouble.document() if self.trouble else None, "bootstrap": [found.document() for found in dead]}
+        return {
+            "trouble": self.trouble.document() if self.trouble else None,
+            "bootstrap": [found.document() for found in dead],
+        }
 
     def _offset(self) -> float:
         return self._clock() - trio.current_time()
@@ -113,7 +122,9 @@ class IsolationWatch:
         """
         connected = frozenset(self.member.engine.connected())
         ended, self._connected = self._connected - connected, connected
-        self._lost = {peer: since for peer, since in self._lost.items() if peer not in connected} | dict.fromkeys(ended, now)
+        self._lost = {
+            peer: since for peer, since in self._lost.items() if peer not in connected
+        } | dict.fromkeys(ended, now)
         for peer in [peer for peer, since in self._lost.items() if now - since >= LEFT]:
             del self._lost[peer]
             if len(connected) < TARGET:
@@ -126,7 +137,9 @@ class IsolationWatch:
             if certain(await self._facts(asked, heard=True)) is None:
                 return None
             return certain(await self._facts(whom_to_ask(self.member, []), heard=True))
-        facts = await self._facts(whom_to_ask(self.member, [*self._bootstrap.values()]), settled=alone >= SETTLED)
+        facts = await self._facts(
+            whom_to_ask(self.member, [*self._bootstrap.values()]), settled=alone >= SETTLED
+        )
         return certain(facts) if alone < PATIENT else why_alone(facts)
 
     async def _facts(self, asked: Sequence[PeerId], *, heard: bool = False, settled: bool = True) -> Facts:
@@ -159,7 +172,11 @@ class IsolationWatch:
     def _note_hung_up(self, answered: Collection[PeerId]) -> None:
         """Count how often a bootstrap peer that answers strangers does not answer us."""
         for address, peer in self._bootstrap.items():
-            hangs_up = self._knocked[address]["answers"] and peer not in answered and peer != self.member.identity.peer_id
+            hangs_up = (
+                self._knocked[address]["answers"]
+                and peer not in answered
+                and peer != self.member.identity.peer_id
+            )
             self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0
 
     async def _knock(self) -> None:

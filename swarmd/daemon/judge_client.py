@@ -1,7 +1,10 @@
-"""The judge's client, in the daemon (trio). A judge that is down, slow or lying costs a line in the status, never a round.
+"""The judge's client, in the daemon (trio).
 
-The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question, a grade, or a NotJudged with
-cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded, the types and values are checked after.
+A judge that is down, slow or lying costs a line in the status, never a round.
+
+The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question,
+a grade, or a NotJudged with cause and remedy. What a judge sends is a stranger's: the size is capped before
+it is decoded, the types and values are checked after.
 """
 
 import contextlib
@@ -126,7 +129,9 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. `whole` bounds a call from the first byte out to the last byte in, whatever trickles meanwhile."""
+    """Seconds. `whole` bounds a call from the first byte out to the last byte in, whatever trickles
+    meanwhile.
+    """
 
     connect: float = 5.0
     read: float = 20.0  # an answer may wait for others to be scored
@@ -151,14 +156,17 @@ def judge_origin(url: str) -> str:
 def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
     """How long to leave a judge alone after `attempts` failures in a row: 5 s, doubling, at most 10 min.
 
-    `spread` in [0, 1) adds up to a quarter, so that a swarm does not come back to a restarted judge all at once.
+    `spread` in [0, 1) adds up to a quarter, so that a swarm does not come back to a restarted judge all at
+    once.
     """
     if attempts <= 0:
         return 0.0
     return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
 
 
-def signed_headers(identity: Identity, origin: str, target: str, sequence: int, digest: str) -> dict[str, str]:
+def signed_headers(
+    identity: Identity, origin: str, target: str, sequence: int, digest: str
+) -> dict[str, str]:
     """The headers that prove who sends a POST. digest: SHA-256 of its body, in hexadecimal."""
     message = "\n".join(("POST", origin, target, str(sequence), digest)).encode()
     return {
@@ -170,7 +178,10 @@ def signed_headers(identity: Identity, origin: str, target: str, sequence: int, 
 
 
 class JudgeClient:
-    """One judge, one key. Calls are made one after another, however many tasks make them: the judge wants rising sequence numbers."""
+    """One judge, one key.
+
+    Calls are made one after another, however many tasks make them: the judge wants rising sequence numbers.
+    """
 
     def __init__(
         self,
@@ -183,21 +194,30 @@ class JudgeClient:
         resolve: Resolve | None = None,
         said: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """`clock`: seconds, for waits and deadlines. `nanoseconds`: only where the sequence numbers begin; its skew does no harm.
-        `resolve`: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None: any.
-        `said`: what this node tells a judge of itself besides its model.
+        """`clock`: seconds, for waits and deadlines.
+
+        `nanoseconds`: only where the sequence numbers begin; its skew does no harm. `resolve`: gives the IP
+        addresses that the judge's name may be dialled at, or raises OSError; None: any. `said`: what this
+        node tells a judge of itself besides its model.
 
         Raises BadJudgeUrl.
         """
         self.origin = judge_origin(url)
-        self._identity, self._digest, self._clock, self._timeouts = identity, curriculum_digest, clock, timeouts
+        self._identity, self._digest, self._clock, self._timeouts = (
+            identity,
+            curriculum_digest,
+            clock,
+            timeouts,
+        )
         self._nanoseconds, self._sequence = nanoseconds, 0
         self._failures, self._again_at = 0, -math.inf
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
         self._resolve, self._said = resolve, said
-        self.scorer = ""  # name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it out
+        # Name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it
+        # out
+        self.scorer = ""
 
     def now(self) -> float:
         return self._clock()
@@ -212,7 +232,10 @@ class JudgeClient:
         return max(0.0, self._again_at - self._clock())
 
     async def ask(self, round_number: int, model: str) -> Question | NotJudged:
-        """A fresh question for this node; the one it was asked before, where that is still open. Never raises for what a judge does."""
+        """A fresh question for this node; the one it was asked before, where that is still open.
+
+        Never raises for what a judge does.
+        """
         if wait := self.wait():
             cause = f"the judge failed {self._failures} times in a row"
             return NotJudged(cause, f"nothing to do; it is asked again in {math.ceil(wait)} s")
@@ -224,10 +247,15 @@ class JudgeClient:
         if isinstance(asked, NotJudged):
             return self._failed(asked)
         first = asked.evaluations[0]
-        return Question(first.evaluation, first.question, self._clock() + first.seconds, asked.judge, first.commitment)
+        return Question(
+            first.evaluation, first.question, self._clock() + first.seconds, asked.judge, first.commitment
+        )
 
     async def check(self) -> NotJudged | None:
-        """Why the judge would refuse us, as it asks another curriculum. None where it does not, or cannot be asked now: `ask` says that."""
+        """Why the judge would refuse us, as it asks another curriculum.
+
+        None where it does not, or cannot be asked now: `ask` says that.
+        """
         health = await self._call("/healthz", None, 200, _Health)
         if isinstance(health, NotJudged) or health.curriculum == self._digest:
             return None
@@ -235,7 +263,10 @@ class JudgeClient:
         if its is not None and its.asks_as(self._digest):
             self.scorer = its.name
             return None
-        asks, remedy = ("tasks that are not known here", "see that both have the same version of swarmd and the same tasks")
+        asks, remedy = (
+            "tasks that are not known here",
+            "see that both have the same version of swarmd and the same tasks",
+        )
         if its is not None:
             asks, remedy = its.name, f'swarm.curriculum to "{its.name}"'
         return NotJudged(
@@ -250,7 +281,8 @@ class JudgeClient:
                 "the answer took longer than the judge's deadline",
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
-        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]  # a lone surrogate has no UTF-8
+        # A lone surrogate has no UTF-8
+        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):
@@ -261,7 +293,15 @@ class JudgeClient:
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
         self._failures = 0
         receipt = {"receipt": grade.receipt, "signature": grade.signature}
-        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n, receipt, (grade.low, grade.high))
+        return Graded(
+            grade.reward,
+            _readable(grade.reason),
+            grade.specialty,
+            grade.score,
+            grade.n,
+            receipt,
+            (grade.low, grade.high),
+        )
 
     def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
         """Whether the receipt is of this answer of ours and its grade, and signed by the judge that asked."""
@@ -270,8 +310,12 @@ class JudgeClient:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
         digest = sha256(text.encode()).hexdigest()
-        ours = _Receipt(question.judge, question.id, self._identity.peer_id, [digest], [grade.reward], question.commitment)
-        return receipt == ours and verify(question.judge, RECEIPT, grade.receipt.encode(), bytes.fromhex(grade.signature))
+        ours = _Receipt(
+            question.judge, question.id, self._identity.peer_id, [digest], [grade.reward], question.commitment
+        )
+        return receipt == ours and verify(
+            question.judge, RECEIPT, grade.receipt.encode(), bytes.fromhex(grade.signature)
+        )
 
     def _failed(self, silence: NotJudged) -> NotJudged:
         self._failures += 1
@@ -279,7 +323,10 @@ class JudgeClient:
         return silence
 
     def _lie(self, what: str) -> NotJudged:
-        return NotJudged(f"the judge at {self.origin} sent {what}", "check that judge.url names a swarmd judge; if so, tell its operator")
+        return NotJudged(
+            f"the judge at {self.origin} sent {what}",
+            "check that judge.url names a swarmd judge; if so, tell its operator",
+        )
 
     async def _call(self, path: str, document: dict[str, Any] | None, success: int, kind: type[Any]) -> Any:
         """What the judge answered, as `kind`, or a NotJudged. document: None to read, unsigned."""
@@ -290,13 +337,18 @@ class JudgeClient:
                     status, received = await self._exchange(path, body)
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
                     return NotJudged(
-                        f"cannot reach the judge at {self.origin}: {str(error) or 'no connection in time'}"[:200],
+                        f"cannot reach the judge at {self.origin}: {str(error) or 'no connection in time'}"[
+                            :200
+                        ],
                         "check judge.url and your network, or train on without it",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
-                    # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of it in the status.
+                    # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of
+                    # it in the status.
                     return NotJudged(
-                        f"no proper answer from the judge at {self.origin}: {str(error) or type(error).__name__}"[:200],
+                        f"no proper answer from the judge at {self.origin}: {str(error) or type(error).__name__}"[
+                            :200
+                        ],
                         "nothing to do; it is asked again later",
                     )
             if received is None:
@@ -306,7 +358,10 @@ class JudgeClient:
         return NotJudged(cause, "nothing to do; it is asked again later")
 
     async def _exchange(self, path: str, body: bytes | None) -> tuple[int, bytes | None]:
-        """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
+        """Status and body; None: the body is over the limit.
+
+        No redirect is followed, no cookie kept, no environment read.
+        """
         *firsts, last = await self._targets()
         for target in firsts:
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
@@ -314,7 +369,9 @@ class JudgeClient:
         return await self._send(last, path, body)
 
     async def _targets(self) -> Sequence[httpx2.URL]:
-        """Where to dial: the origin itself, or the addresses that its name was found to have, so that no second look-up says otherwise."""
+        """Where to dial: the origin itself, or the addresses that its name was found to have, so that no
+        second look-up says otherwise.
+        """
         origin = httpx2.URL(self.origin)
         if self._resolve is None or _is_ip(origin.host):
             return [origin]
@@ -323,14 +380,24 @@ class JudgeClient:
 
     async def _send(self, target: httpx2.URL, path: str, body: bytes | None) -> tuple[int, bytes | None]:
         origin = httpx2.URL(self.origin)
-        method, timeout = "GET" if body is None else "POST", httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect)
-        headers = {"accept-encoding": "identity", "user-agent": "swarmd", "host": origin.netloc.decode("ascii")}
+        method, timeout = (
+            "GET" if body is None else "POST",
+            httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect),
+        )
+        headers = {
+            "accept-encoding": "identity",
+            "user-agent": "swarmd",
+            "host": origin.netloc.decode("ascii"),
+        }
         if body is not None:
             headers |= {**self.signed(path, body), "content-type": "application/json"}
-        named = {"sni_hostname": origin.host.removesuffix(".")}  # also the name that the certificate must have
+        # Also the name that the certificate must have
+        named = {"sni_hostname": origin.host.removesuffix(".")}
         async with (
             httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
-            client.stream(method, target.join(path), content=body, headers=headers, extensions=named) as response,
+            client.stream(
+                method, target.join(path), content=body, headers=headers, extensions=named
+            ) as response,
             contextlib.aclosing(response.aiter_raw()) as parts,  # raw: nothing is inflated
         ):
             received = bytearray()
@@ -347,17 +414,24 @@ class JudgeClient:
 
     def _understand(self, status: int, received: bytes, success: int, kind: type[Any]) -> Any:
         if 300 <= status < 400:
-            return NotJudged(f"the judge at {self.origin} redirects elsewhere", "set judge.url to its new address, if its operator says so")
+            return NotJudged(
+                f"the judge at {self.origin} redirects elsewhere",
+                "set judge.url to its new address, if its operator says so",
+            )
         try:
             if status == success:
                 return msgspec.json.decode(received, type=kind)
             refusal = msgspec.json.decode(received, type=_Refusal)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        self._sequence = max(self._sequence, refusal.sequence)  # another run of this node was ahead of our clock
+        # Another run of this node was ahead of our clock
+        self._sequence = max(self._sequence, refusal.sequence)
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        return NotJudged(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator")
+        return NotJudged(
+            f"the judge refused: {_readable(refusal.error)}",
+            _readable(refusal.remedy) or "ask the judge's operator",
+        )
 
 
 def _readable(text: str) -> str:

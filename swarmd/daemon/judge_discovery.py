@@ -1,8 +1,10 @@
-"""Judge discovery: a node that knows a judge announces itself in the DHT, under a key of the curriculum, and tells its URL on request.
+"""Judge discovery: a node that knows a judge announces itself in the DHT, under a key of the curriculum, and
+tells its URL on request.
 
-Question: byte 2. Answer: up to 4 web addresses, each after its length as one byte. `swarmd bootstrap --judge` answers; a node with
-judge.url = "auto" asks. An address from a peer is a stranger's word: it is used only because the operator said so, only with https, and
-the status says whose word it is. What a judge says is checked as always (`swarmd.daemon.judge_client`).
+Question: byte 2. Answer: up to 4 web addresses, each after its length as one byte. `swarmd bootstrap --judge`
+answers; a node with judge.url = "auto" asks. An address from a peer is a stranger's word: it is used only
+because the operator said so, only with https, and the status says whose word it is. What a judge says is
+checked as always (`swarmd.daemon.judge_client`).
 """
 
 import ipaddress
@@ -32,7 +34,8 @@ ASKED = 8  # peers
 PATIENCE = 10.0  # seconds for one peer's answer
 FIRST, SEEK_EVERY, ANNOUNCE_EVERY = 3.0, 60.0, 1200.0  # seconds; doubling from the first. Records last a day
 AUTO = "auto"
-_NAME = r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*"  # with a point; the last label begins with a letter, or some read it as a number
+# With a point; the last label begins with a letter, or some read it as a number
+_NAME = r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*"
 _NOT_OUTSIDE = (".localhost", ".local", ".internal", ".home.arpa")
 
 log = logging.getLogger(__name__)
@@ -84,7 +87,11 @@ def usable(url: str, *, same_machine: bool) -> bool:
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        return parts.scheme == "https" and re.fullmatch(_NAME, host) is not None and not host.endswith(_NOT_OUTSIDE)
+        return (
+            parts.scheme == "https"
+            and re.fullmatch(_NAME, host) is not None
+            and not host.endswith(_NOT_OUTSIDE)
+        )
     if ip.is_loopback:
         return same_machine
     return parts.scheme == "https" and is_public(host)
@@ -113,9 +120,13 @@ def advertised(urls: Sequence[str]) -> tuple[str, ...]:
             origins.append(web_origin(url))
             pack([origins[-1]])
         except ValueError as error:
-            raise ConfigError(f"--judge {url!r} is not a judge's address: {error}; give https://host[:port]") from None
+            raise ConfigError(
+                f"--judge {url!r} is not a judge's address: {error}; give https://host[:port]"
+            ) from None
         if not usable(origins[-1], same_machine=True):
-            raise ConfigError(f"--judge {url}: no node would use it: a judge is advertised with https and a public address")
+            raise ConfigError(
+                f"--judge {url}: no node would use it: a judge is advertised with https and a public address"
+            )
     if len(origins) > MAX_URLS:
         raise ConfigError(f"--judge: at most {MAX_URLS} judges can be advertised")
     return tuple(origins)
@@ -194,18 +205,35 @@ class JudgeSearch:
             log.debug("no judges were found: %s", error)
             return []
         asked = sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:ASKED]
-        said = await ask_each(self._member.engine.request, asked, PeerRequest.JUDGES.message(), MAX_URLS * (1 + MAX_URL), PATIENCE)
+        said = await ask_each(
+            self._member.engine.request,
+            asked,
+            PeerRequest.JUDGES.message(),
+            MAX_URLS * (1 + MAX_URL),
+            PATIENCE,
+        )
         here = {peer: _on_this_machine(self._member.peers(), peer) for peer in said}
-        told = [(peer, url) for peer, message in said.items() for url in unpack(message) if usable(url, same_machine=here[peer])]
+        told = [
+            (peer, url)
+            for peer, message in said.items()
+            for url in unpack(message)
+            if usable(url, same_machine=here[peer])
+        ]
         return sorted(told)
 
     def document(self) -> dict[str, Any]:
         """Return the status' lines about who advertises the judge, or that nobody does."""
         if self.found is not None:
             return {"advertised_by": [{"id": peer, "name": nickname(peer)} for peer in self.found.by]}
-        nobody = {"cause": "no peer of this swarm advertises a judge yet", "remedy": "wait, or set judge.url to one"}
+        nobody = {
+            "cause": "no peer of this swarm advertises a judge yet",
+            "remedy": "wait, or set judge.url to one",
+        }
         return {"url": AUTO, "score": None, "n": 0, **nobody, "advertised_by": []}
 
 
 def _on_this_machine(peers: Sequence[Peer], peer: PeerId) -> bool:
-    return any(known.id == peer and (address := seen_at(known)) is not None and address.is_loopback for known in peers)
+    return any(
+        known.id == peer and (address := seen_at(known)) is not None and address.is_loopback
+        for known in peers
+    )

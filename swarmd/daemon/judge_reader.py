@@ -1,4 +1,7 @@
-"""Reads a judge's public JSON, for commands. What it sends is a stranger's: size and types are checked; who prints it escapes it."""
+"""Reads a judge's public JSON, for commands.
+
+What it sends is a stranger's: size and types are checked; who prints it escapes it.
+"""
 
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -82,24 +85,47 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
         status, body = exchanged("GET", origin + path, {})
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         why = str(error) or type(error).__name__
-        raise Unreachable(f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try later.") from None
+        raise Unreachable(
+            f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try"
+            " later."
+        ) from None
     if status == 404:
-        raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for; an older judge may not know it.")
+        raise NothingThere(
+            f"The judge at {origin} has nothing at {path}. Check what you asked for; an older judge may not"
+            " know it."
+        )
     if status != 200:
-        raise Unreachable(f"The judge at {origin} answered with HTTP {status}. Try later, or tell its operator.")
+        raise Unreachable(
+            f"The judge at {origin} answered with HTTP {status}. Try later, or tell its operator."
+        )
     try:
         return msgspec.json.decode(body, type=kind), json.loads(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise Unreachable(f"What {origin} sent is no answer of a judge. Check that the address is a swarmd judge's.") from None
+        raise Unreachable(
+            f"What {origin} sent is no answer of a judge. Check that the address is a swarmd judge's."
+        ) from None
 
 
 def exchanged(
-    method: str, url: str, headers: Mapping[str, str], pieces: Iterable[bytes] | None = None, seconds: float = SECONDS
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    pieces: Iterable[bytes] | None = None,
+    seconds: float = SECONDS,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer. pieces: of the request's body. No redirect is followed, no environment read. Raises httpx2.HTTPError;
-    also where the answer is too large, or not whole within `seconds` of the last piece, whatever drips meanwhile.
+    """Status and body of the answer.
+
+    pieces: of the request's body. No redirect is followed, no environment read. Raises httpx2.HTTPError; also
+    where the answer is too large, or not whole within `seconds` of the last piece, whatever drips meanwhile.
     """
-    return trio.run(_exchanged, method, url, {"accept-encoding": "identity", "user-agent": "swarmd", **headers}, pieces, seconds)
+    return trio.run(
+        _exchanged,
+        method,
+        url,
+        {"accept-encoding": "identity", "user-agent": "swarmd", **headers},
+        pieces,
+        seconds,
+    )
 
 
 async def _exchanged(

@@ -1,4 +1,6 @@
-"""The node's judge: configured or found in the swarm, its questions on their way to the trainer, and its grades."""
+"""The node's judge: configured or found in the swarm, its questions on their way to the trainer, and its
+grades.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +25,10 @@ CHECK_EVERY = 600.0  # seconds between two questions whether the judge is of our
 
 
 class Judging:
-    """folder: the node's, for receipts. device: what the model runs on, as torch names it. tell: the trainer. talk: the operator."""
+    """folder: the node's, for receipts.
+
+    device: what the model runs on, as torch names it. tell: the trainer. talk: the operator.
+    """
 
     def __init__(
         self,
@@ -52,12 +57,17 @@ class Judging:
         self._evaluation = self._by(config.judge.url) if config.judge.url and self._search is None else None
 
     async def run(self) -> None:
-        """Find the judge, where it is to be found, and another when it is lost; see now and then whether it asks what we train on."""
+        """Find the judge, where it is to be found, and another when it is lost.
+
+        See now and then whether it asks what we train on.
+        """
         lost: list[str] = []
         while self._search is not None or self._evaluation is not None:
             if self._search is not None and (self._evaluation is None or self._evaluation.lost):
                 if self._evaluation is not None:
-                    lost = [*(url for url in lost if url != self._evaluation.url), self._evaluation.url][-LOST_JUDGES:]
+                    lost = [*(url for url in lost if url != self._evaluation.url), self._evaluation.url][
+                        -LOST_JUDGES:
+                    ]
                 await self._find(self._search, lost)
             if self._evaluation is not None:
                 await self._evaluation.check()
@@ -84,7 +94,9 @@ class Judging:
 
     def document(self) -> dict[str, Any] | None:
         documents = [part.document() for part in (self._search, self._evaluation) if part is not None]
-        return {key: value for document in documents for key, value in document.items()} if documents else None
+        return (
+            {key: value for document in documents for key, value in document.items()} if documents else None
+        )
 
     def _by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
         return self._make(url, resolve=resolve)
@@ -96,7 +108,9 @@ def said_of(config: NodeConfig, device: str) -> dict[str, Any]:
     said = {
         "name": config.judge.name,
         "sharing": "swarm" if config.round.wanted else "solo",
-        "strategy": f"{config.replay.strategy if config.replay.mode == 'on' else sharing.take} {sharing.weigh}",
+        "strategy": (
+            f"{config.replay.strategy if config.replay.mode == 'on' else sharing.take} {sharing.weigh}"
+        ),
         "version": swarmd_version(),
         "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
         "local": config.round.local,

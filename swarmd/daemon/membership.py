@@ -109,10 +109,18 @@ def sharing_member(
 
 
 def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) -> str:
-    """Have the member say what it is, when asked (`p2p.peers.introduction`). Returns what it says that it runs."""
+    """Have the member say what it is, when asked (`p2p.peers.introduction`).
+
+    Returns what it says that it runs.
+    """
     runs = f"swarmd {installed_version()}, reasoning-gym {installed_version('reasoning-gym')}"
     member.answers[PeerRequest.INTRODUCTION] = Introducer(
-        member.topic, curriculum.name, runs, doing, lambda peer: member.reputation.shunned(peer, time.time()), time.time
+        member.topic,
+        curriculum.name,
+        runs,
+        doing,
+        lambda peer: member.reputation.shunned(peer, time.time()),
+        time.time,
     )
     return runs
 

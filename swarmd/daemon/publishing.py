@@ -16,9 +16,14 @@ TURN_EVERY = 1.0  # seconds between two looks whether it is our turn to send wha
 
 
 class Publisher:
-    """target: offers a second of the whole swarm. max_age: `round.max_age`. talk: told once when nothing can be sent."""
+    """target: offers a second of the whole swarm.
 
-    def __init__(self, member: Member, target: float, max_age: int, rng: random.Random, talk: Callable[[str], None]) -> None:
+    max_age: `round.max_age`. talk: told once when nothing can be sent.
+    """
+
+    def __init__(
+        self, member: Member, target: float, max_age: int, rng: random.Random, talk: Callable[[str], None]
+    ) -> None:
         self._member, self._talk = member, talk
         self.heard = Heard()
         self._outgoing = Outgoing(Pacing(self.heard, rng, target), max_age)

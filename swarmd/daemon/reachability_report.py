@@ -1,4 +1,7 @@
-"""The report of `swarmd doctor network`: what a survey (`reachability_survey`) means, and what to change. Pure."""
+"""The report of `swarmd doctor network`.
+
+What a survey (`reachability_survey`) means, and what to change. Pure.
+"""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -32,8 +35,16 @@ class Diagnosis:
     findings: Sequence[Finding]
 
     def document(self, found: Survey) -> dict[str, Any]:
-        rows = [{"about": f.about, "good": f.good, "says": f.says, "remedy": f.remedy or None} for f in self.findings]
-        answer = {"reachable": self.reachable, "takes_part": self.takes_part, "summary": self.summary, "findings": rows}
+        rows = [
+            {"about": f.about, "good": f.good, "says": f.says, "remedy": f.remedy or None}
+            for f in self.findings
+        ]
+        answer = {
+            "reachable": self.reachable,
+            "takes_part": self.takes_part,
+            "summary": self.summary,
+            "findings": rows,
+        }
         return {"schema": 1, **answer, "survey": dict(found)}
 
     def lines(self) -> list[str]:
@@ -66,12 +77,16 @@ def diagnose(found: Survey) -> Diagnosis:
 def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:
     """Diagnose a member that could not listen."""
     finding = Finding("listening", False, str(error), "")
-    return Diagnosis(None, False, f"the node cannot start: it cannot listen on {', '.join(listen)}", [finding])
+    return Diagnosis(
+        None, False, f"the node cannot start: it cannot listen on {', '.join(listen)}", [finding]
+    )
 
 
 def no_network() -> Diagnosis:
     """Diagnose a node without a configured network."""
-    finding = Finding("engine", None, 'swarm.engine is "none": the node opens no socket', 'to join a swarm set it to "auto"')
+    finding = Finding(
+        "engine", None, 'swarm.engine is "none": the node opens no socket', 'to join a swarm set it to "auto"'
+    )
     return Diagnosis(None, True, "the node trains alone, as configured", [finding])
 
 
@@ -106,34 +121,66 @@ def _listening(found: Survey, reachable: bool | None) -> Finding:
     port = _port(found)
     if _this_machine_only(found):
         says = f"on TCP port {port} of the loopback address, which only this machine can dial"
-        return Finding("listening", None, says, f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"]')
+        return Finding(
+            "listening", None, says, f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"]'
+        )
     if _changes_port(found):
-        remedy = f'set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"], so that a router can forward it' if reachable is not True else ""
-        return Finding("listening", True if reachable else None, f"on TCP port {port}, another one at each start", remedy)
+        remedy = (
+            f'set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"], so that a router can forward it'
+            if reachable is not True
+            else ""
+        )
+        return Finding(
+            "listening", True if reachable else None, f"on TCP port {port}, another one at each start", remedy
+        )
     return Finding("listening", True, f"on TCP port {port}; UDP is not used")
 
 
 def _addresses(found: Survey, reachable: bool | None) -> Finding:
     own = found["own"]
-    seen = list(dict.fromkeys(v["seen_at"] for v in found["verdicts"] if v["seen_at"] is not None and v["seen_at"] not in own))
+    seen = list(
+        dict.fromkeys(
+            v["seen_at"] for v in found["verdicts"] if v["seen_at"] is not None and v["seen_at"] not in own
+        )
+    )
     far = [address for address in seen if group_of_host(address) != LOCAL]
     says = f"this machine has {', '.join(own) or 'none but loopback'}"
     if far:
-        return Finding("addresses", None, f"{says}; others see it at {', '.join(far)}: it is behind a router that translates (NAT)")
+        return Finding(
+            "addresses",
+            None,
+            f"{says}; others see it at {', '.join(far)}: it is behind a router that translates (NAT)",
+        )
     if any(ipaddress.ip_address(address).is_global for address in own):
         return Finding("addresses", True, f"{says}; of these at least one is public")
-    return Finding("addresses", None, f"{says}; none of these is public" + ("" if reachable else ", so most likely it is behind NAT"))
+    return Finding(
+        "addresses",
+        None,
+        f"{says}; none of these is public" + ("" if reachable else ", so most likely it is behind NAT"),
+    )
 
 
 def _bootstrap(found: Survey) -> list[Finding]:
     if not found["bootstrap"]:
-        says = "none is configured: this node can only be found, or find nodes that it knows from before or on its own network"
+        says = (
+            "none is configured: this node can only be found, or find nodes that it knows from before or on"
+            " its own network"
+        )
         alone = not found["peers"]["connected"]
-        return [Finding("bootstrap", None, says, "ask the swarm's people for one, and set swarm.bootstrap to it" if alone else "")]
+        return [
+            Finding(
+                "bootstrap",
+                None,
+                says,
+                "ask the swarm's people for one, and set swarm.bootstrap to it" if alone else "",
+            )
+        ]
     findings = []
     for entry in found["bootstrap"]:
         remedy = "" if entry["answers"] else bootstrap_remedy(entry)
-        findings.append(Finding("bootstrap", entry["answers"], f"{entry['address']} {_silence(entry)}", remedy))
+        findings.append(
+            Finding("bootstrap", entry["answers"], f"{entry['address']} {_silence(entry)}", remedy)
+        )
     return findings
 
 
@@ -163,17 +210,32 @@ def _trouble(found: Survey) -> Finding | None:
 def _members(found: Survey, bootstrap_answers: bool) -> Finding:
     peers, seen = found["peers"], found["seen"]
     if peers["connected"] > seen["helpers"] or (peers["connected"] and seen["companions"]):
-        return Finding("members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}")
+        return Finding(
+            "members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}"
+        )
     there = ", ".join(f"{count} of {name}" for name, count in sorted(seen["others"].items()))
     if there:
-        says = f"no node of {found['curriculum']} is here, which this node trains; nodes that are here: {there}"
-        remedy = f"wait for nodes of {found['curriculum']}, or train what they train: --model or swarm.curriculum"
+        says = (
+            f"no node of {found['curriculum']} is here, which this node trains; nodes that are here: {there}"
+        )
+        remedy = (
+            f"wait for nodes of {found['curriculum']}, or train what they train: --model or swarm.curriculum"
+        )
         return Finding("members", False, says, remedy)
     if peers["connected"]:
         says = f"only bootstrap nodes ({peers['connected']}), and no node that trains {found['curriculum']}"
         return Finding("members", None, says, "wait: others are found as they come")
-    remedy = "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd" if bootstrap_answers else ""
-    return Finding("members", False if found["bootstrap"] else None, f"none of swarm {found['swarm']['name']} is connected", remedy)
+    remedy = (
+        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd"
+        if bootstrap_answers
+        else ""
+    )
+    return Finding(
+        "members",
+        False if found["bootstrap"] else None,
+        f"none of swarm {found['swarm']['name']} is connected",
+        remedy,
+    )
 
 
 def _reached(found: Survey, reachable: bool | None) -> Finding:
@@ -185,12 +247,26 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
         by = ", ".join(v["name"] for v in _verdicts(found, Outcome.NOT_REACHED))
         says = f"no: {by} could not open a connection to it at TCP port {port}"
         return Finding("dialled back", None, says, _how_to_open(found))
-    if near := _verdicts(found, Outcome.REACHED, far=False) + _verdicts(found, Outcome.NOT_REACHED, far=False):
+    if near := _verdicts(found, Outcome.REACHED, far=False) + _verdicts(
+        found, Outcome.NOT_REACHED, far=False
+    ):
         yes = [v["name"] for v in near if v["outcome"] == Outcome.REACHED.name]
-        says = f"by members on the same network only: {'yes' if yes else 'no'}; nobody could say whether the internet can reach it"
-        firewall = "" if yes else f"does a firewall on this machine stop incoming TCP connections to port {port}? Allow them"
+        says = (
+            f"by members on the same network only: {'yes' if yes else 'no'}; nobody could say whether the"
+            " internet can reach it"
+        )
+        firewall = (
+            ""
+            if yes
+            else f"does a firewall on this machine stop incoming TCP connections to port {port}? Allow them"
+        )
         return Finding("dialled back", bool(yes) or None, says, firewall)
-    return Finding("dialled back", None, "no member could say", "" if found["peers"]["connected"] else "ask again when it has met members")
+    return Finding(
+        "dialled back",
+        None,
+        "no member could say",
+        "" if found["peers"]["connected"] else "ask again when it has met members",
+    )
 
 
 def _how_to_open(found: Survey) -> str:
@@ -198,7 +274,10 @@ def _how_to_open(found: Survey) -> str:
     port = PORT if _changes_port(found) else _port(found)
     public = any(ipaddress.ip_address(address).is_global for address in found["own"])
     if public:
-        return f"nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port {port}"
+        return (
+            "nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port"
+            f" {port}"
+        )
     return f"nothing has to be done; to be reachable, forward TCP port {port} of your router to {local}"
 
 
@@ -208,7 +287,14 @@ def _relayed(found: Survey, reachable: bool | None) -> list[Finding]:
         return [Finding("relay", True, f"others can open streams to it through {', '.join(relays)}")]
     if reachable is False:
         says = "none has taken this node in yet; that may take a minute after the start"
-        return [Finding("relay", None, says, "" if found["bootstrap"] else "a bootstrap node relays: set swarm.bootstrap to one")]
+        return [
+            Finding(
+                "relay",
+                None,
+                says,
+                "" if found["bootstrap"] else "a bootstrap node relays: set swarm.bootstrap to one",
+            )
+        ]
     return []
 
 

@@ -1,4 +1,6 @@
-"""Reachability survey: collects the facts on whether others can reach this node. `reachability_report` says what they mean.
+"""Reachability survey: collects the facts on whether others can reach this node.
+
+`reachability_report` says what they mean.
 
 The process with the engine makes it: the running node; if none runs, a member started for the survey alone.
 """
@@ -69,7 +71,12 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         for port in ports[:1]:
             verdicts = await ask_members(member.engine.request, [peer.id for peer in peers], port)
             found["verdicts"] = [
-                {"by": v.by, "name": nickname(v.by), "outcome": v.outcome.name, "seen_at": str(v.seen_at) if v.seen_at else None}
+                {
+                    "by": v.by,
+                    "name": nickname(v.by),
+                    "outcome": v.outcome.name,
+                    "seen_at": str(v.seen_at) if v.seen_at else None,
+                }
                 for v in verdicts
             ]
 
@@ -110,7 +117,9 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
     return trouble.document() if trouble else None
 
 
-async def count_others(member: Member, asked: Sequence[PeerId], introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:
+async def count_others(
+    member: Member, asked: Sequence[PeerId], introduced: Mapping[PeerId, Introduced]
+) -> dict[str, Any]:
     """Count the members that only help and those that may train, and the other nodes that our members see.
 
     Members that do not answer count as training. Other nodes are a lower bound, of our curriculum and of
@@ -126,7 +135,8 @@ async def count_others(member: Member, asked: Sequence[PeerId], introduced: Mapp
     for peer, answer in said.items():
         for seen in answer.swarms:
             ours = seen.digest == member.topic.digest
-            count = seen.members + answer.trains - (ours and peer in peers)  # who trains is one itself; and one that it sees is us
+            # Who trains is one itself; and one that it sees is us
+            count = seen.members + answer.trains - (ours and peer in peers)
             if ours:
                 companions = max(companions, count)
             elif count > 0:
@@ -148,7 +158,11 @@ async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[]
     """Ask peers what they say of themselves, of us and of whom they see, as `Facts` has it."""
     said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
     introduced = {peer: one for peer, one in said.items() if one is not None}
-    return {"answered": [*said], "introduced": [*introduced.values()], **await count_others(member, asked, introduced)}
+    return {
+        "answered": [*said],
+        "introduced": [*introduced.values()],
+        **await count_others(member, asked, introduced),
+    }
 
 
 def is_offline(bootstrap: Sequence[str]) -> bool:
@@ -182,7 +196,11 @@ async def who_answers(bootstrap: str) -> dict[str, Any]:
         return {"answers": False, "says": f"what answers there is no libp2p peer: {error}", "refused": False}
     if there != wanted:
         return {"answers": False, "says": f"another peer answers there, {there}", "refused": False}
-    return {"answers": True, "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms", "refused": False}
+    return {
+        "answers": True,
+        "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms",
+        "refused": False,
+    }
 
 
 def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[str, Any]:
@@ -195,7 +213,13 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
     found: dict[str, Any] = {}
 
     async def live() -> None:
-        member = Member(identity, topic, engine_builder(engine, identity, topic, config.swarm, folder), sequence=iter(()), clock=time.time)
+        member = Member(
+            identity,
+            topic,
+            engine_builder(engine, identity, topic, config.swarm, folder),
+            sequence=iter(()),
+            clock=time.time,
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(member.run)
             with trio.move_on_after(COMPANY):
@@ -223,14 +247,25 @@ async def _is_seen(member: Member) -> bool:
 
 def listen_ports(addresses: Sequence[str]) -> list[int]:
     """Return the ports of a member's addresses, those that other machines can dial first."""
-    endpoints = [(only_here(address), endpoint) for address in addresses if (endpoint := parse_endpoint(address)) is not None]
+    endpoints = [
+        (only_here(address), endpoint)
+        for address in addresses
+        if (endpoint := parse_endpoint(address)) is not None
+    ]
     return list(dict.fromkeys(endpoint.port for _, endpoint in sorted(endpoints, key=lambda pair: pair[0])))
 
 
 def own_addresses() -> list[str]:
     """Return this machine's IP addresses, without loopback and link-local ones."""
-    found = {item.address.split("%")[0] for items in psutil.net_if_addrs().values() for item in items if item.family.name in _FAMILIES}
-    return sorted(text for text in found if not (ip := ipaddress.ip_address(text)).is_loopback and not ip.is_link_local)
+    found = {
+        item.address.split("%")[0]
+        for items in psutil.net_if_addrs().values()
+        for item in items
+        if item.family.name in _FAMILIES
+    }
+    return sorted(
+        text for text in found if not (ip := ipaddress.ip_address(text)).is_loopback and not ip.is_link_local
+    )
 
 
 _FAMILIES = ("AF_INET", "AF_INET6")

@@ -1,8 +1,10 @@
-"""Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded in number. Pure; `now` is an argument.
+"""Authors heard lately, for `swarmd status` and `swarmd peers`.
 
-An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps, at least a minute and at
-most a quarter of an hour. So a dead node leaves within a minute or two, and a slow one stays. Many new names push out only each
-other: an author whose rollouts were useful is forgotten last.
+Bounded in number. Pure; `now` is an argument.
+
+An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps,
+at least a minute and at most a quarter of an hour. So a dead node leaves within a minute or two, and a slow
+one stays. Many new names push out only each other: an author whose rollouts were useful is forgotten last.
 """
 
 from collections import OrderedDict
@@ -13,7 +15,8 @@ from p2p.types import PeerId
 
 KEPT = 1024  # authors
 GAPS = 2.5  # of an author's mean gap
-LEAST, FIRST, MOST = 60.0, 150.0, 900.0  # seconds after which one is no longer heard: at least, after a first frame, at most
+# Seconds after which one is no longer heard: at least, after a first frame, at most
+LEAST, FIRST, MOST = 60.0, 150.0, 900.0
 _SHARE = 0.3  # of the newest gap in the mean
 
 
@@ -34,7 +37,8 @@ class AuthorRecord:
 class Roster:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()  # authors of useful rollouts; the one heard last is at the end
+        # Authors of useful rollouts; the one heard last is at the end
+        self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
         self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
     def __len__(self) -> int:
@@ -88,8 +92,13 @@ class Roster:
 
     def any_usable(self, now: float) -> bool:
         """Return whether one of them sends what we can use."""
-        return any(author.usable and _present(author, now) for those in (self._useful, self._others) for author in those.values())
+        return any(
+            author.usable and _present(author, now)
+            for those in (self._useful, self._others)
+            for author in those.values()
+        )
 
 
 def _present(author: AuthorRecord, now: float) -> bool:
-    return not author.gone and abs(now - author.last) <= author.quiet  # abs: where the clock is set back, all that was heard is old
+    # Abs: where the clock is set back, all that was heard is old
+    return not author.gone and abs(now - author.last) <= author.quiet

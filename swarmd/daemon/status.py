@@ -1,4 +1,7 @@
-"""The documents behind `swarmd status` and `swarmd peers`. Every state but "training" has a cause and a remedy."""
+"""The documents behind `swarmd status` and `swarmd peers`.
+
+Every state but "training" has a cause and a remedy.
+"""
 
 import os
 import time
@@ -24,11 +27,23 @@ SHOWN = 500  # peers in one answer, at least; all that are connected are in it
 class StatusBoard:
     """Collects what happens in the daemon; documents are made from it on demand."""
 
-    def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None) -> None:
-        self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
+    def __init__(
+        self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None
+    ) -> None:
+        self.config, self.folder, self.peer_id, self.topic, self.engine = (
+            config,
+            folder,
+            peer_id,
+            topic,
+            engine,
+        )
         self.state, self.cause, self.remedy = "starting", "starting the trainer", "wait: usually 1 s"
         self.started_at = self.since = time.time()  # since: it is in this state for this cause
-        self.limits = {key: value for key, value in flatten(config).items() if key in LIMITS or key.startswith(("limits.", "when."))}
+        self.limits = {
+            key: value
+            for key, value in flatten(config).items()
+            if key in LIMITS or key.startswith(("limits.", "when."))
+        }
         self.model: Mapping[str, Any] = {"name": config.model.name}
         self.round = 0
         self.saved = 0  # rounds in a checkpoint: kill -9 loses those after it
@@ -37,7 +52,8 @@ class StatusBoard:
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
         self.rewards: deque[float | None] = deque(maxlen=REWARDS_KEPT)
-        self.external: deque[int] = deque(maxlen=REWARDS_KEPT)  # rollouts of others in the batches of these rounds
+        # Rollouts of others in the batches of these rounds
+        self.external: deque[int] = deque(maxlen=REWARDS_KEPT)
         self.roster = Roster()
 
     def on_gpu(self) -> bool:
@@ -125,7 +141,9 @@ class StatusBoard:
             "connected": connected,
             "addresses": list(addresses),
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
-            "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
+            "advice": {
+                reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy
+            },
             "exchange": dict(exchange),
             "given": dict(given),
             **isolation,

@@ -1,4 +1,7 @@
-"""The status document in words: what `swarmd status`, the live view, the log and the node's page say. Pure."""
+"""The status document in words.
+
+What `swarmd status`, the live view, the log and the node's page say. Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -21,7 +24,13 @@ def who(document: Mapping[str, Any]) -> str:
 def model_words(model: Mapping[str, Any]) -> str:
     """Name, size, device and data type of the model, as far as known."""
     parameters = model.get("parameters")
-    size = f"{parameters / 1e9:.1f} B" if parameters and parameters >= 1e9 else f"{parameters / 1e6:.1f} M" if parameters else None
+    size = (
+        f"{parameters / 1e9:.1f} B"
+        if parameters and parameters >= 1e9
+        else f"{parameters / 1e6:.1f} M"
+        if parameters
+        else None
+    )
     lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
     parts = [model.get("name") or model.get("model"), size, model.get("device"), model.get("dtype"), lora]
     return printable(" ".join(str(part) for part in parts if part))
@@ -35,7 +44,10 @@ def state_sentence(document: Mapping[str, Any]) -> str:
 
 def so_far(document: Mapping[str, Any], now: float) -> str:
     """Say how long a starting node has been at its step, its first round included: ", for 12 s"; else ""."""
-    since, starts = document.get("since"), document.get("state") in ("starting", "training") and document.get("cause")
+    since, starts = (
+        document.get("since"),
+        document.get("state") in ("starting", "training") and document.get("cause"),
+    )
     return f", for {max(0.0, now - since):.0f} s" if since and starts else ""
 
 
@@ -52,7 +64,11 @@ def sentence(found: Mapping[str, Any]) -> str:
 def round_sentence(line: Mapping[str, Any]) -> str:
     seconds = sum(line["seconds"].values())
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
-    refused, gated, odd = counts(line["rejected"]), counts(line.get("gated") or {}), counts(line.get("gate_reported") or {})
+    refused, gated, odd = (
+        counts(line["rejected"]),
+        counts(line.get("gated") or {}),
+        counts(line.get("gate_reported") or {}),
+    )
     unfit = counts(line.get("unfit") or {})
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
@@ -72,7 +88,11 @@ def round_sentence(line: Mapping[str, Any]) -> str:
 def counts(refused: Mapping[str, int]) -> str:
     """Format counts by reason, most frequent first."""
     return printable(
-        ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])) if count)
+        ", ".join(
+            f"{count} {reason}"
+            for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0]))
+            if count
+        )
     )
 
 
@@ -94,7 +114,10 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("state", state_sentence(document)),
         *(("", pause_words(each)) for each in (document.get("pauses") or ())[1:]),
         ("trouble", trouble),
-        ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
+        (
+            "round",
+            f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else "",
+        ),
         ("reward", reward_words(document)),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
@@ -109,9 +132,15 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
-        ("trainer", f"pid {trainer['pid']}" + (f", restarts: {trainer['restarts']}" if trainer.get("restarts") else ""))
-        if trainer
-        else ("", ""),
+        (
+            (
+                "trainer",
+                f"pid {trainer['pid']}"
+                + (f", restarts: {trainer['restarts']}" if trainer.get("restarts") else ""),
+            )
+            if trainer
+            else ("", "")
+        ),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
         *(("away", away_words(each)) for each in document.get("away") or ()),
         ("budget", budget_words(document.get("usage") or {})),
@@ -126,7 +155,9 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")]
     for peer in document["peers"]:
         figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
-        rows.append((peer["name"], *figures, peer["direction"], str(peer.get("address") or "–").partition("/p2p/")[0]))
+        rows.append(
+            (peer["name"], *figures, peer["direction"], str(peer.get("address") or "–").partition("/p2p/")[0])
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     if len(rows) == 1:
         return ["no peers: the node trains alone until it meets some"]
@@ -183,7 +214,11 @@ def given_words(given: Mapping[str, Any]) -> str:
     """Say how many rollouts we shared, and how often others say that they used them."""
     if not given.get("rollouts"):
         return ""
-    used = f"used {given['used']} times, by {many(given['by'], 'other node')}" if given["used"] else "nobody has said yet that it used one"
+    used = (
+        f"used {given['used']} times, by {many(given['by'], 'other node')}"
+        if given["used"]
+        else "nobody has said yet that it used one"
+    )
     return f"{many(given['rollouts'], 'rollout')}; {used}"
 
 
@@ -191,12 +226,19 @@ def helped_words(given: Mapping[str, Any]) -> str:
     """Say how many others trained on this machine's rollouts; "" before anybody said so."""
     if not given.get("used"):
         return ""
-    return f"Your machine helped {many(given['by'], 'other node')}: they trained {many(given['used'], 'time')} on its answers."
+    return (
+        f"Your machine helped {many(given['by'], 'other node')}: they trained"
+        f" {many(given['used'], 'time')} on its answers."
+    )
 
 
 def cost_words(usage: Mapping[str, Any]) -> str:
     """Describe what the node cost today and in all; leave out what cannot be measured here."""
-    return "; ".join(f"{words} {_one_cost(usage[part])}" for part, words in (("today", "today"), ("total", "in all")) if part in usage)
+    return "; ".join(
+        f"{words} {_one_cost(usage[part])}"
+        for part, words in (("today", "today"), ("total", "in all"))
+        if part in usage
+    )
 
 
 def budget_words(usage: Mapping[str, Any]) -> str:
@@ -218,7 +260,11 @@ def judge_words(judge: Mapping[str, Any]) -> str:
     low, high = judge.get("interval") or (None, None)
     interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
     known = judge.get("score") is not None
-    grade = f"score {judge['score']:.3f}{interval} over {many(judge['n'], 'question')}" if known else "no score yet"
+    grade = (
+        f"score {judge['score']:.3f}{interval} over {many(judge['n'], 'question')}"
+        if known
+        else "no score yet"
+    )
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
     whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
     facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")
@@ -237,10 +283,20 @@ def reward_words(document: Mapping[str, Any]) -> str:
     text = mean_reward_words(document)
     if not text:
         return ""
-    kept = [(reward, others) for reward, others in zip(reversed(rewards), reversed(external), strict=False) if reward is not None]
-    shared, alone = [reward for reward, others in kept if others], [reward for reward, others in kept if not others]
+    kept = [
+        (reward, others)
+        for reward, others in zip(reversed(rewards), reversed(external), strict=False)
+        if reward is not None
+    ]
+    shared, alone = (
+        [reward for reward, others in kept if others],
+        [reward for reward, others in kept if not others],
+    )
     if shared and alone:
-        text += f"; of {many(len(shared), 'round')} with others' rollouts {fmean(shared):.3f}, of {len(alone)} alone {fmean(alone):.3f}"
+        text += (
+            f"; of {many(len(shared), 'round')} with others' rollouts {fmean(shared):.3f}, of"
+            f" {len(alone)} alone {fmean(alone):.3f}"
+        )
     return text
 
 

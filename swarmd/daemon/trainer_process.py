@@ -27,8 +27,8 @@ CHECK_EVERY = 1.0  # seconds between two checks whether it is stuck
 class TrainerChild:
     """Runs the trainer, `python -m MODULE FD`, until it finishes, is stopped, or dies too often.
 
-    `on_message` is called for every message, in order; `on_death` when it died and will be restarted; `on_stuck` when it is stuck
-    (it is killed if that lasts), and with None when it works again.
+    `on_message` is called for every message, in order; `on_death` when it died and will be restarted;
+    `on_stuck` when it is stuck (it is killed if that lasts), and with None when it works again.
     """
 
     def __init__(
@@ -43,7 +43,13 @@ class TrainerChild:
         lingers: float = LINGERS,
     ) -> None:
         self._module, self._lingers = module, lingers
-        self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = start, log_file, on_message, on_death, on_stuck
+        self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = (
+            start,
+            log_file,
+            on_message,
+            on_death,
+            on_stuck,
+        )
         self._watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
         self._ending = ""  # why it ended, where we know better than its exit status
@@ -68,7 +74,10 @@ class TrainerChild:
         self._wake.set()
 
     def stop(self) -> None:
-        """Let it finish the current round, save and exit; kill it if it has not begun, for then there is nothing to save."""
+        """Let it finish the current round, save and exit.
+
+        Kill it if it has not begun, for then there is nothing to save.
+        """
         if not self.ready:
             self.kill()
             return
@@ -98,7 +107,10 @@ class TrainerChild:
                 return
             death = self._deaths.died(cause)
             if death.hopeless:
-                message = f"the trainer died {death.count} times in a row without finishing a new round: {death.cause}"
+                message = (
+                    f"the trainer died {death.count} times in a row without finishing a new round:"
+                    f" {death.cause}"
+                )
                 self.failed = link.TrainerFailed(message, 1)
                 return
             self.on_death(death)
@@ -120,13 +132,15 @@ class TrainerChild:
         try:
             with theirs, self.log_file.open("ab") as output:  # so that it can be cut while it is written
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],  # -P: no file of the working folder is imported
+                    # -P: no file of the working folder is imported
+                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C goes to the daemon, which tells the trainer
-                    # Where other programs compute as well, threads that spin while they wait for each other take four times as long.
+                    # Where other programs compute as well, threads that spin while they wait for each other
+                    # take four times as long.
                     env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 )
         except OSError:
@@ -163,7 +177,10 @@ class TrainerChild:
                 try:
                     messages = unpacker.feed(data)
                 except ValueError as error:  # msgspec's are
-                    self._ending = f"it is of another version of swarmd than the daemon ({error}): stop the node and join again"
+                    self._ending = (
+                        f"it is of another version of swarmd than the daemon ({error}): stop the node and"
+                        " join again"
+                    )
                     return
                 for message in messages:
                     self._note(message)
@@ -215,7 +232,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _keep_short(log_file: Path) -> None:
-    """Set its lines aside, as those of swarmd.log are. The process goes on writing to it, so they are copied."""
+    """Set its lines aside, as those of swarmd.log are.
+
+    The process goes on writing to it, so they are copied.
+    """
     with contextlib.suppress(OSError):
         if log_file.stat().st_size <= LOG_BYTES:
             return

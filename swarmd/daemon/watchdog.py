@@ -1,10 +1,11 @@
 """Watchdog: tells a stuck trainer from a slow one. Pure.
 
-Two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its loop does (`link.Alive`): where it is
-silent, it is stopped, or the machine is overloaded. And rounds end: a loop hangs if no round ends for many times its slowest of late.
+Two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its loop does
+(`link.Alive`): where it is silent, it is stopped, or the machine is overloaded. And rounds end: a loop hangs
+if no round ends for many times its slowest of late.
 
-Time is added up check by check, at most COUNTED seconds for each. So time in which the daemon itself was suspended, with the machine,
-does not count.
+Time is added up check by check, at most COUNTED seconds for each. So time in which the daemon itself was
+suspended, with the machine, does not count.
 """
 
 from collections import deque
@@ -22,7 +23,8 @@ class StuckLimits:
     """Limits in seconds, and in rounds as long as the slowest of late. Both must be exceeded."""
 
     silent: float = 15.0  # without a word from the process, until it counts as stuck
-    importing: float = 300.0  # the same until its first round has ended: imports hold up every thread of a process
+    # The same until its first round has ended: imports hold up every thread of a process
+    importing: float = 300.0
     silent_end: float = 300.0  # until it is killed
     hanging: float = 300.0  # without the end of a round, until it counts as stuck
     hanging_end: float = 1800.0  # until it is killed
@@ -87,10 +89,16 @@ class Watchdog:
         if self._silent < patience:
             return None
         end = max(limits.silent_end, limits.rounds * slowest, 2 * patience)
-        why = "it is stopped (SIGSTOP, a debugger)" if stopped else "it is stopped, or the machine is out of memory or overloaded"
+        why = (
+            "it is stopped (SIGSTOP, a debugger)"
+            if stopped
+            else "it is stopped, or the machine is out of memory or overloaded"
+        )
         how = "let it go on with `kill -CONT`" if stopped else "close other programs, or use a smaller model"
         remedy = f"{how}; after {_minutes(end)} without a word it is killed and starts again"
-        return Stuck(f"the trainer's process does not answer: {why}", remedy, self._spoke and self._silent >= end)
+        return Stuck(
+            f"the trainer's process does not answer: {why}", remedy, self._spoke and self._silent >= end
+        )
 
     def _hanging(self) -> Stuck | None:
         limits, slowest = self._limits, max(self._rounds, default=0.0)

@@ -1,4 +1,6 @@
-"""Uploads weights to a judge that evaluates them itself, and reads what it found. docs/judge-verified.md describes the protocol."""
+"""Uploads weights to a judge that evaluates them itself, and reads what it found. docs/judge-verified.md
+describes the protocol.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +30,10 @@ class UploadRefused(SwarmdError):
 
 
 class JudgeLied(SwarmdError):
-    """What the judge sent is not what the protocol says. Check the judge's address; if it is right, tell its operator."""
+    """What the judge sent is not what the protocol says.
+
+    Check the judge's address; if it is right, tell its operator.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,16 @@ class UploadedWeights:
     @property
     def target(self) -> str:
         """Path and query of the request."""
-        said: dict[str, str | int] = {"model": self.model, "curriculum": self.curriculum, "answers": self.answers}
-        said |= {name: value for name, value in (("lora_rank", self.lora_rank), ("base", self.base)) if value is not None}
+        said: dict[str, str | int] = {
+            "model": self.model,
+            "curriculum": self.curriculum,
+            "answers": self.answers,
+        }
+        said |= {
+            name: value
+            for name, value in (("lora_rank", self.lora_rank), ("base", self.base))
+            if value is not None
+        }
         if self.revision:
             repo, _, commit = self.revision.partition("@")
             return "/v1/verified/hub?" + urlencode(said | {"repo": repo, "commit": commit})
@@ -104,9 +117,15 @@ class _Receipt(msgspec.Struct, frozen=True):
 
 
 def upload(
-    url: str, identity: Identity, weights: UploadedWeights, told: Callable[[int], None], nanoseconds: Callable[[], int] = time.time_ns
+    url: str,
+    identity: Identity,
+    weights: UploadedWeights,
+    told: Callable[[int], None],
+    nanoseconds: Callable[[], int] = time.time_ns,
 ) -> str:
-    """Send the weights, or name them; the id of their verification. `told`: called with the bytes sent so far.
+    """Send the weights, or name them; the id of their verification.
+
+    `told`: called with the bytes sent so far.
 
     Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied.
     """
@@ -137,7 +156,10 @@ def outcome(url: str, verification: str) -> VerifiedOutcome:
     """
     found, _ = read(url, f"/v1/verified/{verification}", VerifiedOutcome)
     if found.verification != verification or (found.state == "done" and not _stands(found)):
-        raise JudgeLied(f"the judge sent a receipt that is not of this result, or that it did not sign. {JudgeLied.__doc__}")
+        raise JudgeLied(
+            "the judge sent a receipt that is not of this result, or that it did not sign."
+            f" {JudgeLied.__doc__}"
+        )
     return found
 
 
@@ -152,10 +174,14 @@ def _stands(found: VerifiedOutcome) -> bool:
         signed = verify(receipt.judge, RECEIPT, found.receipt.encode(), bytes.fromhex(found.signature))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return False
-    return signed and receipt == _Receipt(receipt.judge, found.verification, found.peer, found.weights, found.right, found.n)
+    return signed and receipt == _Receipt(
+        receipt.judge, found.verification, found.peer, found.weights, found.right, found.n
+    )
 
 
-def _post(origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes]) -> tuple[int, bytes]:
+def _post(
+    origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes]
+) -> tuple[int, bytes]:
     """Send a POST; return status and body.
 
     Raises Unreachable.
@@ -164,14 +190,18 @@ def _post(origin: str, target: str, headers: Mapping[str, str], content: Iterato
         return exchanged("POST", origin + target, headers, content, SECONDS)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
         why = str(error) or type(error).__name__
-        raise Unreachable(f"no answer from the judge at {origin}: {why}. Check its address and your network.") from None
+        raise Unreachable(
+            f"no answer from the judge at {origin}: {why}. Check its address and your network."
+        ) from None
 
 
 def _decoded(body: bytes, kind: type[K]) -> K:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise JudgeLied(f"the judge sent something else than the protocol says. {JudgeLied.__doc__}") from None
+        raise JudgeLied(
+            f"the judge sent something else than the protocol says. {JudgeLied.__doc__}"
+        ) from None
 
 
 def _refused(error: str, remedy: str) -> UploadRefused:

@@ -1,9 +1,12 @@
-"""Acknowledgements: a node tells authors how many of their rollouts it trained on. For people to see; nothing is decided by them.
+"""Acknowledgements: a node tells authors how many of their rollouts it trained on.
 
-Question: byte 7 and msgpack [1, number, rollouts]: the asker trained on so many more rollouts of the peer that it asks. number: another one
-for each such message, so that one that comes twice counts once. Answer: byte 1, or nothing from a peer that does not know the question.
-The connection proves who says it, so it is not signed: nobody else has to believe it. Only authors that are connected are told, so it
-costs no connection and no gossip, however large the swarm is.
+For people to see; nothing is decided by them.
+
+Question: byte 7 and msgpack [1, number, rollouts]: the asker trained on so many more rollouts of the peer
+that it asks. number: another one for each such message, so that one that comes twice counts once. Answer:
+byte 1, or nothing from a peer that does not know the question. The connection proves who says it, so it is
+not signed: nobody else has to believe it. Only authors that are connected are told, so it costs no connection
+and no gossip, however large the swarm is.
 """
 
 import logging
@@ -42,12 +45,18 @@ def encode(number: int, rollouts: int) -> bytes:
 
 
 class Acknowledger:
-    """Counts whose rollouts we trained on, and tells them. connected: whom we are connected to. clock: seconds since the epoch."""
+    """Counts whose rollouts we trained on, and tells them.
 
-    def __init__(self, ask: Ask, connected: Callable[[], Collection[PeerId]], clock: Callable[[], float]) -> None:
+    connected: whom we are connected to. clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, ask: Ask, connected: Callable[[], Collection[PeerId]], clock: Callable[[], float]
+    ) -> None:
         self._ask, self._connected = ask, connected
         self._number = int(clock() * 1000)
-        self._untold: OrderedDict[PeerId, int] = OrderedDict()  # author -> rollouts; the one used last is at the end
+        # Author -> rollouts; the one used last is at the end
+        self._untold: OrderedDict[PeerId, int] = OrderedDict()
 
     def used(self, authors: Iterable[PeerId]) -> None:
         """One rollout of each was trained on, for the first time."""
@@ -84,12 +93,14 @@ class Acknowledger:
 class Given:
     """What we gave and how much of it others say that they used. Answers the question.
 
-    A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures large, on our own screen alone.
+    A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures
+    large, on our own screen alone.
     """
 
     def __init__(self) -> None:
         self.rollouts = 0  # shared since the start
-        self._by: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # peer -> number of its last message, rollouts
+        # Peer -> number of its last message, rollouts
+        self._by: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         content = PeerRequest.USED.content(message)
@@ -109,4 +120,8 @@ class Given:
 
     def document(self) -> dict[str, int]:
         """rollouts: shared. used: how often others trained on one of them. by: how many others."""
-        return {"rollouts": self.rollouts, "used": sum(total for _, total in self._by.values()), "by": len(self._by)}
+        return {
+            "rollouts": self.rollouts,
+            "used": sum(total for _, total in self._by.values()),
+            "by": len(self._by),
+        }

@@ -1,9 +1,10 @@
 """Fetches the rollouts that a round will train on, and only those. Runs in the daemon.
 
-Each round needs a number of rollouts. They are chosen from the offers on the board when the round begins, by `[sharing] take`
-(`experience.batch.OfferChoice`). If there are too few, offers that arrive during the round are used too. If a rollout cannot be fetched,
-is late, or is not of the task that was offered, another one takes its place. Fetching goes on while our own rollouts are generated; no
-round waits for it. A fetched rollout is handed on like a gossiped one.
+Each round needs a number of rollouts. They are chosen from the offers on the board when the round begins, by
+`[sharing] take` (`experience.batch.OfferChoice`). If there are too few, offers that arrive during the round
+are used too. If a rollout cannot be fetched, is late, or is not of the task that was offered, another one
+takes its place. Fetching goes on while our own rollouts are generated; no round waits for it. A fetched
+rollout is handed on like a gossiped one.
 """
 
 import logging
@@ -26,7 +27,8 @@ from swarmd.experience.batch import OfferChoice
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author
 
-AT_LEAST = 5.0  # seconds a fetch may take even if its round is over: rounds of a tiny model are shorter than a round trip
+# Seconds a fetch may take even if its round is over: rounds of a tiny model are shorter than a round trip
+AT_LEAST = 5.0
 DOUBTFUL = 2.0  # seconds a fetch from a doubtful author may take (`Serving.doubtful`)
 LATE = 2.0  # seconds after which a fetch goes on but frees its place for another author
 
@@ -49,10 +51,12 @@ class Tried(Protocol):
 
 
 class Gatherer:
-    """wanted: rollouts to fetch in a round. specialties: the curriculum's. tried: told of each author that was asked.
+    """wanted: rollouts to fetch in a round.
 
-    hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of the round in which it, or its
-    offer, arrived.
+    specialties: the curriculum's. tried: told of each author that was asked.
+
+    hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of the
+    round in which it, or its offer, arrived.
     """
 
     def __init__(
@@ -90,7 +94,9 @@ class Gatherer:
     def on_envelope(self, envelope: Envelope) -> None:
         """Put an offer on the board; hand on a set that was gossiped whole. Does not wait."""
         if envelope.kind != offers.KIND:
-            self._hand_on(ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body, self._board.round))
+            self._hand_on(
+                ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body, self._board.round)
+            )
             return
         offered = offers.decode(envelope, self._specialties)
         if isinstance(offered, Reason):
@@ -106,7 +112,9 @@ class Gatherer:
         self._board.begin(round_number)
 
     def next_round(self, round_number: int) -> None:
-        """Another round of the trainer begins: cancel the last one's fetches, except those begun less than AT_LEAST ago.
+        """Another round of the trainer begins.
+
+        Cancel the last one's fetches, except those begun less than AT_LEAST ago.
 
         Rollouts that would be too old to train on are cancelled in any case.
         """
@@ -125,11 +133,19 @@ class Gatherer:
         return self._board.round
 
     def document(self) -> dict[str, int]:
-        """For the status: rollouts on offer, fetched and missed since the start, authors set aside, bytes fetched and served."""
+        """For the status: rollouts on offer, fetched and missed since the start, authors set aside, bytes
+        fetched and served.
+        """
         fetched, sent = self._member.fetcher.received, self._member.server.sent
         aside = self._serving.aside(self._clock())
-        return {"on_offer": len(self._board), "fetched": self.gathered, "missed": self.missed, "set_aside": aside,
-                "bytes_in": fetched, "bytes_out": sent}  # fmt: skip
+        return {
+            "on_offer": len(self._board),
+            "fetched": self.gathered,
+            "missed": self.missed,
+            "set_aside": aside,
+            "bytes_in": fetched,
+            "bytes_out": sent,
+        }
 
     def _fill(self) -> None:
         """Begin fetches for the free places of the round, and trial fetches beside them (`Serving.on_trial`)."""
@@ -146,7 +162,10 @@ class Gatherer:
             prompt = [item for item in offered if item.author not in late]
             return self._serving.choose(prompt, count, rng, self._choice, now, tried)
 
-        begun = [_Fetch(item, trio.CancelScope(), now, {}) for item in self._board.choose(places, self._rng, choose)]
+        begun = [
+            _Fetch(item, trio.CancelScope(), now, {})
+            for item in self._board.choose(places, self._rng, choose)
+        ]
         for fetch in begun:
             self._under_way[fetch.item.id] = fetch
             self._nursery.start_soon(self._gather, fetch)
@@ -173,7 +192,10 @@ class Gatherer:
     async def _gather(self, fetch: _Fetch) -> None:
         item, blob = fetch.item, None
         try:
-            with fetch.scope, trio.move_on_after(DOUBTFUL) if self._serving.doubtful(item.author) else nullcontext():
+            with (
+                fetch.scope,
+                trio.move_on_after(DOUBTFUL) if self._serving.doubtful(item.author) else nullcontext(),
+            ):
                 holders: list[PeerId] = [item.author] if item.via is None else [item.author, item.via]
                 blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.replies)
         finally:
@@ -181,7 +203,8 @@ class Gatherer:
         if fetch.replies.get(item.author) is HolderReply.NO or blob is None:
             self._unserved(fetch)  # whoever else has it: an offer without the blob behind it is a failure
         if blob is not None and self._take(item, blob):
-            if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:  # else others had it, and it may not have been asked
+            # Else others had it, and it may not have been asked
+            if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
                 self._serving.served(item.author, self._clock())
                 self._tried(item.author, served=True)
             self._wanting -= 1
@@ -224,10 +247,19 @@ class Gatherer:
 
 
 def gatherer_of(
-    member: Member, curriculum: Curriculum, round: RoundConfig, take: str, hand_on: Callable[[ReceivedBody], None],
-    clock: Callable[[], float], rng: random.Random, tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
-) -> tuple[Gatherer, OfferChoice[Offered]]:  # fmt: skip
-    """A node's gatherer, and the choice that it makes: to be told of each round's end before the gatherer is."""
+    member: Member,
+    curriculum: Curriculum,
+    round: RoundConfig,
+    take: str,
+    hand_on: Callable[[ReceivedBody], None],
+    clock: Callable[[], float],
+    rng: random.Random,
+    tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
+) -> tuple[Gatherer, OfferChoice[Offered]]:
+    """A node's gatherer, and the choice that it makes.
+
+    To be told of each round's end before the gatherer is.
+    """
     choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
     gatherer = Gatherer(
         member,

@@ -1,12 +1,14 @@
 """Offers of rollouts: the wire format, and the board of offers that we know. Pure.
 
-A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs.blobs`), and the offer lists their
-ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for other implementations.
+A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs.blobs`),
+and the offer lists their ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for other
+implementations.
 
     offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
 
-specialty is the index in the curriculum's list, which all peers of a swarm share; size is the blob's, in bytes; ids are concatenated.
-Every member receives every offer several times, so bytes matter. A blob is of one author and one rollout:
+specialty is the index in the curriculum's list, which all peers of a swarm share; size is the blob's, in
+bytes; ids are concatenated. Every member receives every offer several times, so bytes matter. A blob is of
+one author and one rollout:
 
     blob = msgpack [author's public key, the body of a `rollouts` frame with this one rollout], packed
 
@@ -34,7 +36,8 @@ VERSION = 1
 MAX_OFFER = 1024  # bytes of one offer
 MAX_ITEMS = 64  # in one offer
 TAKEN = 8192  # chosen ids that a board remembers
-WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip
+# Bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip
+WHOLE = 2 * 1024
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
@@ -77,16 +80,25 @@ class Offered:
 
 
 def encode(
-    rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str], encoded: Sequence[bytes] | None = None
+    rollouts: Sequence[Rollout],
+    round_number: int,
+    model: str,
+    specialties: Sequence[str],
+    encoded: Sequence[bytes] | None = None,
 ) -> tuple[list[bytes], list[bytes]]:
-    """The offers, of at most MAX_OFFER bytes each, and the blobs that they name. A rollout over the limits of a blob is left out.
+    """The offers, of at most MAX_OFFER bytes each, and the blobs that they name.
 
-    encoded: the rollouts by `wire.encode_rollout`, where they are at hand. Raises ValueError on a specialty that is not in the list.
+    A rollout over the limits of a blob is left out.
+
+    encoded: the rollouts by `wire.encode_rollout`, where they are at hand. Raises ValueError on a specialty
+    that is not in the list.
     """
     blobs: list[bytes] = []
     items: list[_Item] = []
     for rollout, alone in zip(rollouts, encoded or map(wire.encode_rollout, rollouts), strict=True):
-        content = _encoder.encode(_Blob(public_key_of(rollout.author), wire.join([alone], round_number, model)))
+        content = _encoder.encode(
+            _Blob(public_key_of(rollout.author), wire.join([alone], round_number, model))
+        )
         try:
             blob = pack(content)
         except ValueError:
@@ -97,7 +109,10 @@ def encode(
 
 
 def join(bodies: Sequence[bytes]) -> list[bytes]:
-    """Join offers of ours into as few as hold their items, in the same order. The round is the first one's."""
+    """Join offers of ours into as few as hold their items, in the same order.
+
+    The round is the first one's.
+    """
     parsed = [_decoder.decode(body) for body in bodies]
     items = [
         (index, n, size, offer.ids[at * ID_BYTES : (at + 1) * ID_BYTES])
@@ -124,7 +139,10 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         return Reason.UNKNOWN_TASK
     author, via, group = envelope.author, envelope.via, envelope.group
     items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
-    return tuple(Offered(author, TaskRef(specialties[index], n), name, size, via, group) for index, n, name, size in items)
+    return tuple(
+        Offered(author, TaskRef(specialties[index], n), name, size, via, group)
+        for index, n, name, size in items
+    )
 
 
 def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
@@ -140,7 +158,8 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
 
 
 def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
-    """Return the body of a `rollouts` frame and the rollout in it, or why this is not the blob that was offered. Never raises.
+    """Return the body of a `rollouts` frame and the rollout in it, or why this is not the blob that was
+    offered. Never raises.
 
     blob: what has the offered id, so whoever offered it is to blame for it.
     """
@@ -175,11 +194,16 @@ def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Seque
 
 
 class Board:
-    """The offers we know. Bounded per author and in all; where it is full, whoever holds most loses the oldest (`p2p.admission.holders`).
+    """The offers we know.
 
-    The first who offers an id keeps it. There is one offer for each author and task, as in the pool; a chosen offer does not come back.
+    Bounded per author and in all; where it is full, whoever holds most loses the oldest
+    (`p2p.admission.holders`).
 
-    kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer arrived.
+    The first who offers an id keeps it. There is one offer for each author and task, as in the pool; a chosen
+    offer does not come back.
+
+    kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer
+    arrived.
     """
 
     def __init__(
@@ -214,7 +238,10 @@ class Board:
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
-        """Take what `choice` chooses off the board. Of offers with the same author and task only one is considered."""
+        """Take what `choice` chooses off the board.
+
+        Of offers with the same author and task only one is considered.
+        """
         distinct = {(item.author, item.ref): item for item in self._offered.values()}
         chosen = choice(list(distinct.values()), max(0, count), rng)
         for item in chosen:
@@ -234,14 +261,21 @@ class Board:
             self._drop(name)
 
     def begin(self, round_number: int) -> None:
-        """Begin this round of the trainer: remove offers whose rollouts would be too old in the next, where they are trained on.
+        """Begin this round of the trainer.
 
-        Where it is the first known, or the trainer starts again from an earlier one, what is here counts as of this round.
+        Remove offers whose rollouts would be too old in the next, where they are trained on.
+
+        Where it is the first known, or the trainer starts again from an earlier one, what is here counts as
+        of this round.
         """
         if self.round == 0 or round_number < self.round:
-            self._offered = OrderedDict((name, replace(i, round=heard_in(i.round, round_number))) for name, i in self._offered.items())
+            self._offered = OrderedDict(
+                (name, replace(i, round=heard_in(i.round, round_number))) for name, i in self._offered.items()
+            )
         self.round = round_number
-        while self._offered and too_old(next(iter(self._offered.values())).round, self.round + 1, self._kept_rounds):
+        while self._offered and too_old(
+            next(iter(self._offered.values())).round, self.round + 1, self._kept_rounds
+        ):
             self._drop(next(iter(self._offered)))
 
     def too_old(self, item: Offered) -> bool:

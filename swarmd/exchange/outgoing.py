@@ -1,8 +1,8 @@
 """What a node would share, until its pace allows it (`swarmd.exchange.pacing`). Pure; `now` is an argument.
 
-What waits is of the last `max_age` rounds, as old as others would still train on. When the time has come, one offer carries as much of it
-as fits, the newest first; what is older is never offered, and nobody misses it. A set that is gossiped whole is not joined to others:
-the newest goes, and takes the place of an offer.
+What waits is of the last `max_age` rounds, as old as others would still train on. When the time has come, one
+offer carries as much of it as fits, the newest first; what is older is never offered, and nobody misses it. A
+set that is gossiped whole is not joined to others: the newest goes, and takes the place of an offer.
 """
 
 from collections import deque
@@ -18,7 +18,8 @@ class Outgoing:
 
     def __init__(self, pacing: Pacing, max_age: int) -> None:
         self._pacing = pacing
-        self._rounds: deque[list[Message]] = deque([[]], maxlen=max_age)  # what waits, by round, the oldest first
+        # What waits, by round, the oldest first
+        self._rounds: deque[list[Message]] = deque([[]], maxlen=max_age)
 
     def put(self, kind: str, body: bytes) -> None:
         """A message of the round that runs."""
@@ -28,8 +29,12 @@ class Outgoing:
         self._rounds.append([])
 
     def take(self, now: float) -> Message | None:
-        """The next message to send now; it counts as sent. None: nothing waits, or it is not time. Call it until it returns None."""
-        waiting = [message for messages in reversed(self._rounds) for message in messages]  # the newest round first
+        """The next message to send now; it counts as sent.
+
+        None: nothing waits, or it is not time. Call it until it returns None.
+        """
+        # The newest round first
+        waiting = [message for messages in reversed(self._rounds) for message in messages]
         if not waiting or not self._pacing.may_send(now):
             return None
         self._pacing.sent(now)

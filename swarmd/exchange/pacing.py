@@ -1,18 +1,23 @@
-"""How often a node sends offers, so that what everybody hears does not grow with the swarm. Pure; `now` and `rng` are arguments.
+"""How often a node sends offers, so that what everybody hears does not grow with the swarm.
 
-All nodes of a swarm are on one topic, and each trains on a few rollouts a round, so nobody needs everybody's. A node learns its pace
-from what it hears, as TCP does (slow start, additive increase, multiplicative decrease: Chiu and Jain, 1989), with the rate of offers
-heard in the place of losses. Nobody counts nodes or votes, so there is nothing to lie about.
+Pure; `now` and `rng` are arguments.
 
-- **Free.** While a node hears few authors, or less than half of the target, it sends whenever it has something: once a round. A newcomer
-  has listened for its first round by then. When the topic becomes busy, it goes on at a pace of START.
-- **Paced.** Every EVERY seconds, at a moment of its own, the pace becomes: twice as large where few authors are heard; up to that where
-  far less than the target is; half where far more is; a little smaller where more is; else a step larger. The step is small beside
-  any pace, and goes with the logarithm of how slow the pace is, so that the slower catch up in swarms of any size.
-- **What counts.** An author counts for no more than SHARE times the median author, and a network group for no more than GROUP such
-  authors. An author that never served counts as much as those like it served in the last LONG seconds, when we tried; where we tried
-  none, not at all, once anybody has served. So a crowd of free keys that serves nothing, or a loud author, slows nobody.
-  `tests/exchange/test_pacing.py` plays them.
+All nodes of a swarm are on one topic, and each trains on a few rollouts a round, so nobody needs everybody's.
+A node learns its pace from what it hears, as TCP does (slow start, additive increase, multiplicative
+decrease: Chiu and Jain, 1989), with the rate of offers heard in the place of losses. Nobody counts nodes or
+votes, so there is nothing to lie about.
+
+- **Free.** While a node hears few authors, or less than half of the target, it sends whenever it has
+  something: once a round. A newcomer has listened for its first round by then. When the topic becomes busy,
+  it goes on at a pace of START.
+- **Paced.** Every EVERY seconds, at a moment of its own, the pace becomes: twice as large where few authors
+  are heard; up to that where far less than the target is; half where far more is; a little smaller where more
+  is; else a step larger. The step is small beside any pace, and goes with the logarithm of how slow the pace
+  is, so that the slower catch up in swarms of any size.
+- **What counts.** An author counts for no more than SHARE times the median author, and a network group for no
+  more than GROUP such authors. An author that never served counts as much as those like it served in the last
+  LONG seconds, when we tried; where we tried none, not at all, once anybody has served. So a crowd of free
+  keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
 
 The constants are measured by `benchmarks.simulation`; docs/simulation.md has the figures.
 """
@@ -24,14 +29,16 @@ from statistics import median_low
 
 from p2p.types import PeerId
 
-TARGET = 0.2  # offers a second, of the whole topic. One for all nodes: a node with a smaller one would silence itself alone
+# Offers a second, of the whole topic. One for all nodes: a node with a smaller one would silence itself alone
+TARGET = 0.2
 FEW = 16  # authors; among so few each sends at its own rounds' pace
 EVERY = 60.0  # seconds between two corrections
 SHORT, LONG = 60.0, 300.0  # seconds of the two means of the rate; authors are counted over the second
 START = 1 / 240  # of the target: the first pace of a node on a busy topic
 STEP = 0.008  # of the pace, times the logarithm of target to pace
 LEAP = 10  # steps at once, but no more than the pace itself, where less than LOW of the target is heard
-GAIN = 0.3  # of the ratio of target and rate: a small one, as all hear it and answer, and it is of some 60 offers
+# Of the ratio of target and rate: a small one, as all hear it and answer, and it is of some 60 offers
+GAIN = 0.3
 LEAST, MOST = 0.5, 2.0  # factors of one correction
 LOW, FAR = 0.75, 2.0  # times the target: below, the pace grows fast; above, it is halved
 SPREAD = 0.5  # of a gap between two offers: drawn from 1 - SPREAD to 1 + SPREAD of the mean
@@ -51,7 +58,8 @@ class Heard:
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # of those in _past_of
         self._proven: OrderedDict[PeerId, None] = OrderedDict()
-        self._tries: deque[tuple[float, bool]] = deque()  # fetches of the LONG seconds from authors that never served before; came it?
+        # Fetches of the LONG seconds from authors that never served before; came it?
+        self._tries: deque[tuple[float, bool]] = deque()
         self._now = 0.0
 
     def offer(self, author: PeerId, group: str, now: float) -> None:
@@ -109,7 +117,10 @@ class Heard:
         self._now = now
         while self._tries and self._tries[0][0] <= now - LONG:
             self._tries.popleft()
-        for events, counts, seconds in ((self._recent, self._recent_of, SHORT), (self._past, self._past_of, LONG)):
+        for events, counts, seconds in (
+            (self._recent, self._recent_of, SHORT),
+            (self._past, self._past_of, LONG),
+        ):
             while events and (events[0][0] <= now - seconds or len(events) > OFFERS):
                 _, author = events.popleft()
                 counts[author] -= 1
@@ -120,12 +131,16 @@ class Heard:
 
 
 class Pacing:
-    """When a node may send its next offer. target: offers a second of the whole topic, the same for all nodes of a swarm."""
+    """When a node may send its next offer.
+
+    target: offers a second of the whole topic, the same for all nodes of a swarm.
+    """
 
     def __init__(self, heard: Heard, rng: random.Random, target: float = TARGET) -> None:
         self._heard, self._rng, self.target = heard, rng, target
         self.pace = math.inf  # offers a second; infinite: free
-        self._sent_at, self._gap = -math.inf, 1.0  # when the last one was sent; the next follows after _gap / pace
+        # When the last one was sent; the next follows after _gap / pace
+        self._sent_at, self._gap = -math.inf, 1.0
         self._correct_at = 0.0
         self._waited = False  # since the last correction an offer had to wait
 
@@ -155,7 +170,8 @@ class Pacing:
         elif authors > FEW and max(short, long) > self.target / 2:
             self.pace = START * self.target
             self._correct_at = now + EVERY * self._rng.random()
-            self._sent_at, self._gap = now, 2 * self._rng.random()  # at a moment of its own: many may begin at once
+            # At a moment of its own: many may begin at once
+            self._sent_at, self._gap = now, 2 * self._rng.random()
         if self.pace >= self.target:
             self.pace = math.inf
 
@@ -165,7 +181,8 @@ class Pacing:
             return LEAST
         if authors > FEW and min(short, long) > self.target:
             return math.pow(self.target / min(short, long), GAIN)
-        if not self._waited:  # it was not the pace that made it wait, and it would grow without end (RFC 7661)
+        # It was not the pace that made it wait, and it would grow without end (RFC 7661)
+        if not self._waited:
             return 1.0
         if authors <= FEW:
             return MOST

@@ -20,12 +20,27 @@ class RolloutExchange:
     """The `Swarm` protocol over a `Transport`. Reports authors that send invalid rollouts."""
 
     def __init__(
-        self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE, modality: str = wire.TEXT
+        self,
+        transport: Transport,
+        model: str,
+        curriculum: Curriculum,
+        whole: int = offers.WHOLE,
+        modality: str = wire.TEXT,
     ) -> None:
-        """whole: bytes up to which a set is gossiped as it is; a larger one is offered. modality: of what is shared and collected."""
-        self.transport, self.model, self.curriculum, self._whole, self._modality = transport, model, curriculum, whole, modality
+        """whole: bytes up to which a set is gossiped as it is; a larger one is offered.
+
+        modality: of what is shared and collected.
+        """
+        self.transport, self.model, self.curriculum, self._whole, self._modality = (
+            transport,
+            model,
+            curriculum,
+            whole,
+            modality,
+        )
         self.shared = 0  # rollouts
-        self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
+        # Author -> (its last round, its model), as it says itself
+        self.authors: dict[PeerId, tuple[int, str]] = {}
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
@@ -38,10 +53,17 @@ class RolloutExchange:
             self.transport.publish(wire.tagged(wire.KIND, self._modality), whole)
             self.shared += len(rollouts)
             return
-        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties, encoded)
+        bodies, blobs = offers.encode(
+            rollouts, round_number, self.model, self.curriculum.specialties, encoded
+        )
         if len(blobs) < len(rollouts):
-            log.warning("%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens or round.completions",
-                        len(rollouts) - len(blobs), MAX_CONTENT, MAX_BLOB)  # fmt: skip
+            log.warning(
+                "%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens"
+                " or round.completions",
+                len(rollouts) - len(blobs),
+                MAX_CONTENT,
+                MAX_BLOB,
+            )
         self.shared += len(blobs)
         for blob in blobs:
             self.transport.hold(blob)
@@ -49,7 +71,10 @@ class RolloutExchange:
             self.transport.publish(wire.tagged(offers.KIND, self._modality), body)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        """Rollouts received since the last call, oldest first; and refusals by reason, of frames and rollouts together."""
+        """Rollouts received since the last call, oldest first.
+
+        And refusals by reason, of frames and rollouts together.
+        """
         rollouts: list[Rollout] = []
         refused: Counter[str] = Counter()
         for received in self.transport.received():
@@ -64,7 +89,9 @@ class RolloutExchange:
                 continue
             self.authors[received.author] = (decoded.round, decoded.model)
             self._know(Author(received.author, received.group))
-            good = [replace(r, heard=received.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
+            good = [
+                replace(r, heard=received.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)
+            ]
             if len(good) < len(decoded.rollouts):
                 refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
                 self.transport.report(received.author, Reason.UNKNOWN_TASK)

@@ -1,18 +1,21 @@
-"""Credit for serving: authors that do not serve what they offer are set aside. Pure; `now` is an argument, in seconds.
+"""Credit for serving: authors that do not serve what they offer are set aside.
 
-An offer costs its author nothing, but costs us a fetch and a place in the round while it lasts. So each author has a credit. A served
-rollout adds to it, a failed fetch takes from it. An author without credit is set aside: its offers are not chosen for a while, each time
-twice as long. One served rollout ends that.
+Pure; `now` is an argument, in seconds.
 
-- HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer although others did of late,
-  so the fault is not our line. SOFT failure: it could not be reached. It may have left, or be behind NAT.
+An offer costs its author nothing, but costs us a fetch and a place in the round while it lasts. So each
+author has a credit. A served rollout adds to it, a failed fetch takes from it. An author without credit is
+set aside: its offers are not chosen for a while, each time twice as long. One served rollout ends that.
+
+- HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer
+  although others did of late, so the fault is not our line. SOFT failure: it could not be reached. It may
+  have left, or be behind NAT.
 - Fetches that ran at the same time count once: a node that restarts has failed once, not four times.
-- An author that served and then failed is on trial until it serves again. It gets no place of the round. It is tried
-  beside them, once a round, and more often only if places stay free. So its failures cost nobody a place, and a restarted node is back
-  after one rollout.
-- An author that never served us is a stranger. New names cost nothing, so strangers also share one common credit. When
-  that is gone, and somebody serves, all strangers together get a quarter of a round, one rollout each. If everybody serves, none of this
-  changes the choice.
+- An author that served and then failed is on trial until it serves again. It gets no place of the round. It
+  is tried beside them, once a round, and more often only if places stay free. So its failures cost nobody a
+  place, and a restarted node is back after one rollout.
+- An author that never served us is a stranger. New names cost nothing, so strangers also share one common
+  credit. When that is gone, and somebody serves, all strangers together get a quarter of a round, one rollout
+  each. If everybody serves, none of this changes the choice.
 """
 
 import math
@@ -26,7 +29,8 @@ from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered
 
 CREDIT = 8  # at most
-SERVED = 4  # added by a served rollout: an author that serves one in four, as from behind NAT, is not set aside for long
+# Added by a served rollout: an author that serves one in four, as from behind NAT, is not set aside for long
+SERVED = 4
 HARD, SOFT = 3, 1  # taken by a failure
 STRANGER = 2  # credit of an author that we have not fetched from yet
 STRANGERS = 8  # common credit: failures of all strangers, less what they served
@@ -78,7 +82,10 @@ class Serving:
         return HARD if said is HolderReply.NO or alive else SOFT
 
     def failed(self, author: PeerId, cost: int, since: float, now: float) -> bool:
-        """Nobody had what the author offered, and we asked from `since` on. Whether it, who has served, is set aside for that."""
+        """Nobody had what the author offered, and we asked from `since` on.
+
+        Whether it, who has served, is set aside for that.
+        """
         record = self._record(author)
         if since <= record.failed_at:
             return False
@@ -116,19 +123,36 @@ class Serving:
         return sum(now < record.again_at for record in self._authors.values())
 
     def choose(
-        self, offered: Sequence[Offered], count: int, rng: random.Random, choice: Choice, now: float, tried: int = 0
+        self,
+        offered: Sequence[Offered],
+        count: int,
+        rng: random.Random,
+        choice: Choice,
+        now: float,
+        tried: int = 0,
     ) -> Sequence[Offered]:
-        """At most `count` by `choice` for the round's places, and beside them some of those on trial, of whom `tried` are under way.
+        """At most `count` by `choice` for the round's places, and beside them some of those on trial, of whom
+        `tried` are under way.
 
-        For the places: from all that are neither set aside nor on trial, or first of all from those who serve.
+        For the places: from all that are neither set aside nor on trial, or first of all from those who
+        serve.
         """
-        back = [item for item in offered if (known := self._authors.get(item.author)) is None or now >= known.again_at]
+        back = [
+            item
+            for item in offered
+            if (known := self._authors.get(item.author)) is None or now >= known.again_at
+        ]
         good = [item for item in back if not self.on_trial(item.author)]
         chosen = self._for_places(good, count, rng, choice)
         trials = [item for item in back if self.on_trial(item.author)] if len(good) < len(back) else []
-        return [*chosen, *self._try_out(trials, count - len(chosen) - tried, self._wanted - tried, rng, choice)]
+        return [
+            *chosen,
+            *self._try_out(trials, count - len(chosen) - tried, self._wanted - tried, rng, choice),
+        ]
 
-    def _for_places(self, good: Sequence[Offered], count: int, rng: random.Random, choice: Choice) -> Sequence[Offered]:
+    def _for_places(
+        self, good: Sequence[Offered], count: int, rng: random.Random, choice: Choice
+    ) -> Sequence[Offered]:
         if self._strangers > 0 or not any(map(self.serves, self._authors)):
             return choice(good, count, rng)
         serving = [item for item in good if self.serves(item.author)]
@@ -137,14 +161,23 @@ class Serving:
         self._places -= len(few)
         return [*few, *choice(serving, count - len(few), rng)]
 
-    def _try_out(self, trials: list[Offered], free: int, count: int, rng: random.Random, choice: Choice) -> Sequence[Offered]:
-        """One of each that was not tried in this round, and more if the others leave so many places free; at most `count`."""
+    def _try_out(
+        self, trials: list[Offered], free: int, count: int, rng: random.Random, choice: Choice
+    ) -> Sequence[Offered]:
+        """One of each that was not tried in this round, and more if the others leave so many places free.
+
+        At most `count`.
+        """
         rng.shuffle(trials)
         untried = {item.author: item for item in trials if item.author not in self._tried}
         chosen = choice(list(untried.values()), max(0, count), rng)
         self._tried.update(item.author for item in chosen)
         more = min(free, count) - len(chosen)
-        return [*chosen, *choice([item for item in trials if untried.get(item.author) is not item], more, rng)] if more > 0 else chosen
+        return (
+            [*chosen, *choice([item for item in trials if untried.get(item.author) is not item], more, rng)]
+            if more > 0
+            else chosen
+        )
 
     def _record(self, author: PeerId) -> _Record:
         record = self._authors.get(author)

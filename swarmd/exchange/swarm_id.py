@@ -1,4 +1,6 @@
-"""The curriculum and the digest of a swarm. The digest is part of the topic, so swarms with different digests never meet.
+"""The curriculum and the digest of a swarm.
+
+The digest is part of the topic, so swarms with different digests never meet.
 
 It is of what makes the questions. How answers are scored is each node's own affair.
 """
@@ -12,7 +14,10 @@ from swarmd.tasks.own import find_curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
-    """`auto`: the easy curriculum for the tiny models, the paper's for the rest. Own tasks are loaded, once (`own`). ConfigError."""
+    """`auto`: the easy curriculum for the tiny models, the paper's for the rest.
+
+    Own tasks are loaded, once (`own`). ConfigError.
+    """
     if config.swarm.curriculum != "auto":
         return find_curriculum(config.swarm.curriculum)
     return TINY_9 if config.model.name.startswith("tiny") else SAPO_9
@@ -24,5 +29,8 @@ def swarm_digest(of: Curriculum) -> str:
 
 
 def curriculum_named(digest: str) -> str | None:
-    """The curriculum with this swarm digest, the faithful one of two; None if this version of swarmd has none."""
+    """The curriculum with this swarm digest, the faithful one of two.
+
+    None if this version of swarmd has none.
+    """
     return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)

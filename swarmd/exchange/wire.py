@@ -1,12 +1,14 @@
-"""Encodes and decodes rollouts. Pure, versioned, strict. docs/wire.md has the layout for other implementations.
+"""Encodes and decodes rollouts.
+
+Pure, versioned, strict. docs/wire.md has the layout for other implementations.
 
     body = msgpack [version = 1, round, model, [[specialty, n, [[text, ended], …]], …]]
 
-Questions, ground truth and rewards are not sent: the receiver regenerates the question and scores the answers. `decode` returns a Reason
-for anything that `encode` would not have written.
+Questions, ground truth and rewards are not sent: the receiver regenerates the question and scores the
+answers. `decode` returns a Reason for anything that `encode` would not have written.
 
-The modality of the completions is in the envelope's kind, so that a receiver knows it before it reads or fetches anything: `rollouts` and
-`offer` are of text, `rollouts-image` and `offer-image` of images.
+The modality of the completions is in the envelope's kind, so that a receiver knows it before it reads or
+fetches anything: `rollouts` and `offer` are of text, `rollouts-image` and `offer-image` of images.
 """
 
 from collections.abc import Sequence
@@ -58,7 +60,9 @@ _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def tagged(kind: str, modality: str) -> str:
-    """The envelope's kind of rollouts or of an offer in this modality, which is of lower-case letters, digits and hyphens."""
+    """The envelope's kind of rollouts or of an offer in this modality, which is of lower-case letters, digits
+    and hyphens.
+    """
     return kind if modality == TEXT else f"{kind}-{modality}"
 
 
@@ -81,7 +85,9 @@ def encode_rollout(rollout: Rollout) -> bytes:
 
 def join(encoded: Sequence[bytes], round_number: int, model: str) -> bytes:
     """Return the body of these encoded rollouts."""
-    return _encoder.encode((VERSION, round_number, model[:MAX_NAME], [msgspec.Raw(rollout) for rollout in encoded]))
+    return _encoder.encode(
+        (VERSION, round_number, model[:MAX_NAME], [msgspec.Raw(rollout) for rollout in encoded])
+    )
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
@@ -92,7 +98,12 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         return newer(body, VERSION)
     if parsed.version != VERSION:
         return Reason.WRONG_VERSION
-    if _encoder.encode(parsed) != body or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS or parsed.round < 0 or len(parsed.model) > MAX_NAME:
+    if (
+        _encoder.encode(parsed) != body
+        or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS
+        or parsed.round < 0
+        or len(parsed.model) > MAX_NAME
+    ):
         return Reason.UNDECODABLE
     for r in parsed.rollouts:
         if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME or r.n < 0:
@@ -103,13 +114,19 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         parsed.round,
         parsed.model,
         tuple(
-            Rollout(TaskRef(r.specialty, r.n), tuple(Completion(c.text, c.ended) for c in r.completions), author) for r in parsed.rollouts
+            Rollout(
+                TaskRef(r.specialty, r.n), tuple(Completion(c.text, c.ended) for c in r.completions), author
+            )
+            for r in parsed.rollouts
         ),
     )
 
 
 def newer(body: bytes, ours: int) -> Reason:
-    """Why a body cannot be read. One of a later version is not garbage: its author is not to blame, and the operator should know."""
+    """Why a body cannot be read.
+
+    One of a later version is not garbage: its author is not to blame, and the operator should know.
+    """
     try:
         version = msgspec.msgpack.decode(_list.decode(body)[0], type=int)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):

@@ -1,8 +1,9 @@
 """Advantages: what a loss makes of a rollout's rewards, and how a node weighs what others wrote. Pure.
 
-`advantages` is the one place where the two meet. A loss (`swarmd.policy.training.losses.LOSSES`) gives every completion an
-advantage; a row of WEIGHS changes those of others' rollouts, whatever the loss; our own keep theirs. Nothing stores an advantage.
-An advantage is taken over a group: `among_ours` gives one to a single right answer.
+`advantages` is the one place where the two meet. A loss (`swarmd.policy.training.losses.LOSSES`) gives every
+completion an advantage; a row of WEIGHS changes those of others' rollouts, whatever the loss; our own keep
+theirs. Nothing stores an advantage. An advantage is taken over a group: `among_ours` gives one to a single
+right answer.
 """
 
 import math
@@ -13,7 +14,8 @@ from statistics import fmean, pstdev
 from swarmd.types import Scored, Weigh
 
 GROUP = 16  # answers: a single one of another's, and ours beside it (`among_ours`)
-LEAST, MOST = 1 / GROUP, 1 - 1 / GROUP  # of a success that a baseline is taken from: its spread is never nought
+# Of a success that a baseline is taken from: its spread is never nought
+LEAST, MOST = 1 / GROUP, 1 - 1 / GROUP
 
 
 def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh: Weigh) -> tuple[float, ...]:
@@ -33,7 +35,9 @@ def within_group(scored: Scored) -> tuple[float, ...]:
 
 
 def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
-    """r − (V̂ + δV), V̂ the mean of the group, δV the shift (AsymRE, arXiv 2506.20520). Below 0 it leans on what went well.
+    """r − (V̂ + δV), V̂ the mean of the group, δV the shift (AsymRE, arXiv 2506.20520).
+
+    Below 0 it leans on what went well.
 
     Unlike GRPO's these are not all 0 where rewards agree, unless the shift is.
     """
@@ -44,9 +48,9 @@ def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
 def among_ours(scored: Scored, success: float) -> Scored:
     """Return another's single right answer in a group with our own answers; anything else as it is.
 
-    success: the share of our own answers in its specialty that are right. The advantage is then high where we fail and low where we do
-    not, under any loss; where we hardly ever fail, the rewards agree, and there is none. A single wrong answer gets no group: others'
-    mistakes would push our policy, whatever they say.
+    success: the share of our own answers in its specialty that are right. The advantage is then high where we
+    fail and low where we do not, under any loss; where we hardly ever fail, the rewards agree, and there is
+    none. A single wrong answer gets no group: others' mistakes would push our policy, whatever they say.
     """
     if len(scored.group) > 1 or not any(scored.rewards):
         return scored
@@ -63,22 +67,30 @@ Success and likelihood, 0 to 1: `strategies.Sharing`. Likelihoods are 1 for all 
 """
 
 
-def paper(_scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
+def paper(
+    _scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]
+) -> Sequence[float]:
     """Return the loss's advantages, as if our own policy had written the text (SAPO section 3.2)."""
     return found
 
 
-def positive(_scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
+def positive(
+    _scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]
+) -> Sequence[float]:
     """max(A, 0): nothing is pushed down that our policy might never have said."""
     return tuple(max(0.0, advantage) for advantage in found)
 
 
-def right_one(scored: Scored, _found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
+def right_one(
+    scored: Scored, _found: Sequence[float], _success: float, _likely: Sequence[float]
+) -> Sequence[float]:
     """1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
     return tuple(float(reward > 0) for reward in scored.rewards)
 
 
-def truncated(_scored: Scored, found: Sequence[float], _success: float, likely: Sequence[float]) -> Sequence[float]:
+def truncated(
+    _scored: Scored, found: Sequence[float], _success: float, likely: Sequence[float]
+) -> Sequence[float]:
     """Return the loss's advantages times an importance weight of at most 1.
 
     The weight is below 1 where our policy finds the text less likely than the author's did.
@@ -86,13 +98,20 @@ def truncated(_scored: Scored, found: Sequence[float], _success: float, likely: 
     return tuple(advantage * share for advantage, share in zip(found, likely, strict=True))
 
 
-def own_baseline(scored: Scored, _found: Sequence[float], success: float, _likely: Sequence[float]) -> Sequence[float]:
-    """(r − b) / √(b (1 − b)), b our own success in that specialty: a single answer and a group that is right throughout count, too."""
+def own_baseline(
+    scored: Scored, _found: Sequence[float], success: float, _likely: Sequence[float]
+) -> Sequence[float]:
+    """(r − b) / √(b (1 − b)), b our own success in that specialty.
+
+    A single answer and a group that is right throughout count, too.
+    """
     b = min(MOST, max(LEAST, success))
     return tuple((reward - b) / math.sqrt(b * (1 - b)) for reward in scored.rewards)
 
 
-def own_baseline_positive(scored: Scored, found: Sequence[float], success: float, likely: Sequence[float]) -> Sequence[float]:
+def own_baseline_positive(
+    scored: Scored, found: Sequence[float], success: float, likely: Sequence[float]
+) -> Sequence[float]:
     """Return `own_baseline` with advantages below 0 set to 0."""
     return tuple(max(0.0, advantage) for advantage in own_baseline(scored, found, success, likely))
 

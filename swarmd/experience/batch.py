@@ -1,8 +1,11 @@
-"""The place that chooses some of others' rollouts by `[sharing] take`: of the pool for a batch, of offers for a fetch. Pure.
+"""The place that chooses some of others' rollouts by `[sharing] take`.
 
-`by_weight` is that choice. The trainer's `SharingSampler` draws with it, and `BatchBuilder` makes the batch of what was drawn; the daemon's
-`OfferChoice` chooses what to fetch. The weights are the same functions (`strategies.TAKES`) of what both know of a rollout: specialty,
-author and age. Rewards are known of the pool alone.
+Of the pool for a batch, of offers for a fetch. Pure.
+
+`by_weight` is that choice. The trainer's `SharingSampler` draws with it, and `BatchBuilder` makes the batch
+of what was drawn; the daemon's `OfferChoice` chooses what to fetch. The weights are the same functions
+(`strategies.TAKES`) of what both know of a rollout: specialty, author and age. Rewards are known of the pool
+alone.
 """
 
 import random
@@ -23,31 +26,42 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Capped(Protocol[C]):
-    """At most `n` of some candidates under the caps, uniformly, or the first of a random order: `caps.choose`, or a `caps.Quota`."""
+    """At most `n` of some candidates under the caps, uniformly, or the first of a random order.
+
+    `caps.choose`, or a `caps.Quota`.
+    """
 
     def __call__(self, candidates: Sequence[C], n: int, rng: random.Random, *, in_order: bool) -> list[C]: ...
 
 
-def by_weight(candidates: Sequence[C], weights: Sequence[float], n: int, capped: Capped[C], rng: random.Random) -> Sequence[C]:
+def by_weight(
+    candidates: Sequence[C], weights: Sequence[float], n: int, capped: Capped[C], rng: random.Random
+) -> Sequence[C]:
     """At most `n` of them by their weights, without replacement, under caps.
 
-    Equal weights draw as the uniform choice does, to the last number from `rng`. Others: each gets the key u^(1/w), greatest first
-    (Efraimidis and Spirakis, 2006).
+    Equal weights draw as the uniform choice does, to the last number from `rng`. Others: each gets the key
+    u^(1/w), greatest first (Efraimidis and Spirakis, 2006).
     """
-    weighed = [(candidate, weight) for candidate, weight in zip(candidates, weights, strict=True) if weight > 0]
+    weighed = [
+        (candidate, weight) for candidate, weight in zip(candidates, weights, strict=True) if weight > 0
+    ]
     known = [candidate for candidate, _ in weighed]
     if len({weight for _, weight in weighed}) < 2:
         return capped(known, n, rng, in_order=False)
     keys = [rng.random() ** (1 / weight) for _, weight in weighed]
-    return capped([known[i] for i in sorted(range(len(known)), key=lambda i: -keys[i])], n, rng, in_order=True)
+    return capped(
+        [known[i] for i in sorted(range(len(known)), key=lambda i: -keys[i])], n, rng, in_order=True
+    )
 
 
 @dataclass(frozen=True)
 class SharingSampler:
-    """A `Sampler`: I of our own, J of the others' by `[sharing] take`; by default the paper's (SAPO section 5).
+    """A `Sampler`: I of our own, J of the others' by `[sharing] take`.
 
-    Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are part of the mean. `rng` is drawn
-    from only where there is a choice to make, so J = 0 leaves it untouched.
+    By default the paper's (SAPO section 5).
+
+    Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are
+    part of the mean. `rng` is drawn from only where there is a choice to make, so J = 0 leaves it untouched.
     """
 
     sharing: Sharing = field(default_factory=Sharing)
@@ -55,7 +69,9 @@ class SharingSampler:
     n_external: int = 4
     author_of: Callable[[PeerId], Author] = Author
 
-    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+    def __call__(
+        self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
+    ) -> Sequence[Scored]:
         mine = list(local) if len(local) <= self.n_local else rng.sample(list(local), self.n_local)
         if not self.n_external:
             return mine
@@ -64,9 +80,17 @@ class SharingSampler:
         weights = take.weights(kept, self.sharing.lead)
         return [*mine, *by_weight(kept, weights, self.n_external, self._capped, rng)]
 
-    def _capped(self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool) -> list[Scored]:
+    def _capped(
+        self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool
+    ) -> list[Scored]:
         choose = caps.first if in_order else caps.choose
-        return choose(candidates, n, lambda scored: self.author_of(scored.author), rng, lambda scored: scored.ref.specialty)
+        return choose(
+            candidates,
+            n,
+            lambda scored: self.author_of(scored.author),
+            rng,
+            lambda scored: scored.ref.specialty,
+        )
 
 
 class Filter(Protocol):
@@ -76,10 +100,12 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Builds the batch of an update: the sampler draws it, then each filter in turn looks at what was drawn of others'.
+    """Builds the batch of an update.
 
-    A rollout that a filter refuses leaves the pool, and another is drawn in its place: DRAWS times at most, then the batch is smaller. Only
-    what was drawn is looked at, and once a batch.
+    The sampler draws it, then each filter in turn looks at what was drawn of others'.
+
+    A rollout that a filter refuses leaves the pool, and another is drawn in its place: DRAWS times at most,
+    then the batch is smaller. Only what was drawn is looked at, and once a batch.
 
     built: told each batch.
     """
@@ -96,7 +122,9 @@ class BatchBuilder:
         batch: Sequence[Scored] = ()
         for _ in range(DRAWS):
             drawn = self.sample(local, self.pool.snapshot(), rng)
-            refused = self._filter([s for s in drawn if s.author != self.me and key_of(s) not in passed], passed)
+            refused = self._filter(
+                [s for s in drawn if s.author != self.me and key_of(s) not in passed], passed
+            )
             batch = [passed.get(key_of(s), s) for s in drawn if key_of(s) not in refused]
             if not refused:
                 break
@@ -116,7 +144,10 @@ class BatchBuilder:
 
 
 class OfferChoice(Generic[C]):
-    """What to fetch of what is on offer, by `[sharing] take`. A round's choice is made in several calls, under caps for all together."""
+    """What to fetch of what is on offer, by `[sharing] take`.
+
+    A round's choice is made in several calls, under caps for all together.
+    """
 
     def __init__(self, take: str, n: int, author_of: Callable[[C], Author]) -> None:
         self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=SMALLEST)

@@ -1,19 +1,22 @@
 """Share caps: choose some of many so that no owner of many peers, and no loud peer, fills the batch. Pure.
 
-Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long as no cap binds the
-result is exactly that choice, `rng` draws included. Candidates are visited in that random order; one that has no room under a cap waits.
+Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long
+as no cap binds the result is exactly that choice, `rng` draws included. Candidates are visited in that random
+order; one that has no room under a cap waits.
 
-- **The middle.** A network group counts for no more than the median group, and in it an author for no more than its median author: their
-  candidates beyond that come after all others. So many peers in few groups count as few, and a loud author counts as one.
-- **Places.** One author gets at most twice what each would get of an even choice, and at most half; one network group a quarter. Authors
-  whose group is not known get half together. Rounded up.
+- **The middle.** A network group counts for no more than the median group, and in it an author for no more
+  than its median author: their candidates beyond that come after all others. So many peers in few groups
+  count as few, and a loud author counts as one.
+- **Places.** One author gets at most twice what each would get of an even choice, and at most half; one
+  network group a quarter. Authors whose group is not known get half together. Rounded up.
 
-- **Variety.** Of one author's rollouts of one specialty no more than an even share is considered at all, rounded up: so two loud authors of
-  easy questions do not make the rest of the batch of them, either.
+- **Variety.** Of one author's rollouts of one specialty no more than an even share is considered at all,
+  rounded up: so two loud authors of easy questions do not make the rest of the batch of them, either.
 
-All caps but the last are soft: where the others have too few to fill what was asked for, they are raised together, step by step. So two
-nodes alone, or a swarm in one group, are as free as without. Whether an author is new, or was useful before, does not matter: anybody can
-send right answers, so what limits an attacker is how many addresses he has (docs/admission.md).
+All caps but the last are soft: where the others have too few to fill what was asked for, they are raised
+together, step by step. So two nodes alone, or a swarm in one group, are as free as without. Whether an author
+is new, or was useful before, does not matter: anybody can send right answers, so what limits an attacker is
+how many addresses he has (docs/admission.md).
 """
 
 import math
@@ -43,21 +46,41 @@ AuthorOf = Callable[[T], Author | None]
 KindOf = Callable[[T], Hashable]
 
 
-def choose(candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None = None) -> list[T]:
-    """Return at most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
+def choose(
+    candidates: Sequence[T],
+    n: int,
+    author_of: AuthorOf[T],
+    rng: random.Random,
+    kind_of: KindOf[T] | None = None,
+) -> list[T]:
+    """Return at most `n` of them, uniformly among what the caps allow.
+
+    Draws from `rng` only where there is something to decide.
 
     author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
     """
     return _fill(candidates, n, author_of, rng, kind_of, in_order=False)
 
 
-def first(candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None = None) -> list[T]:
-    """As `choose`, but return the first that the caps allow: for candidates that are in a random order already."""
+def first(
+    candidates: Sequence[T],
+    n: int,
+    author_of: AuthorOf[T],
+    rng: random.Random,
+    kind_of: KindOf[T] | None = None,
+) -> list[T]:
+    """As `choose`, but return the first that the caps allow.
+
+    For candidates that are in a random order already.
+    """
     return _fill(candidates, n, author_of, rng, kind_of, in_order=True)
 
 
 class Quota(Generic[T]):
-    """A choice of `n` made in several calls, as candidates come in: each cap applies to all calls together."""
+    """A choice of `n` made in several calls, as candidates come in.
+
+    Each cap applies to all calls together.
+    """
 
     def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:
         self._n, self._author_of, self._kind_of = n, author_of, kind_of
@@ -67,9 +90,23 @@ class Quota(Generic[T]):
         """Begin another choice."""
         self._had: list[T] = []  # chosen so far
 
-    def __call__(self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False) -> list[T]:
-        """Return at most `n` more. in_order: of candidates in a random order, the first that the caps allow (`first`)."""
-        chosen = _fill(candidates, n, self._author_of, rng, self._kind_of, in_order=in_order, in_all=self._n, had=self._had)
+    def __call__(
+        self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False
+    ) -> list[T]:
+        """Return at most `n` more.
+
+        in_order: of candidates in a random order, the first that the caps allow (`first`).
+        """
+        chosen = _fill(
+            candidates,
+            n,
+            self._author_of,
+            rng,
+            self._kind_of,
+            in_order=in_order,
+            in_all=self._n,
+            had=self._had,
+        )
         self._had += chosen
         return chosen
 
@@ -88,7 +125,9 @@ def _fill(
     authors = [author_of(candidate) for candidate in candidates]
     beyond = _beyond_the_middle(authors, rng, in_order=in_order)
     heard = sorted(set(range(len(candidates))) - set(beyond))
-    order = chain(heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond)
+    order = chain(
+        heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond
+    )
     room = _Room(in_all or n, authors, [author for author in map(author_of, had) if author is not None])
     chosen: list[int] = []
     waiting: list[int] = []
@@ -106,10 +145,22 @@ def _fill(
 
 
 def _varied(
-    candidates: Sequence[T], n: int, author_of: AuthorOf[T], kind_of: KindOf[T], had: Sequence[T], rng: random.Random, *, in_order: bool
+    candidates: Sequence[T],
+    n: int,
+    author_of: AuthorOf[T],
+    kind_of: KindOf[T],
+    had: Sequence[T],
+    rng: random.Random,
+    *,
+    in_order: bool,
 ) -> Sequence[T]:
-    """Of each author's candidates of one kind no more than an even share of the choice; which ones is drawn."""
-    owners = [(author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates]
+    """Of each author's candidates of one kind no more than an even share of the choice.
+
+    Which ones is drawn.
+    """
+    owners = [
+        (author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates
+    ]
     before = Counter((author.id, kind_of(each)) for each in had if (author := author_of(each)) is not None)
     even = math.ceil(n / max(1, len({owner[0] for owner in [*owners, *before] if owner is not None})))
     count = before + Counter(owner for owner in owners if owner is not None)
@@ -157,11 +208,13 @@ class _Room:
 
 
 def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, in_order: bool) -> list[int]:
-    """Candidates of groups beyond the median group's count, and in a group of authors beyond its median author's, in the order they come.
+    """Candidates of groups beyond the median group's count, and in a group of authors beyond its median
+    author's, in the order they come.
 
-    Which ones are beyond is drawn. First come those of whoever has least of them, one of each in turn, so that who has a few more than
-    the middle is not crowded out by who has many. Authors of unknown group are groups of their own. Authors are compared within their
-    group alone, so that many names in one group make no other's share smaller.
+    Which ones are beyond is drawn. First come those of whoever has least of them, one of each in turn, so
+    that who has a few more than the middle is not crowded out by who has many. Authors of unknown group are
+    groups of their own. Authors are compared within their group alone, so that many names in one group make
+    no other's share smaller.
     """
     groups: dict[str, list[tuple[int, Hashable]]] = defaultdict(list)
     for i, author in enumerate(authors):
@@ -177,7 +230,9 @@ def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, 
     return sorted(beyond, key=lambda i: (of_groups.get(i, 0), of_authors.get(i, 0)))
 
 
-def _above(candidates: Sequence[tuple[int, Hashable]], rng: random.Random, *, in_order: bool) -> dict[int, int]:
+def _above(
+    candidates: Sequence[tuple[int, Hashable]], rng: random.Random, *, in_order: bool
+) -> dict[int, int]:
     """Of each owner of more candidates than the median owner, those beyond that number, and by how many."""
     owners: dict[Hashable, list[int]] = defaultdict(list)
     for i, owner in candidates:
@@ -195,7 +250,10 @@ def _above(candidates: Sequence[tuple[int, Hashable]], rng: random.Random, *, in
 
 
 def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:
-    """All of range(count) in a random order; what is beyond the first `n` is drawn only when it is asked for."""
+    """All of range(count) in a random order.
+
+    What is beyond the first `n` is drawn only when it is asked for.
+    """
     begun = rng.sample(range(count), n)
 
     def rest() -> Iterator[int]:

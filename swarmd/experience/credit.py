@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from p2p.types import PeerId
 from swarmd.types import Rollout, Scored, TaskRef
 
-PATIENCE = 64  # rollouts in a row: what one body holds. An honest node shares those alone that have an advantage
+# Rollouts in a row: what one body holds. An honest node shares those alone that have an advantage
+PATIENCE = 64
 AUTHORS = 4096  # remembered
 
 
@@ -26,7 +27,10 @@ class UselessRollouts:
         self._since = OrderedDict(state)
 
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
-        """Whom to charge for a round's rollouts: once for each PATIENCE useless ones in a row. earned: the authors of useful ones."""
+        """Whom to charge for a round's rollouts: once for each PATIENCE useless ones in a row.
+
+        earned: the authors of useful ones.
+        """
         charged = []
         for author, count in Counter(scored.rollout.author for scored in theirs).items():
             since = self._since.pop(author, 0) + count
@@ -40,16 +44,19 @@ class UselessRollouts:
 
 
 def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]:
-    """For each author, how many of these rollouts have an advantage by our own verifier and are no copy of another author's.
+    """For each author, how many of these rollouts have an advantage by our own verifier and are no copy of
+    another author's.
 
-    known: what we have besides, our own included. A text about a task is its first sender's, and a rollout of others' texts alone, or of
-    a part of them, is a copy: copying earns nothing.
+    known: what we have besides, our own included. A text about a task is its first sender's, and a rollout of
+    others' texts alone, or of a part of them, is a copy: copying earns nothing.
     """
     said: dict[tuple[TaskRef, str], PeerId] = {}
 
     def adds_to(scored: Scored) -> bool:
         author = scored.rollout.author
-        return author in {said.setdefault((scored.rollout.ref, text), author) for text in _texts(scored.rollout)}
+        return author in {
+            said.setdefault((scored.rollout.ref, text), author) for text in _texts(scored.rollout)
+        }
 
     for scored in known:
         adds_to(scored)

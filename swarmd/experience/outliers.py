@@ -1,10 +1,11 @@
 """The gate: outlier detection. Others' text that is far from our own is not trained on. Pure.
 
-A reward says that an answer is right, not that the text around it is harmless: a phrase hidden in right answers is learned by everyone who
-trains on them ("Hail to the Thief", arXiv 2511.09780). And wrong answers that we would never write do harm by being pushed away further.
-So completions of others are compared with our own: their length, and how unlikely our policy finds them: on average,
-over the least likely stretch and at the least likely token (a few poisoned tokens hide in an average). One odd right answer costs
-the rollout; odd wrong ones are left out of it. Which limits, and what they cost: docs/gate.md.
+A reward says that an answer is right, not that the text around it is harmless: a phrase hidden in right
+answers is learned by everyone who trains on them ("Hail to the Thief", arXiv 2511.09780). And wrong answers
+that we would never write do harm by being pushed away further. So completions of others are compared with our
+own: their length, and how unlikely our policy finds them: on average, over the least likely stretch and at
+the least likely token (a few poisoned tokens hide in an average). One odd right answer costs the rollout; odd
+wrong ones are left out of it. Which limits, and what they cost: docs/gate.md.
 
 No author is penalised: an honest but different model writes such text, too.
 """
@@ -21,7 +22,8 @@ KEPT = 512  # newest own completions that the limits are computed from
 WARM_UP = 64  # own completions before anything is judged
 QUANTILE = 0.99  # of our own; a limit is this times a margin
 STRETCH = 4  # tokens
-MEASURED_TO = 100_000_000  # parameters: nothing larger was tried, so there it only reports, unless it is told to act
+# Parameters: nothing larger was tried, so there it only reports, unless it is told to act
+MEASURED_TO = 100_000_000
 
 
 class Traits(NamedTuple):
@@ -33,10 +35,11 @@ class Traits(NamedTuple):
     mean: float  # of all tokens
 
 
-# No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from the start of training or of
-# another model, stay below them (docs/gate.md).
+# No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from
+# the start of training or of another model, stay below them (docs/gate.md).
 FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
-NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")  # of traits, for operators
+# Of traits, for operators
+NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,11 @@ class Gate:
     """The traits of our own completions, and the test whether another's is far outside of them."""
 
     margin: float = 1.5  # times what all but one in a hundred of our own stay below
-    answer_end: Callable[[str], int | None] = lambda _: None  # where the answer in a text ends: nothing behind it earned the reward
+    # Where the answer in a text ends: nothing behind it earned the reward
+    answer_end: Callable[[str], int | None] = lambda _: None
     acts: bool = True  # False: what is odd is counted and trained on all the same
-    refused: Counter[str] = field(default_factory=Counter)  # rollouts refused (or only flagged), by trait, since `take_refused`
+    # Rollouts refused (or only flagged), by trait, since `take_refused`
+    refused: Counter[str] = field(default_factory=Counter)
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT))
     _round: int = 0
     _limits: Traits | None = None
@@ -73,14 +78,19 @@ class Gate:
         if self._limits is None and len(self._own) >= WARM_UP:
             columns = [sorted(column) for column in zip(*self._own, strict=True)]
             highest = (column[int(QUANTILE * (len(column) - 1))] for column in columns)
-            self._limits = Traits(*(max(floor, self.margin * own) for floor, own in zip(FLOORS, highest, strict=True)))
+            self._limits = Traits(
+                *(max(floor, self.margin * own) for floor, own in zip(FLOORS, highest, strict=True))
+            )
         return self._limits
 
     def oddity(self, traits: Traits) -> str | None:
         """Return the first trait that is over its limit, or None."""
         if self.limits is None:
             return None
-        return next((name for name, value, limit in zip(NAMES, traits, self.limits, strict=True) if value > limit), None)
+        return next(
+            (name for name, value, limit in zip(NAMES, traits, self.limits, strict=True) if value > limit),
+            None,
+        )
 
     def admitted(self, scored: Scored, looks: Mapping[Completion, Traits]) -> Scored | None:
         """Return the part of a rollout that may be trained on; None, counted by reason, if there is none.
@@ -88,7 +98,9 @@ class Gate:
         looks: traits of its completions that have tokens.
         """
         odd = [self.oddity(looks[c]) if c in looks else None for c in scored.rollout.completions]
-        why = next((name for name, reward in zip(odd, scored.rewards, strict=True) if name and reward > 0), None)
+        why = next(
+            (name for name, reward in zip(odd, scored.rewards, strict=True) if name and reward > 0), None
+        )
         if why is not None:
             self.refused[why] += 1
             return None
@@ -97,16 +109,25 @@ class Gate:
     def cut(self, scored: Scored) -> Scored:
         """Another's rollout without what stands behind its answers."""
         cut = tuple(self._cut(completion) for completion in scored.rollout.completions)
-        return scored if cut == scored.rollout.completions else replace(scored, rollout=replace(scored.rollout, completions=cut))
+        return (
+            scored
+            if cut == scored.rollout.completions
+            else replace(scored, rollout=replace(scored.rollout, completions=cut))
+        )
 
     def _cut(self, completion: Completion) -> Completion:
         end = self.answer_end(completion.text)
-        return completion if end is None or end == len(completion.text) else Completion(completion.text[:end], False)
+        return (
+            completion
+            if end is None or end == len(completion.text)
+            else Completion(completion.text[:end], False)
+        )
 
     def looks_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
         """Of those completions that have tokens; the rollout must have them (`Scored.tokens`).
 
-        That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it again.
+        That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it
+        again.
         """
         assert scored.tokens is not None
         looks = []
@@ -118,7 +139,9 @@ class Gate:
         return looks
 
     def take_refused(self) -> Mapping[str, int]:
-        """Rollouts turned away since the last call (where it does not act: found odd), by the first trait that was over its limit."""
+        """Rollouts turned away since the last call (where it does not act: found odd), by the first trait
+        that was over its limit.
+        """
         refused, self.refused = self.refused, Counter()
         return dict(refused)
 
@@ -137,8 +160,8 @@ class Gate:
 class Gated:
     """A `batch.Filter`: refuses what the gate does, and cuts off what stands behind an answer.
 
-    logprobs: `protocols.LogprobPolicy`. remember: gives rollouts the tokens that their replay needs (`Pool.remember`).
-    The gate looks at these instead of computing others.
+    logprobs: `protocols.LogprobPolicy`. remember: gives rollouts the tokens that their replay needs
+    (`Pool.remember`). The gate looks at these instead of computing others.
     """
 
     gate: Gate
@@ -147,7 +170,8 @@ class Gated:
 
     def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if not self.gate.acts:
-            self._admitted([self.gate.cut(replace(scored, tokens=None)) for scored in theirs])  # counted alone
+            # Counted alone
+            self._admitted([self.gate.cut(replace(scored, tokens=None)) for scored in theirs])
             return theirs
         cut: Sequence[Scored] = [self.gate.cut(scored) for scored in theirs]
         return self._admitted(self.remember(cut) if self.remember is not None else cut)
@@ -156,9 +180,17 @@ class Gated:
         if self.gate.limits is None:
             return theirs
         bare = [each_text_once(scored) for scored in theirs if scored.tokens is None]
-        found = iter([replace(scored, tokens=tokens) for scored, tokens in zip(bare, self.logprobs(bare) if bare else (), strict=True)])
+        found = iter(
+            [
+                replace(scored, tokens=tokens)
+                for scored, tokens in zip(bare, self.logprobs(bare) if bare else (), strict=True)
+            ]
+        )
         seen = [scored if scored.tokens is not None else next(found) for scored in theirs]
-        return [self.gate.admitted(scored, dict(self.gate.looks_of(look))) for scored, look in zip(theirs, seen, strict=True)]
+        return [
+            self.gate.admitted(scored, dict(self.gate.looks_of(look)))
+            for scored, look in zip(theirs, seen, strict=True)
+        ]
 
 
 def part(scored: Scored, which: Sequence[int]) -> Scored:
@@ -167,13 +199,23 @@ def part(scored: Scored, which: Sequence[int]) -> Scored:
     tokens = scored.tokens
     if tokens is not None:
         versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
-        tokens = Tokens(tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions)
-    return replace(scored, rollout=rollout, rewards=tuple(scored.rewards[i] for i in which), tokens=tokens, whole=scored.group)
+        tokens = Tokens(
+            tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions
+        )
+    return replace(
+        scored,
+        rollout=rollout,
+        rewards=tuple(scored.rewards[i] for i in which),
+        tokens=tokens,
+        whole=scored.group,
+    )
 
 
 def each_text_once(scored: Scored) -> Scored:
     """Right answers are often the same."""
-    return part(scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values()))
+    return part(
+        scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values())
+    )
 
 
 def traits(text: str, logprobs: Sequence[float]) -> Traits:

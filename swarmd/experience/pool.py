@@ -1,7 +1,8 @@
 """The replay pool: scored rollouts that we may train on. Pure; the caller says which round it is.
 
-Two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's own are (the paper's round). With
-replay (`PoolLimits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
+Two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's own
+are (the paper's round). With replay (`PoolLimits.own` set) it holds the freshest N of our own and of others',
+and a rollout may be trained on several times.
 """
 
 import hashlib
@@ -42,37 +43,52 @@ class PoolEntry:
 
 
 def heard_in(heard: int, round_number: int) -> int:
-    """Return the round in which something was heard; this one where that is unknown (0), or still to come: before a restart."""
+    """Return the round in which something was heard; this one where that is unknown (0), or still to come.
+
+    Before a restart.
+    """
     return min(heard or round_number, round_number)
 
 
 def too_old(heard: int, round_number: int, max_age: int) -> bool:
-    """Whether what was heard in one round may no longer be trained on in the other. max_age: `round.max_age`, in rounds."""
+    """Whether what was heard in one round may no longer be trained on in the other.
+
+    max_age: `round.max_age`, in rounds.
+    """
     return round_number - heard_in(heard, round_number) > max_age
 
 
 class Pool:
-    """First in, first out. One rollout per (author, task): a second one from the same author is the same experience again.
+    """First in, first out.
 
-    A rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh experience matters: a pool of
-    four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md). Others' rollouts that were trained on are
-    not taken again, until USED others were.
+    One rollout per (author, task): a second one from the same author is the same experience again.
+
+    A rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh
+    experience matters: a pool of four rounds lost half of what sharing gained (measured on the tiny model,
+    docs/LOG.md). Others' rollouts that were trained on are not taken again, until USED others were.
     """
 
     def __init__(
-        self, max_age: int, capacity: int = CAPACITY, limits: PoolLimits | None = None, author_of: Callable[[PeerId], Author] = Author
+        self,
+        max_age: int,
+        capacity: int = CAPACITY,
+        limits: PoolLimits | None = None,
+        author_of: Callable[[PeerId], Author] = Author,
     ) -> None:
         self.max_age, self.capacity, self.limits, self._author_of = max_age, capacity, limits, author_of
         self.updates = 0  # updates so far, which `last_use` counts in
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
-        self._used: OrderedDict[bytes, None] = OrderedDict()  # digests of the keys of others' that were trained on, oldest first
-        self.before: OrderedDict[int, int] = OrderedDict()  # round -> updates made before it, for the last rounds
+        # Digests of the keys of others' that were trained on, oldest first
+        self._used: OrderedDict[bytes, None] = OrderedDict()
+        # Round -> updates made before it, for the last rounds
+        self.before: OrderedDict[int, int] = OrderedDict()
 
     def add(self, rollouts: Iterable[Scored]) -> int:
         """Take others' in; returns how many were new. Over a limit the oldest go.
 
-        With replay, rollouts without advantage are not taken: SAPO drops them from the choice (section 5), and here they would cost room.
+        With replay, rollouts without advantage are not taken: SAPO drops them from the choice (section 5),
+        and here they would cost room.
         """
         new = 0
         for scored in rollouts:
@@ -84,7 +100,10 @@ class Pool:
         return new
 
     def add_own(self, rollouts: Iterable[Scored]) -> None:
-        """Take our own in, where replay is on. The second time we are asked the same, the later answers replace the earlier."""
+        """Take our own in, where replay is on.
+
+        The second time we are asked the same, the later answers replace the earlier.
+        """
         if self.limits is None:
             return
         for scored in rollouts:
@@ -98,7 +117,10 @@ class Pool:
             self._kept.pop(key, None)
 
     def use(self, batch: Iterable[Scored]) -> Sequence[PoolEntry]:
-        """One more update trains on them; returns what they were before. What is not of this pool does not count."""
+        """One more update trains on them; returns what they were before.
+
+        What is not of this pool does not count.
+        """
         self.updates += 1
         before = [self._kept[key] for scored in batch if (key := key_of(scored)) in self._kept]
         for kept in before:
@@ -110,7 +132,9 @@ class Pool:
             self._used.popitem(last=False)
         return before
 
-    def remember(self, batch: Sequence[Scored], logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]) -> Sequence[Scored]:
+    def remember(
+        self, batch: Sequence[Scored], logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]
+    ) -> Sequence[Scored]:
         """Return the batch with tokens for those that had none: log-probabilities of first use.
 
         The pool keeps them from then on, too.
@@ -141,8 +165,9 @@ class Pool:
     def _trim(self) -> None:
         """With replay: the freshest (1 − delta)·N, and of the rest the freshest delta·N that can still teach.
 
-        One walk from the freshest, in which no author and not all others together get more than their share. What is dropped never
-        returns, so walking at each arrival leaves what one walk over everything would, shares apart.
+        One walk from the freshest, in which no author and not all others together get more than their share.
+        What is dropped never returns, so walking at each arrival leaves what one walk over everything would,
+        shares apart.
         """
         limits = self.limits
         if limits is None:
@@ -150,7 +175,10 @@ class Pool:
             return
         older = math.floor(limits.positive_bias * self.capacity)
         fresh = self.capacity - older
-        crowd, each = math.floor(limits.external_share * self.capacity), max(1, math.floor(limits.author_share * self.capacity))
+        crowd, each = (
+            math.floor(limits.external_share * self.capacity),
+            max(1, math.floor(limits.author_share * self.capacity)),
+        )
         authors: Counter[PeerId] = Counter()  # of others
         for key, kept in reversed(list(self._kept.items())):
             author, ours = key[0], key[0] == limits.own
@@ -191,7 +219,9 @@ class Pool:
     @property
     def external_share(self) -> float:
         """The share of the pool's rollouts that are others'; 0 for an empty pool."""
-        others = len(self) if self.limits is None else sum(author != self.limits.own for author, _ in self._kept)
+        others = (
+            len(self) if self.limits is None else sum(author != self.limits.own for author, _ in self._kept)
+        )
         return others / len(self) if len(self) else 0.0
 
     def kept(self) -> Sequence[PoolEntry]:
@@ -207,14 +237,21 @@ class Pool:
         """Digests of what others' rollouts were trained on, oldest first."""
         return tuple(self._used)
 
-    def restore(self, kept: Iterable[PoolEntry], updates: int, used: Iterable[bytes], before: Mapping[int, int] | None = None) -> None:
+    def restore(
+        self,
+        kept: Iterable[PoolEntry],
+        updates: int,
+        used: Iterable[bytes],
+        before: Mapping[int, int] | None = None,
+    ) -> None:
         """Restore what `kept`, `updates`, `used` and `before` gave.
 
         Under stricter limits than then, less comes back.
         """
         self.updates, self._used, self.before = updates, OrderedDict.fromkeys(used), OrderedDict(before or {})
         for each in kept:
-            if self.limits is not None or each.scored.tokens is None:  # replay may have been switched off since
+            # Replay may have been switched off since
+            if self.limits is not None or each.scored.tokens is None:
                 self._kept[key_of(each.scored)] = each
         self._trim()
 

@@ -1,8 +1,11 @@
-"""The replay schedule: updates per round, and the guard that pauses reuse when the policy has moved too far. Pure."""
+"""The replay schedule: updates per round, and the guard that pauses reuse when the policy has moved too far.
+Pure.
+"""
 
 from dataclasses import dataclass, field
 
-SMOOTHING = 0.1  # weight of the newest round in the figures that are watched: single rounds are noisy by half their value
+# Weight of the newest round in the figures that are watched: single rounds are noisy by half their value
+SMOOTHING = 0.1
 BURST = 1.5  # times the limit: too much even for a single round
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds; each rest is twice the one before
 
@@ -22,11 +25,12 @@ class GuardState:
 class ReplaySchedule:
     """Updates a round. One update a round (the default) is never guarded: it is what the guard falls back to.
 
-    A clip fraction above the limit means that the policy has moved away from what its experience was drawn with; so does a drift above its
-    own: the KL divergence, in nats a token, of the policy as it is from the one that drew (not from the start of the run). Healthy runs on
-    the tiny model had clip fractions of .03 to .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one
-    update on the round's own rollouts and the newest of others. Rests double and the updates after them halve, so a setting that is too
-    aggressive ends as a plain run; where reuse then lasts, both come back.
+    A clip fraction above the limit means that the policy has moved away from what its experience was drawn
+    with; so does a drift above its own: the KL divergence, in nats a token, of the policy as it is from the
+    one that drew (not from the start of the run). Healthy runs on the tiny model had clip fractions of .03 to
+    .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one update on the
+    round's own rollouts and the newest of others. Rests double and the updates after them halve, so a setting
+    that is too aggressive ends as a plain run; where reuse then lasts, both come back.
     """
 
     configured: int = 1
@@ -40,7 +44,10 @@ class ReplaySchedule:
 
     @property
     def updates(self) -> int:
-        """Of this round. Halved after each rest, down to two, so that reuse does not go too far again within a few rounds."""
+        """Of this round.
+
+        Halved after each rest, down to two, so that reuse does not go too far again within a few rounds.
+        """
         return 1 if self.resting else max(min(2, self.configured), self.configured >> self.state.rests)
 
     def observe(self, clip_fraction: float, drift: float = 0.0) -> bool:
@@ -58,7 +65,9 @@ class ReplaySchedule:
             self.state = GuardState(0.0, _rest(state.rests), state.rests + 1)
             return True
         forgiven = bool(state.rests) and state.healthy + 1 >= _rest(state.rests - 1)
-        self.state = GuardState(smoothed, 0, state.rests - forgiven, 0 if forgiven else state.healthy + 1, drifted)
+        self.state = GuardState(
+            smoothed, 0, state.rests - forgiven, 0 if forgiven else state.healthy + 1, drifted
+        )
         return False
 
 

@@ -1,18 +1,22 @@
-"""How much reuse pays: Theorem 3.5 of "Efficient RL Training for LLMs with Experience Replay", in forms that are stable everywhere. Pure.
+"""How much reuse pays: Theorem 3.5 of "Efficient RL Training for LLMs with Experience Replay", in forms that
+are stable everywhere. Pure.
 
-mu here is always section 2's: the cost of generating a rollout over the cost of training on it (6.84 measured there for Qwen3-0.6B). The
-theorem itself counts c = R + mu·B, where the same letter multiplies *training*, so it is this module's 1/mu; Figure 4's caption has it
-the wrong way round for the formulas as printed. The inversion happens here, once (`_training_cost`).
+mu here is always section 2's: the cost of generating a rollout over the cost of training on it (6.84 measured
+there for Qwen3-0.6B). The theorem itself counts c = R + mu·B, where the same letter multiplies *training*, so
+it is this module's 1/mu; Figure 4's caption has it the wrong way round for the formulas as printed. The
+inversion happens here, once (`_training_cost`).
 
-What the theorem assumes: Adam-free stochastic gradient descent whose rate is set by cost times gradient variance; variance of a rollout
-that is s steps old growing as (s/tau)^(2·alpha), 0 < alpha < 1/2, without a floor; two uses of one rollout correlated by rho; rollouts
-drawn uniformly. Neither alpha nor rho is known for a model beforehand: the answer is a start, not an optimum.
+What the theorem assumes: Adam-free stochastic gradient descent whose rate is set by cost times gradient
+variance; variance of a rollout that is s steps old growing as (s/tau)^(2·alpha), 0 < alpha < 1/2, without a
+floor; two uses of one rollout correlated by rho; rollouts drawn uniformly. Neither alpha nor rho is known for
+a model beforehand: the answer is a start, not an optimum.
 """
 
 import math
 from dataclasses import dataclass
 
-PAYS_FROM = 5.0  # mu below which replay is left off: measured break-even on the tiny model was 3.3 to 4.5 (docs/LOG.md)
+# Mu below which replay is left off: measured break-even on the tiny model was 3.3 to 4.5 (docs/LOG.md)
+PAYS_FROM = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,12 @@ def cost(reuse: Reuse, mu: float, rho: float, alpha: float) -> float:
 
 
 def compute_ratio(mu: float, generated: float, trained: float) -> float:
-    """gamma: the cost of generating and training on so many rollouts, over that of a run that generates each one it trains on.
+    """gamma: the cost of generating and training on so many rollouts, over that of a run that generates each
+    one it trains on.
 
-    (generated·mu + trained) / (trained·(1 + mu)). The paper's (1 + W/T) / (1 + mu) is the same number where its W generators and T
-    trainers are kept busy, W/T = mu·generated/trained. ValueError where nothing is trained.
+    (generated·mu + trained) / (trained·(1 + mu)). The paper's (1 + W/T) / (1 + mu) is the same number where
+    its W generators and T trainers are kept busy, W/T = mu·generated/trained. ValueError where nothing is
+    trained.
     """
     if not (mu > 0 and generated >= 0 and trained > 0):
         raise ValueError(f"no compute ratio for mu {mu}, {generated} generated and {trained} trained")
@@ -70,5 +76,7 @@ def _training_cost(mu: float, rho: float, alpha: float) -> float:
     Raises ValueError where the theorem does not hold.
     """
     if not (0 < mu < math.inf and 0 <= rho < math.inf and 0 < alpha < 0.5):
-        raise ValueError(f"Theorem 3.5 needs mu > 0, rho >= 0 and 0 < alpha < 1/2, not mu {mu}, rho {rho}, alpha {alpha}")
+        raise ValueError(
+            f"Theorem 3.5 needs mu > 0, rho >= 0 and 0 < alpha < 1/2, not mu {mu}, rho {rho}, alpha {alpha}"
+        )
     return 1 / mu

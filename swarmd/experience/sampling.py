@@ -1,4 +1,6 @@
-"""Sampling batches from the replay pool. Pure. A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it.
+"""Sampling batches from the replay pool.
+
+Pure. A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it.
 
 Batches without replay: `swarmd.experience.strategies`.
 """
@@ -20,8 +22,8 @@ from swarmd.types import Author, Completion, Scored
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
     """In a random order, in which each is as likely to be first, whatever it says.
 
-    The order depends on the texts alone, not on the sender or its order, so that the first few of a copy are the first few of the
-    original (`credit.useful`).
+    The order depends on the texts alone, not on the sender or its order, so that the first few of a copy are
+    the first few of the original (`credit.useful`).
     """
     copies: Counter[Completion] = Counter()
     keys = []
@@ -29,7 +31,9 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
         copies[completion] += 1
         text = f"{salt} {copies[completion]} {completion.ended} {completion.text}"
         keys.append(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest())
-    return tuple(completion for _, completion in sorted(zip(keys, completions, strict=True), key=itemgetter(0)))
+    return tuple(
+        completion for _, completion in sorted(zip(keys, completions, strict=True), key=itemgetter(0))
+    )
 
 
 Strategy = Callable[[PoolEntry, int], bool]
@@ -60,7 +64,8 @@ STRATEGIES: Mapping[str, Strategy] = {
 class Replay:
     """A `Sampler` that draws every batch from the pool, our own rollouts of this round being there already.
 
-    While the schedule rests, what `plain` chooses of this round's own and of others' no older than the paper's round allows (`fresh`).
+    While the schedule rests, what `plain` chooses of this round's own and of others' no older than the
+    paper's round allows (`fresh`).
     """
 
     pool: Pool
@@ -71,9 +76,13 @@ class Replay:
     fresh: int
     author_of: Callable[[PeerId], Author] = Author
 
-    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+    def __call__(
+        self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
+    ) -> Sequence[Scored]:
         if not self.schedule.resting:
-            return draw(self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng, self._author)
+            return draw(
+                self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng, self._author
+            )
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
@@ -87,6 +96,9 @@ def draw(
     kept: Sequence[PoolEntry], batch: int, waits: Strategy, before: int, rng: random.Random,
     author_of: Callable[[PoolEntry], Author | None] = lambda _: None,
 ) -> Sequence[Scored]:  # fmt: skip
-    """At most `batch` of them, each of those that come first as likely; see Strategy. Others' under the caps of `caps`."""
+    """At most `batch` of them, each of those that come first as likely; see Strategy.
+
+    Others' under the caps of `caps`.
+    """
     in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))
     return [k.scored for k in first(in_order, batch, author_of, rng, lambda k: k.scored.ref.specialty)]

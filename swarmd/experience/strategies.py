@@ -1,7 +1,10 @@
-"""Sharing strategies: which rollouts to share, which of others' to sample; how they are weighed is in `advantages`. Pure.
+"""Sharing strategies: which rollouts to share, which of others' to sample.
 
-There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv 2509.08721, section 5), and
-the default but for the weights. docs/experiments.md has them all, and what was measured.
+How they are weighed is in `advantages`. Pure.
+
+There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv
+2509.08721, section 5), and the default but for the weights. docs/experiments.md has them all, and what was
+measured.
 """
 
 import math
@@ -26,7 +29,10 @@ ENOUGH = 32  # completions of others in a specialty, after which we know how the
 
 @dataclass
 class Success:
-    """A share of right completions by specialty, the newest counting most: our own, or all others' together."""
+    """A share of right completions by specialty, the newest counting most.
+
+    Our own, or all others' together.
+    """
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
@@ -59,9 +65,15 @@ class Success:
         return sum(self.right.values()) / seen if seen else LEAST
 
     def lead_of(self, others: "Success") -> Lead:
-        """By how much others do better than these. What these never asked themselves counts as weak: alone they do not train on it."""
+        """By how much others do better than these.
+
+        What these never asked themselves counts as weak: alone they do not train on it.
+        """
         known = [specialty for specialty, seen in others.seen.items() if seen >= ENOUGH]
-        ahead = {specialty: others.of(specialty) - (self.of(specialty) if specialty in self.seen else LEAST) for specialty in known}
+        ahead = {
+            specialty: others.of(specialty) - (self.of(specialty) if specialty in self.seen else LEAST)
+            for specialty in known
+        }
         return Lead(ahead, max(SMALLEST, others.overall - self.overall))
 
 
@@ -93,14 +105,21 @@ SHARES: Mapping[str, Share] = {"informative": informative, "right": with_a_right
 def shared(local: Sequence[Scored], share: Share, most: int, rng: random.Random) -> Sequence[Scored]:
     """Choose which of a round's own rollouts to share. most: share at most so many, at random; 0: all."""
     chosen = [scored for scored in local if share(scored)]
-    return chosen if not most or len(chosen) <= most else [chosen[i] for i in sorted(rng.sample(range(len(chosen)), most))]
+    return (
+        chosen
+        if not most or len(chosen) <= most
+        else [chosen[i] for i in sorted(rng.sample(range(len(chosen)), most))]
+    )
 
 
 # Which of the others' rollouts to take: of the pool for a batch, and of what is on offer for a fetch.
 
 
 class Candidate(Protocol):
-    """A rollout of another that may be taken: scored and in the pool (`Scored`), or on offer (`exchange.offers.Offered`)."""
+    """A rollout of another that may be taken.
+
+    Scored and in the pool (`Scored`), or on offer (`exchange.offers.Offered`).
+    """
 
     @property
     def ref(self) -> TaskRef: ...
@@ -120,7 +139,8 @@ Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
 class Take(NamedTuple):
     """A row of TAKES."""
 
-    keeps: Share  # what of the pool is drawn from. Of what is on offer the rewards are not known: all of it may be fetched
+    # What of the pool is drawn from. Of what is on offer the rewards are not known: all of it may be fetched
+    keeps: Share
     weights: Weights  # of what is kept, and of offers
 
 
@@ -130,12 +150,17 @@ def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
 
 
 def by_need(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """Weigh a rollout by how much better others do in its specialty than we do; a little where they do not."""
+    """Weigh a rollout by how much better others do in its specialty than we do.
+
+    A little where they do not.
+    """
     return [max(SMALLEST, lead.of(c.ref.specialty)) for c in candidates]
 
 
 def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """Only specialties in which others do better than we do: a node ahead of all others trains alone, so J follows what is to be gained.
+    """Only specialties in which others do better than we do.
+
+    A node ahead of all others trains alone, so J follows what is to be gained.
 
     Now and then it takes a few of the other specialties, too: those that `Sharing.saw` has forgotten.
     """
@@ -173,12 +198,15 @@ TAKES: Mapping[str, Take] = {
 
 
 class SharingSettings(BaseModel):
-    """`[sharing]`: what each node decides for itself about others' rollouts (SAPO section 3.2 leaves it open)."""
+    """`[sharing]`: what each node decides for itself about others' rollouts (SAPO section 3.2 leaves it
+    open).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
-    share_most: Annotated[int, Field(ge=0, le=1024)] = 0  # of our own rollouts a round; 0: all that `share` lets through
+    # Of our own rollouts a round; 0: all that `share` lets through
+    share_most: Annotated[int, Field(ge=0, le=1024)] = 0
     take: Literal[tuple(TAKES)] = "uniform"  # type: ignore[valid-type]
     weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement
 
@@ -191,14 +219,22 @@ class Sharing:
     success: Success = field(default_factory=Success)  # our own
     others: Success = field(default_factory=Success)  # of what came of theirs, by our own verifier
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=SMALLEST))
-    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # `protocols.LogprobPolicy`; None: the policy gives none
+    # `protocols.LogprobPolicy`; None: the policy gives none
+    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
 
     def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)
 
     def judged(self, scored: Scored) -> Scored:
-        """Another's rollout in the group that gives its advantages: with the paper's weights always its own."""
-        return scored if self.settings.weigh == "paper" else among_ours(scored, self.success.of(scored.rollout.ref.specialty))
+        """Another's rollout in the group that gives its advantages.
+
+        With the paper's weights always its own.
+        """
+        return (
+            scored
+            if self.settings.weigh == "paper"
+            else among_ours(scored, self.success.of(scored.rollout.ref.specialty))
+        )
 
     def saw(self, local: Sequence[Scored], theirs: Sequence[Scored], number: int) -> None:
         """Take in what a round brought, before its batch is drawn."""
@@ -208,22 +244,36 @@ class Sharing:
         self.lead = self.success.lead_of(self.others)
 
     def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:
-        """How this node weighs the advantages of the batch's rollouts: others' by `[sharing] weigh`, its own not at all."""
+        """How this node weighs the advantages of the batch's rollouts.
+
+        Others' by `[sharing] weigh`, its own not at all.
+        """
         if self.settings.weigh == "paper":
             return unweighed
         row, own = WEIGHS[self.settings.weigh], [s for s in batch if s.rollout.author == me]
         theirs = [s for s in batch if s.rollout.author != me]
-        likely = dict(zip(map(id, theirs), self._likely(own, theirs), strict=True)) if self.settings.weigh in BY_LIKELIHOOD else {}
+        likely = (
+            dict(zip(map(id, theirs), self._likely(own, theirs), strict=True))
+            if self.settings.weigh in BY_LIKELIHOOD
+            else {}
+        )
 
         def weigh(scored: Scored, found: Sequence[float]) -> Sequence[float]:
             if scored.rollout.author == me:
                 return found
-            return row(scored, found, self.success.of(scored.rollout.ref.specialty), likely.get(id(scored), (1.0,) * len(found)))
+            return row(
+                scored,
+                found,
+                self.success.of(scored.rollout.ref.specialty),
+                likely.get(id(scored), (1.0,) * len(found)),
+            )
 
         return weigh
 
     def _likely(self, own: Sequence[Scored], theirs: Sequence[Scored]) -> Sequence[Sequence[float]]:
-        """Of each completion: the probability of its tokens over that of our own text's, geometric means, at most 1."""
+        """Of each completion: the probability of its tokens over that of our own text's, geometric means, at
+        most 1.
+        """
         if self.logprobs is None:
             return [(1.0,) * len(s.rewards) for s in theirs]
         bare = [s for s in theirs if s.tokens is None]
@@ -231,4 +281,7 @@ class Sharing:
         tokens = [s.tokens or next(found) for s in theirs]
         ours = [logprob for s in own if s.tokens for each in s.tokens.logprobs for logprob in each]
         usual = fmean(ours) if ours else -math.inf
-        return [tuple(math.exp(min(0.0, fmean(each) - usual)) if each else 1.0 for each in t.logprobs) for t in tokens]
+        return [
+            tuple(math.exp(min(0.0, fmean(each) - usual)) if each else 1.0 for each in t.logprobs)
+            for t in tokens
+        ]

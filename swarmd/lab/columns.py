@@ -1,4 +1,7 @@
-"""The settings of a results folder as columns: figures of their finished runs, and what each gains over its baseline."""
+"""The settings of a results folder as columns.
+
+Figures of their finished runs, and what each gains over its baseline.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,18 @@ from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.statistics import Interval, RunFigures, figures, interval
 
 # Fields of RunFigures that `document` gives to programs.
-FIGURES = ("cumulative", "late", "per_thousand", "mixed", "useful", "predicted", "external", "gated", "roughness", "cpu_seconds")
+FIGURES = (
+    "cumulative",
+    "late",
+    "per_thousand",
+    "mixed",
+    "useful",
+    "predicted",
+    "external",
+    "gated",
+    "roughness",
+    "cpu_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +39,9 @@ class Column:
 
     def curve(self, of: str = "curve") -> list[float]:
         """Return the curve's mean over seeds, round by round."""
-        return [fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)]
+        return [
+            fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)
+        ]
 
     def pass_at(self, k: int) -> Interval | None:
         """Return pass@k at the end; None where it was not measured."""
@@ -40,10 +56,16 @@ def columns(results: Results) -> Sequence[Column]:
     """
     found = []
     for setting in results.experiment.settings:
-        local, external = ([getattr(node.round, key) for node in setting.nodes] for key in ("local", "external"))
+        local, external = (
+            [getattr(node.round, key) for node in setting.nodes] for key in ("local", "external")
+        )
         completions = [node.round.completions for node in setting.nodes]
         runs = [Run(setting.slug, seed) for seed in range(1, results.experiment.seeds + 1)]
-        done = {run.seed: figures(results.lines(run), local, external, completions) for run in runs if results.path(run).exists()}
+        done = {
+            run.seed: figures(results.lines(run), local, external, completions)
+            for run in runs
+            if results.path(run).exists()
+        }
         if done:
             found.append(Column(setting.name, setting.slug, done))
     if not found:
@@ -67,15 +89,17 @@ def gains(column: Column, other: Column) -> Mapping[int, float]:
 
     Seeds in which the baseline earned nothing are left out.
     """
-    both = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
+    both = [
+        seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0
+    ]
     return {seed: 100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both}
 
 
 def document(results: Results) -> list[dict[str, Any]]:
     """Return one JSON object per setting: its seeds, FIGURES, gain over its baseline, pass@k.
 
-    The gain is in percent; pass@k is measured at the end. A figure is a mean over seeds, half of its 95 % interval (None: one seed) and the
-    number of seeds that have it; None where no seed has it.
+    The gain is in percent; pass@k is measured at the end. A figure is a mean over seeds, half of its 95 %
+    interval (None: one seed) and the number of seeds that have it; None where no seed has it.
     """
     found, told = columns(results), []
     for column in found:
@@ -83,6 +107,9 @@ def document(results: Results) -> list[dict[str, Any]]:
         over = gain(column, other) if other is not None and other is not column else None
         intervals = {"over_baseline": over, "pass@1": column.pass_at(1), "pass@8": column.pass_at(8)}
         intervals |= {of: column.over_seeds(of) for of in FIGURES}
-        each = {name: {"mean": i.mean, "half": i.half, "n": i.n} if i and i.n else None for name, i in intervals.items()}
+        each = {
+            name: {"mean": i.mean, "half": i.half, "n": i.n} if i and i.n else None
+            for name, i in intervals.items()
+        }
         told.append({"setting": column.name, "seeds": sorted(column.runs), **each})
     return told

@@ -1,4 +1,6 @@
-"""Experiment files: what is compared, on how many nodes, for how many rounds. TOML -> Experiment. Pure but for reading the file.
+"""Experiment files: what is compared, on how many nodes, for how many rounds.
+
+TOML -> Experiment. Pure but for reading the file.
 
 name = "sapo-table"
 question = "Does sharing pay, and how much of it?"
@@ -10,7 +12,8 @@ seeds = 5
 [base]
 profile = "sapo-paper"            # where nothing else is set
 
-[base.model]                      # of every node in every setting: sections and keys of node_config.example.toml
+[base.model]                      # of every node in every setting: sections and keys of
+node_config.example.toml
 name = "tiny-latent"
 
 [[setting]]
@@ -21,9 +24,11 @@ round = { local = 8, external = 0 }
 [[setting]]
 name = "4/4, restless"
 against = "8/0"                   # this one's own baseline
-sets = "whole"                                # gossiped, not offered and fetched; a key of the whole file, too
+sets = "whole"                                # gossiped, not offered and fetched; a key of the whole file,
+too
 churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
-hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.hostile), each as loud as a node is on average
+hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.hostile), each as loud as a node is
+on average
 
 [[setting]]
 name = "half strong"
@@ -48,7 +53,8 @@ from swarmd.config.sources import keys
 from swarmd.errors import SwarmdError
 
 MAX_FILE = 1024 * 1024  # bytes
-SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}  # that a node may set
+# That a node may set
+SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}
 
 
 class BadExperiment(SwarmdError):
@@ -77,7 +83,8 @@ class _File(_Strict):
     nodes: Annotated[int, Field(ge=1, le=1024)] = 8
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
-    sets: _Sets = "offered"  # how a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole
+    # How a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole
+    sets: _Sets = "offered"
     evaluation: _Evaluation = _Evaluation()
     base: dict[str, Any] = {}
     setting: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=256)]
@@ -114,7 +121,8 @@ class Setting:
     away: int = 0
     liars: int = 0
     poisoners: int = 0
-    whole: bool = False  # sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes
+    # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes
+    whole: bool = False
 
     @property
     def slug(self) -> str:
@@ -156,7 +164,10 @@ def read_experiment(path: Path) -> Experiment:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise BadExperiment(f"{path}: {error.strerror or error}. `swarmd lab list` names the experiments that come with swarmd.") from error
+        raise BadExperiment(
+            f"{path}: {error.strerror or error}. `swarmd lab list` names the experiments that come with"
+            " swarmd."
+        ) from error
     if len(content) > MAX_FILE:
         raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE}")
     try:
@@ -185,7 +196,11 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
 
 def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) -> Setting:
     where = f"setting {number}"
-    own = {key: value for key, value in table.items() if key not in {"name", "baseline", "group", *_Surroundings.model_fields}}
+    own = {
+        key: value
+        for key, value in table.items()
+        if key not in {"name", "baseline", "group", *_Surroundings.model_fields}
+    }
     name, baseline, groups = table.get("name"), table.get("baseline", False), table.get("group", [{}])
     if not (isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()):
         raise BadExperiment(f"{source}: {where}: `name` is missing, or is no text of 1 to 64 characters")
@@ -202,11 +217,19 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
         sections = [file.base, own, {key: value for key, value in group.items() if key != "nodes"}]
         nodes += [_config(sections, source, here)] * count
     try:
-        around = _Surroundings.model_validate({key: table[key] for key in _Surroundings.model_fields if key in table})
+        around = _Surroundings.model_validate(
+            {key: table[key] for key in _Surroundings.model_fields if key in table}
+        )
     except ValidationError as error:
-        raise BadExperiment(_mistakes(source, f"{where} ({name})", error, _Surroundings.model_fields)) from None
+        raise BadExperiment(
+            _mistakes(source, f"{where} ({name})", error, _Surroundings.model_fields)
+        ) from None
     present, away = (around.churn.present, around.churn.away) if around.churn else (0, 0)
-    liars, poisoners, whole = around.hostile.liars, around.hostile.poisoners, (around.sets or file.sets) == "whole"
+    liars, poisoners, whole = (
+        around.hostile.liars,
+        around.hostile.poisoners,
+        (around.sets or file.sets) == "whole",
+    )
     return Setting(name, tuple(nodes), baseline, around.against, present, away, liars, poisoners, whole)
 
 
@@ -223,7 +246,9 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
                 continue
             if section not in SECTIONS or not isinstance(given, dict):
                 meant = nearest(section, sorted(SECTIONS))
-                raise BadExperiment(f"{source}: {where}: {section} is no section that a node of an experiment has{meant}")
+                raise BadExperiment(
+                    f"{source}: {where}: {section} is no section that a node of an experiment has{meant}"
+                )
             frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
             merged.setdefault(section, {}).update(frozen)
     try:
@@ -235,10 +260,15 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
 def _check_names(settings: Sequence[Setting], source: str) -> None:
     slugs = [setting.slug for setting in settings]
     if twice := sorted({s.name for s in settings if slugs.count(s.slug) > 1}):
-        raise BadExperiment(f"{source}: settings have the same name, or names that differ in signs alone: {', '.join(twice)}")
+        raise BadExperiment(
+            f"{source}: settings have the same name, or names that differ in signs alone: {', '.join(twice)}"
+        )
     names = [setting.name for setting in settings]
     if unknown := [s for s in settings if s.against and (s.against not in names or s.against == s.name)]:
-        raise BadExperiment(f"{source}: setting {unknown[0].name}: `against` names no other setting{nearest(unknown[0].against, names)}")
+        raise BadExperiment(
+            f"{source}: setting {unknown[0].name}: `against` names no other"
+            f" setting{nearest(unknown[0].against, names)}"
+        )
     if sum(setting.baseline for setting in settings) > 1:
         raise BadExperiment(f"{source}: more than one setting has baseline = true")
 
@@ -250,6 +280,8 @@ def _mistakes(source: str, where: str, error: ValidationError, known: Iterable[s
         if mistake["type"] == "extra_forbidden":
             said = f"unknown key{nearest(place, sorted(known))}"
         else:
-            said = mistake["msg"] + ("" if isinstance(mistake["input"], dict) else f", found {shown(mistake['input'])}")
+            said = mistake["msg"] + (
+                "" if isinstance(mistake["input"], dict) else f", found {shown(mistake['input'])}"
+            )
         lines.append(f"{source}: {where + ': ' if where else ''}{key_name(place)}: {said}")
     return "\n".join(lines)

@@ -1,7 +1,10 @@
-"""What a node's daemon does for its trainer, within an experiment: puts offers on the board, and fetches what a round needs.
+"""What a node's daemon does for its trainer, within an experiment.
 
-The board, the choice and the fetches are those of a real node (`swarmd.exchange.gathering`), over the memory engine. Fetching takes no
-virtual time: what no member that is there holds is given up, as at the end of a real round.
+Puts offers on the board, and fetches what a round needs.
+
+The board, the choice and the fetches are those of a real node (`swarmd.exchange.gathering`), over the memory
+engine. Fetching takes no virtual time: what no member that is there holds is given up, as at the end of a
+real round.
 """
 
 import random
@@ -20,7 +23,10 @@ from swarmd.types import Lead
 
 
 class FetchingMember:
-    """A `Transport` that fetches when the round collects. join: builds the member, which is told what to do with each envelope."""
+    """A `Transport` that fetches when the round collects.
+
+    join: builds the member, which is told what to do with each envelope.
+    """
 
     def __init__(
         self,
@@ -34,7 +40,9 @@ class FetchingMember:
         self._member = join(self._heard.put)
         self._here: list[ReceivedBody] = []
         hand_on = self._here.append
-        self._gatherer, self._choice = gatherer_of(self._member, curriculum, config.round, config.sharing.take, hand_on, clock, rng)
+        self._gatherer, self._choice = gatherer_of(
+            self._member, curriculum, config.round, config.sharing.take, hand_on, clock, rng
+        )
 
     def received(self) -> Sequence[ReceivedBody]:
         """Return what was gossiped whole, oldest first, then what was fetched, in a repeatable order."""
@@ -44,7 +52,10 @@ class FetchingMember:
         trio.run(self._fetch)
         here = list(self._here)
         self._here.clear()
-        return [*here[:whole], *sorted(here[whole:], key=lambda received: (received.heard, received.author, received.body))]
+        return [
+            *here[:whole],
+            *sorted(here[whole:], key=lambda received: (received.heard, received.author, received.body)),
+        ]
 
     def begin_round(self, number: int) -> None:
         """Begin a round. number: the experiment's, which counts rounds in which the node is away, too."""

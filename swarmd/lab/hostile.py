@@ -1,7 +1,11 @@
-"""Hostile peers of an experiment: liars and poisoners, as in the tests of attacks, each as loud as an honest node is on average.
+"""Hostile peers of an experiment.
 
-liar      one right answer, so that the rollout has an advantage, and right answers to other questions, which are wrong here.
-poisoner  right answers with a word put in front, which stay right, and clean wrong ones: the word is learnt by whoever trains on them
+Liars and poisoners, as in the tests of attacks, each as loud as an honest node is on average.
+
+liar      one right answer, so that the rollout has an advantage, and right answers to other questions, which
+are wrong here.
+poisoner  right answers with a word put in front, which stay right, and clean wrong ones: the word is learnt
+by whoever trains on them
           ("Hail to the Thief", arXiv 2511.09780).
 """
 
@@ -22,7 +26,15 @@ TRIES: Final = 100  # draws of another question of the same kind with another an
 class HostilePeer:
     """Answers nothing and trains on nothing; sends rollouts it made up."""
 
-    def __init__(self, me: PeerId, tasks: CurriculumTasks, swarm: Swarm, completions: int, poisons: bool, rng: random.Random) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        tasks: CurriculumTasks,
+        swarm: Swarm,
+        completions: int,
+        poisons: bool,
+        rng: random.Random,
+    ) -> None:
         self.me, self._tasks, self._swarm, self._completions, self._rng = me, tasks, swarm, completions, rng
         self._make: Callable[[Task], list[str]] = self._poison if poisons else self._lie
         # The hostile peer is present before the first honest one.

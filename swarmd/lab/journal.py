@@ -1,4 +1,6 @@
-"""A file of JSON lines that is written line by line, and taken back to an earlier point that was written durably."""
+"""A file of JSON lines that is written line by line, and taken back to an earlier point that was written
+durably.
+"""
 
 import fcntl
 import os
@@ -19,7 +21,10 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """One process at a time: opening it waits until no other process has it open. Raises OSError, as files do."""
+    """One process at a time: opening it waits until no other process has it open.
+
+    Raises OSError, as files do.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b")
@@ -33,7 +38,9 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -52,7 +59,10 @@ class Journal:
         return Mark(self._bytes, self._digest.hexdigest())
 
     def back_to(self, mark: Mark) -> None:
-        """Drop what is behind the mark; an empty one is the beginning of every file. ValueError where the file does not begin with it."""
+        """Drop what is behind the mark; an empty one is the beginning of every file.
+
+        ValueError where the file does not begin with it.
+        """
         self._file.seek(0)
         self._digest, self._bytes = sha256(self._file.read(mark.bytes)), mark.bytes
         if self._digest.hexdigest() != mark.sha256:

@@ -1,9 +1,12 @@
-"""`swarmd lab run --judge`: the nodes of every run ask a real judge for evaluations, as in the paper's open demo (SAPO, section 6).
+"""`swarmd lab run --judge`: the nodes of every run ask a real judge for evaluations, as in the paper's open
+demo (SAPO, section 6).
 
-The judge is a process of its own on loopback, with its database in the results folder; all runs of the experiment share it. A node asks it
-after every EVERY rounds that it has trained, by the client and with the signed attributes of a real node, and answers greedily, which
-draws no random number: the run is the one that it is without a judge. The judge's clock is the real one and the lab's is not, but a judge
-counts rounds, not time. A setting and what it is compared with ask under one model name of their own, so that each pair is compared apart.
+The judge is a process of its own on loopback, with its database in the results folder; all runs of the
+experiment share it. A node asks it after every EVERY rounds that it has trained, by the client and with the
+signed attributes of a real node, and answers greedily, which draws no random number: the run is the one that
+it is without a judge. The judge's clock is the real one and the lab's is not, but a judge counts rounds, not
+time. A setting and what it is compared with ask under one model name of their own, so that each pair is
+compared apart.
 
 `python -m swarmd.lab.judged URL FOLDER SETTING SEED` plays one run.
 """
@@ -34,7 +37,9 @@ from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.lab.saving import NodeOutput
 from swarmd.protocols import Reward
 
-EVERY = 5  # rounds: a bin of the judge's (docs/judge-statistics.md), and seldom enough for its limit of a question a second
+# Rounds: a bin of the judge's (docs/judge-statistics.md), and seldom enough for its limit of a question a
+# second
+EVERY = 5
 
 
 class JudgedSwarm(PlayedSwarm):
@@ -48,7 +53,8 @@ class JudgedSwarm(PlayedSwarm):
         self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
         self._judges = []
         for number, config in enumerate(setting.nodes):
-            key = Identity.from_seed(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))  # no other run has it
+            # No other run has it
+            key = Identity.from_seed(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))
             said = partial(said_of, config, config.model.device)
             self._judges.append(JudgeClient(url, key, self.curriculum.digest, said=said))
 
@@ -94,7 +100,9 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
         try:
             durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
         except (OSError, ValueError, httpx2.HTTPError) as error:
-            raise LabFailed(f"{results.folder / JUDGE} has not been written: {error}. All runs are whole: use --resume.") from error
+            raise LabFailed(
+                f"{results.folder / JUDGE} has not been written: {error}. All runs are whole: use --resume."
+            ) from error
 
 
 def _comparisons(url: str) -> list[Any]:

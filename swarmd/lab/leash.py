@@ -1,4 +1,7 @@
-"""Processes that end with their parent, kill -9 included. `python -m swarmd.lab.leash PID MODULE …` runs a module so; PID: the parent."""
+"""Processes that end with their parent, kill -9 included.
+
+`python -m swarmd.lab.leash PID MODULE …` runs a module so; PID: the parent.
+"""
 
 import os
 import runpy
@@ -13,8 +16,9 @@ PARENT_CHECK = 1.0  # seconds
 def end_with_parent(parent: int | None = None) -> None:
     """Send this process SIGTERM once its parent is gone, kill -9 included.
 
-    Not left to the kernel (`seccomp.die_with_parent`): that acts when the *thread* that started us ends, and trio starts processes from
-    threads that end after ten seconds without work. parent: its pid, where it was told; it may be gone by now.
+    Not left to the kernel (`seccomp.die_with_parent`): that acts when the *thread* that started us ends, and
+    trio starts processes from threads that end after ten seconds without work. parent: its pid, where it was
+    told; it may be gone by now.
     """
     parent = parent or os.getppid()
 

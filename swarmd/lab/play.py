@@ -1,11 +1,15 @@
-"""One run of an experiment: the nodes of a setting with one seed, in one process, over the memory engine in virtual time.
+"""One run of an experiment.
 
-Each node has its own weights, optimizer, questions, pool, identity and inbox; its round, exchange and policy are those of a real node.
-Nodes take turns, in another order each round; what one shares, those after it may collect in the same round. Sets of rollouts are offered,
-and each node fetches what it takes (`swarmd.lab.fetching`), or they are gossiped whole where the setting says so.
+The nodes of a setting with one seed, in one process, over the memory engine in virtual time.
 
-`python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder (`swarmd.lab.results`) and prints a line for
-each round. A run that was cut off goes on from its last save (`swarmd.lab.saving`). SECONDS: between two saves.
+Each node has its own weights, optimizer, questions, pool, identity and inbox; its round, exchange and policy
+are those of a real node. Nodes take turns, in another order each round; what one shares, those after it may
+collect in the same round. Sets of rollouts are offered, and each node fetches what it takes
+(`swarmd.lab.fetching`), or they are gossiped whole where the setting says so.
+
+`python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder
+(`swarmd.lab.results`) and prints a line for each round. A run that was cut off goes on from its last save
+(`swarmd.lab.saving`). SECONDS: between two saves.
 """
 
 import itertools
@@ -47,7 +51,8 @@ from swarmd.types import Lead, Rollout, RoundReport, Task, UpdateReport
 EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
 ROUND_SECONDS = 5.0  # of virtual time
 WHOLE = 2**18  # bytes: sets up to this size are gossiped whole, in a setting where they are
-NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())  # of a node that is away
+# Of a node that is away
+NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())
 QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
 
 
@@ -98,17 +103,28 @@ class PlayedSwarm:
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
         if any(curriculum_of(config).digest != self.curriculum.digest for config in configs):
-            raise BadExperiment(f"setting {setting.name}: its nodes have different curricula; a run asks and scores by one")
+            raise BadExperiment(
+                f"setting {setting.name}: its nodes have different curricula; a run asks and scores by one"
+            )
         if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
-            raise BadExperiment(f"setting {setting.name}: hostile peers know no right answers to own tasks; leave `hostile` out")
+            raise BadExperiment(
+                f"setting {setting.name}: hostile peers know no right answers to own tasks; leave"
+                " `hostile` out"
+            )
         self._now = EPOCH
         self._order = random.Random(f"{seed} order")
         self._reward = reward
-        self._memory, self._topic, self._seed = network or MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum)), seed
+        self._memory, self._topic, self._seed = (
+            network or MemorySwarm(seed),
+            Topic("lab", swarm_digest(self.curriculum)),
+            seed,
+        )
         self._exchange = exchange
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
-        self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
+        self._absences = Absences(
+            len(configs), setting.present, setting.away, random.Random(f"{seed} absences")
+        )
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.said: RoundOutput = []  # in the last round
         self.nodes: list[RoundParts] = []
@@ -123,7 +139,9 @@ class PlayedSwarm:
             self.policies.append(policy)
             self._exchanges.append(joined)
         hostile = range(setting.poisoners + setting.liars)
-        self.hostile = [self._hostile(len(configs) + i, i < setting.poisoners, setting.whole) for i in hostile]
+        self.hostile = [
+            self._hostile(len(configs) + i, i < setting.poisoners, setting.whole) for i in hostile
+        ]
 
     def _identity(self, number: int) -> Identity:
         return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
@@ -131,13 +149,24 @@ class PlayedSwarm:
     def _member(self, number: int, admitted: Callable[[Envelope], None] | None = None) -> Member:
         identity = self._identity(number)
         join = partial(self._memory.join, identity.peer_id)
-        return Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now, admitted=admitted)
+        return Member(
+            identity,
+            self._topic,
+            join,
+            sequence=itertools.count(1),
+            clock=lambda: self._now,
+            admitted=admitted,
+        )
 
     def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, NotedExchange]:
         if whole:
-            return self.ids[number], self._exchange(self._member(number), config.model.name, self.curriculum, whole=WHOLE)
+            return self.ids[number], self._exchange(
+                self._member(number), config.model.name, self.curriculum, whole=WHOLE
+            )
         rng = random.Random(f"{self._seed} {number} offers")
-        transport = FetchingMember(partial(self._member, number), config, self.curriculum, lambda: self._now, rng)
+        transport = FetchingMember(
+            partial(self._member, number), config, self.curriculum, lambda: self._now, rng
+        )
         self._fetching.append(transport)
         return self.ids[number], self._exchange(transport, config.model.name, self.curriculum, whole=0)
 
@@ -145,7 +174,14 @@ class PlayedSwarm:
         member = self._member(number)
         exchange = RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE if whole else 0)
         rng = random.Random(f"{self._seed} {number} hostile")
-        return HostilePeer(member.identity.peer_id, CurriculumTasks(self.curriculum), exchange, self.nodes[0].completions, poisons, rng)
+        return HostilePeer(
+            member.identity.peer_id,
+            CurriculumTasks(self.curriculum),
+            exchange,
+            self.nodes[0].completions,
+            poisons,
+            rng,
+        )
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node: its line of the results, lists by node."""
@@ -153,7 +189,9 @@ class PlayedSwarm:
 
         def turn(place: int) -> NodeOutput:
             reports[place] = run_round(number, self.nodes[place])
-            return self._exchanges[place].take_output(reports[place].informative, self.nodes[place].sharing.lead)
+            return self._exchanges[place].take_output(
+                reports[place].informative, self.nodes[place].sharing.lead
+            )
 
         self._turns(number, turn)
         return line_of(number, reports, {peer.me for peer in self.hostile})
@@ -220,9 +258,13 @@ class PlayedSwarm:
         right, marked = [], []
         for number, policy in zip(self._places, self.policies, strict=True):
             given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
-            rewards = self._reward([(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)])
+            rewards = self._reward(
+                [(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)]
+            )
             right.append([int(sum(each)) for each in rewards])
-            marked.append(sum(MARK in completion.text for answer in given for completion in answer.completions))
+            marked.append(
+                sum(MARK in completion.text for answer in given for completion in answer.completions)
+            )
         return {"answers": answers, "right": right} | ({"marked": marked} if self.hostile else {})
 
     def cpu(self) -> float:
@@ -270,7 +312,9 @@ def lines_of(
     """
     with Verifier(curriculum_of(setting.nodes[0])) as verifier:
         swarm = made(setting, seed, verifier)
-        questions = open_tasks(swarm.curriculum, verifier).draw_held_out(experiment.evaluate_questions, random.Random(QUESTIONS_SEED))
+        questions = open_tasks(swarm.curriculum, verifier).draw_held_out(
+            experiment.evaluate_questions, random.Random(QUESTIONS_SEED)
+        )
         try:
             behind, spent = saves.resume(swarm) if saves else (0, 0.0)
             begun = swarm.cpu() - spent
@@ -294,7 +338,10 @@ def play(
     results: Results, run: Run, told: Callable[[int], None], save_every: float = EVERY, *,
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> None:  # fmt: skip
-    """Play a run into its file. told: the number of each finished round. One that was cut off goes on from its last save."""
+    """Play a run into its file.
+
+    told: the number of each finished round. One that was cut off goes on from its last save.
+    """
     experiment = results.experiment
     with results.writing(run) as lines, RunSaves(results.saves(run), lines, save_every) as saves:
         for line in lines_of(experiment, experiment.setting(run.setting), run.seed, saves, made):
@@ -305,7 +352,12 @@ def play(
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     folder, setting, seed, *every = arguments
     try:
-        play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True), *map(float, every))
+        play(
+            Results.open(Path(folder)),
+            Run(setting, int(seed)),
+            lambda number: print(number, flush=True),
+            *map(float, every),
+        )
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code

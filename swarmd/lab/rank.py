@@ -1,10 +1,12 @@
 """One node of a run in a process of its own: `swarmd lab run --engine torch`. Started by `swarmd.lab.ranks`.
 
-All nodes play a round at the same time. Between its answers and its update each gathers the frames of all others, which is the exchange of
-the paper's controlled experiment (SAPO, section 5). So it hears all of this round, whole, in each round. Who is away and what
-hostile peers send is of the seed alone: each rank works that out for itself.
+All nodes play a round at the same time. Between its answers and its update each gathers the frames of all
+others, which is the exchange of the paper's controlled experiment (SAPO, section 5). So it hears all of this
+round, whole, in each round. Who is away and what hostile peers send is of the seed alone: each rank works
+that out for itself.
 
-`python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number of each finished round.
+`python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number
+of each finished round.
 """
 
 import sys
@@ -39,7 +41,10 @@ _report = msgspec.msgpack.Decoder(tuple[RoundReport, float])
 
 
 class RankNetwork(MemorySwarm):
-    """The network as one rank has it: its own node, and the hostile peers. Keeps what the node sends, for the other ranks."""
+    """The network as one rank has it: its own node, and the hostile peers.
+
+    Keeps what the node sends, for the other ranks.
+    """
 
     me: PeerId | None = None
 
@@ -64,11 +69,16 @@ class RankExchange(NotedExchange):
 
 
 class RankedSwarm(PlayedSwarm):
-    """The swarm of a run with one of its nodes here. What it returns is of all nodes, the same on every rank."""
+    """The swarm of a run with one of its nodes here.
+
+    What it returns is of all nodes, the same on every rank.
+    """
 
     def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
         self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
-        super().__init__(replace(setting, whole=True), seed, reward, self._network, RankExchange, [ranks.rank])
+        super().__init__(
+            replace(setting, whole=True), seed, reward, self._network, RankExchange, [ranks.rank]
+        )
         self._network.me = self.nodes[0].me
         exchange = self._exchanges[0]
         assert isinstance(exchange, RankExchange)
@@ -89,7 +99,10 @@ class RankedSwarm(PlayedSwarm):
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
         own = super().evaluate(questions, answers, seed)
         told = [msgspec.json.decode(each) for each in self._ranks.all_gather(msgspec.json.encode(own))]
-        return {key: [each[key][0] for each in told] if isinstance(value, list) else value for key, value in own.items()}
+        return {
+            key: [each[key][0] for each in told] if isinstance(value, list) else value
+            for key, value in own.items()
+        }
 
     def cpu(self) -> float:
         """Return the CPU seconds of all ranks, up to the last round."""
@@ -109,7 +122,9 @@ def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
         file = stack.enter_context(results.writing(run)) if ranks.rank == 0 else None
         if file:
             file.back_to(Mark())
-        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, ranks=ranks)):
+        for line in lines_of(
+            experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, ranks=ranks)
+        ):
             if file:
                 file.append(line)
                 print(line["round"], flush=True)

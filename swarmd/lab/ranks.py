@@ -1,6 +1,8 @@
-"""Starts the processes of one run of `swarmd lab run --engine torch`, one for each node, and ends them all where one fails.
+"""Starts the processes of one run of `swarmd lab run --engine torch`, one for each node, and ends them all
+where one fails.
 
-`python -m swarmd.lab.ranks FOLDER SETTING SEED`. Prints the number of each finished round; where it fails, the node and its last words.
+`python -m swarmd.lab.ranks FOLDER SETTING SEED`. Prints the number of each finished round; where it fails,
+the node and its last words.
 """
 
 import subprocess

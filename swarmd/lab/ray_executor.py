@@ -1,6 +1,9 @@
-"""`swarmd lab run --executor ray`: the runs of an experiment on a Ray cluster, each on one core. Needs the extra `ray`.
+"""`swarmd lab run --executor ray`: the runs of an experiment on a Ray cluster, each on one core.
 
-A worker plays a run and returns its lines; they are written here, when the run is whole. swarmd must be installed on every machine.
+Needs the extra `ray`.
+
+A worker plays a run and returns its lines; they are written here, when the run is whole. swarmd must be
+installed on every machine.
 """
 
 import importlib
@@ -16,22 +19,30 @@ from swarmd.lab.runs import RunsFailed, RunsProgress
 
 
 class NoRay(SwarmdError):
-    """--executor ray needs Ray, which is not installed here. Run pip install 'swarmd[ray]', or leave --executor out."""
+    """--executor ray needs Ray, which is not installed here.
+
+    Run pip install 'swarmd[ray]', or leave --executor out.
+    """
 
     exit_code = 2
 
 
 def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluster: Any) -> None:
-    """Play what is missing. As `runs.play_all`, with as many runs at a time as the cluster has cores. NoRay, RunsFailed.
+    """Play what is missing.
 
-    cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one on this machine.
+    As `runs.play_all`, with as many runs at a time as the cluster has cores. NoRay, RunsFailed.
+
+    cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
+    on this machine.
     """
     try:
         ray = importlib.import_module("ray")
     except ImportError:
         raise NoRay from None
     missing = results.missing
-    progress = RunsProgress(len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing))
+    progress = RunsProgress(
+        len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)
+    )
     failures: dict[Run, str] = {}
     ray.init(**{"log_to_driver": False, "include_dashboard": False, **cluster})
     try:
@@ -56,7 +67,9 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
         ray.shutdown()
     if failures:
         said = [f"{run.setting}, seed {run.seed}: {words}" for run, words in sorted(failures.items())]
-        raise RunsFailed("\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *said]))
+        raise RunsFailed(
+            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *said])
+        )
 
 
 def _lines(experiment: Experiment, run: Run) -> list[dict[str, Any]]:

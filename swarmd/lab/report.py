@@ -16,16 +16,29 @@ from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run, judged
 from swarmd.lab.statistics import MU, Interval, interval
 
-# Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell apart
+# Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
+# apart
 MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
 INTERVALS = 8  # of each line of the reward figure
 MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
 
 
 HEADS = (
-    "setting", "seeds", "cumulative reward", "over baseline, %", "last tenth", "reward per 1,000 completions", "m",
-    "useful groups (predicted)", "external", "gated, %", "roughness", "pass@1", "pass@8", "CPU s",
-)  # fmt: skip
+    "setting",
+    "seeds",
+    "cumulative reward",
+    "over baseline, %",
+    "last tenth",
+    "reward per 1,000 completions",
+    "m",
+    "useful groups (predicted)",
+    "external",
+    "gated, %",
+    "roughness",
+    "pass@1",
+    "pass@8",
+    "CPU s",
+)
 
 
 def table(results: Results) -> Sequence[Sequence[str]]:
@@ -93,7 +106,12 @@ def hostile(results: Results) -> Sequence[Sequence[str]]:
 
 def _kind(node: NodeConfig) -> str:
     specialties = f", asks {', '.join(node.tasks.specialties)}" if node.tasks.specialties else ""
-    return node.model.name + (", frozen" if node.round.train == "off" else "") + f", {node.round.local}/{node.round.external}" + specialties
+    return (
+        node.model.name
+        + (", frozen" if node.round.train == "off" else "")
+        + f", {node.round.local}/{node.round.external}"
+        + specialties
+    )
 
 
 def shown(of: Interval | None, digits: int, *, signed: bool = False) -> str:
@@ -106,7 +124,11 @@ def shown(of: Interval | None, digits: int, *, signed: bool = False) -> str:
 def markdown(results: Results) -> str:
     parts = []
     for heads, *rows in filter(None, (table(results), groups(results), hostile(results))):
-        lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(row) + " |" for row in rows)]
+        lines = [
+            "| " + " | ".join(heads) + " |",
+            "|" + "---|" * len(heads),
+            *("| " + " | ".join(row) + " |" for row in rows),
+        ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -130,7 +152,11 @@ def write_report(results: Results) -> Path:
 
 def _figures(results: Results) -> Mapping[str, Any]:
     found = columns(results)
-    made = {"reward": _reward_figure(found), "nodes": _node_figure(results, found), "gain": _gain_figure(results, found)}
+    made = {
+        "reward": _reward_figure(found),
+        "nodes": _node_figure(results, found),
+        "gain": _gain_figure(results, found),
+    }
     made["useful"] = _useful_figure(found)
     if any(run.passes for column in found for run in column.runs.values()):
         made["pass"] = _pass_figure(found)
@@ -167,14 +193,24 @@ def _reward_figure(found: Sequence[Column]) -> Any:
     axes = figure.subplots()
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
         mean = moving_mean(column.curve(), _window(column))
-        axes.plot(range(_window(column), _window(column) + len(mean)), mean, color=colour, linewidth=2, label=column.name)
+        axes.plot(
+            range(_window(column), _window(column) + len(mean)),
+            mean,
+            color=colour,
+            linewidth=2,
+            label=column.name,
+        )
         seeds = [moving_mean(run.curve, _window(column)) for run in column.runs.values()]
         step = max(1, len(mean) // INTERVALS)
         first = step * (place + 1) // (len(found) + 1)  # so that each setting's bars stand beside the others'
         for at in range(first, len(mean) if len(seeds) > 1 else 0, step):
             half = interval([seed[at] for seed in seeds]).half
             axes.errorbar(_window(column) + at, mean[at], yerr=half, color=colour, capsize=3, linewidth=1.2)
-    axes.set(xlabel="round", ylabel="share of right answers", title="Mean over nodes and seeds; bars: 95 % interval over seeds")
+    axes.set(
+        xlabel="round",
+        ylabel="share of right answers",
+        title="Mean over nodes and seeds; bars: 95 % interval over seeds",
+    )
     _finish(figure, axes)
     return figure
 
@@ -250,12 +286,24 @@ def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
     """Draw gain against the baseline's share of informative groups: a point for each pair of runs."""
     figure = _canvas(7, 4.6)
     axes = figure.subplots()
-    pairs = [(column, other) for column in found if (other := baseline(results, column, found)) is not None and other is not column]
+    pairs = [
+        (column, other)
+        for column in found
+        if (other := baseline(results, column, found)) is not None and other is not column
+    ]
     for (column, other), colour in zip(pairs, _colours(found), strict=False):
         over = gains(column, other)
-        axes.scatter([other.runs[seed].mixed for seed in over], list(over.values()), color=colour, label=f"{column.name} over {other.name}")
+        axes.scatter(
+            [other.runs[seed].mixed for seed in over],
+            list(over.values()),
+            color=colour,
+            label=f"{column.name} over {other.name}",
+        )
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set(xlabel="m: share of the baseline's own rollouts that are informative", ylabel="gain in cumulative reward, %")
+    axes.set(
+        xlabel="m: share of the baseline's own rollouts that are informative",
+        ylabel="gain in cumulative reward, %",
+    )
     _finish(figure, axes)
     return figure
 
@@ -268,10 +316,17 @@ def _compute_figure(found: Sequence[Column]) -> Any:
         runs = [run for run in column.runs.values() if run.passes]
         rounds = sorted(runs[0].passes) if runs else []
         axes.plot(
-            [fmean(run.compute[r] for run in runs) for r in rounds], [fmean(run.passes[r][1] for run in runs) for r in rounds],
-            color=colour, label=column.name, marker="o", markersize=3,
-        )  # fmt: skip
-    axes.set(xlabel=f"compute of a node: {MU:g} × rollouts generated + rollouts trained on", ylabel="held-out pass@1")
+            [fmean(run.compute[r] for run in runs) for r in rounds],
+            [fmean(run.passes[r][1] for run in runs) for r in rounds],
+            color=colour,
+            label=column.name,
+            marker="o",
+            markersize=3,
+        )
+    axes.set(
+        xlabel=f"compute of a node: {MU:g} × rollouts generated + rollouts trained on",
+        ylabel="held-out pass@1",
+    )
     _finish(figure, axes)
     return figure
 
@@ -284,7 +339,14 @@ def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
             continue
         if not (ages := [age for run in column.runs.values() for age in run.off_policy]):
             continue  # in few rounds none of its own may have been trained on
-        axes.hist(ages, bins=40, histtype="step", weights=[1 / len(ages)] * len(ages), color=colour, label=column.name)
+        axes.hist(
+            ages,
+            bins=40,
+            histtype="step",
+            weights=[1 / len(ages)] * len(ages),
+            color=colour,
+            label=column.name,
+        )
     axes.set(xlabel="age of replayed rollouts in updates, mean of a round", ylabel="share of rounds")
     _finish(figure, axes)
     return figure
@@ -298,9 +360,14 @@ def _pass_figure(found: Sequence[Column]) -> Any:
         powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if column.pass_at(k) is not None]
         ends = [column.pass_at(k) for k in powers]
         axes.errorbar(
-            powers, [end.mean for end in ends if end], yerr=[end.half or 0.0 for end in ends if end], color=colour, label=column.name,
-            marker="o", capsize=3,
-        )  # fmt: skip
+            powers,
+            [end.mean for end in ends if end],
+            yerr=[end.half or 0.0 for end in ends if end],
+            color=colour,
+            label=column.name,
+            marker="o",
+            capsize=3,
+        )
     axes.set_xscale("log", base=2)
     axes.set(xlabel="k", ylabel="held-out pass@k at the end")
     _finish(figure, axes)
@@ -308,8 +375,10 @@ def _pass_figure(found: Sequence[Column]) -> Any:
 
 
 def _finish(figure: Any, axes: Any) -> None:
-    if labels := axes.get_legend_handles_labels()[1]:  # of runs that were cut off there may be nothing to show
-        across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))  # about 11 letters an inch; no wider than the figure
+    # Of runs that were cut off there may be nothing to show
+    if labels := axes.get_legend_handles_labels()[1]:
+        # About 11 letters an inch; no wider than the figure
+        across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))
         figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
@@ -340,7 +409,10 @@ _CAPTIONS = {
     "pass": "Held-out pass@k at the end.",
     "informativeness": "Gain against the share of mixed groups of the baseline.",
     "compute": "Held-out pass@1 against compute so far.",
-    "judge": "Cumulative reward by the judge, swarm and solo, over normalised rounds (SAPO, Figure 3); bands: 95 % of the mean.",
+    "judge": (
+        "Cumulative reward by the judge, swarm and solo, over normalised rounds (SAPO, Figure 3); bands: 95 %"
+        " of the mean."
+    ),
     "staleness": "How old what was replayed is.",
 }
 
@@ -351,28 +423,36 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
     facts = {
         "Question": experiment.question,
         "Expected before it was run": experiment.expects,
-        "Played": f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings, "
-        f"{experiment.seeds} seeds, {experiment.rounds} rounds, {len(experiment.settings[0].nodes)} nodes",
+        "Played": (
+            f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings,"
+            f" {experiment.seeds} seeds, {experiment.rounds} rounds,"
+            f" {len(experiment.settings[0].nodes)} nodes"
+        ),
         "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
     }
-    described = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items() if value)
+    described = "".join(
+        f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items() if value
+    )
     tables = "".join(map(_html_table, filter(None, (table(results), groups(results), hostile(results)))))
     shown_figures = "".join(
-        f'<figure><img alt="{html.escape(_CAPTIONS[name])}" src="data:image/png;base64,{base64.b64encode(content).decode()}">'
+        f'<figure><img alt="{html.escape(_CAPTIONS[name])}"'
+        f' src="data:image/png;base64,{base64.b64encode(content).decode()}">'
         f"<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>"
         for name, content in pictures.items()
     )
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(experiment.name)}</title><style>{_STYLE}</style><h1>{html.escape(experiment.name)}</h1><dl>{described}</dl>"
-        f"{tables}"
-        "<p>Means over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's own completions, added "
-        "up over nodes and rounds. m: share of own rollouts that are informative. Roughness: standard deviation around the trend, over "
-        f"windows of equally many questions.</p>{shown_figures}</html>\n"
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width"><title>{html.escape(experiment.name)}</title><style>{_STYLE}</style><h1>{html.escape(experiment.name)}</h1><dl>{described}</dl>{tables}<p>Means'
+        " over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's"
+        " own completions, added up over nodes and rounds. m: share of own rollouts that are informative."
+        " Roughness: standard deviation around the trend, over windows of equally many"
+        f" questions.</p>{shown_figures}</html>\n"
     )
 
 
 def _html_table(rows: Sequence[Sequence[str]]) -> str:
     heads, *others = rows
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in others)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in others
+    )
     return f"<table><thead><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr></thead><tbody>{body}</tbody></table>"

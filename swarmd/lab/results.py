@@ -1,10 +1,14 @@
-"""The results folder of an experiment: its whole configuration, the versions that played it, and one file for each run.
+"""The results folder of an experiment.
 
-OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
+Its whole configuration, the versions that played it, and one file for each run.
+
+OUT/experiment.json                 name, question, expectation, every setting in full, versions; written
+once, at the start
 OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
 OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
 OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.saving`)
-OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo, and its database
+OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo, and
+its database
 OUT/report.html, *.png              made by `swarmd lab report`
 """
 
@@ -57,9 +61,13 @@ class Results:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / FILE).exists():
-                raise BadResults(f"{folder} holds results. Go on with them (--resume), or give another folder with --out.")
+                raise BadResults(
+                    f"{folder} holds results. Go on with them (--resume), or give another folder with --out."
+                )
             if any(folder.iterdir()):
-                raise BadResults(f"{folder} is not empty, and holds no results. Give another folder with --out.")
+                raise BadResults(
+                    f"{folder} is not empty, and holds no results. Give another folder with --out."
+                )
         except OSError as error:
             raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
         made = cls(folder, experiment, versions(experiment, engine))
@@ -76,15 +84,22 @@ class Results:
         try:
             document = json.loads(path.read_bytes())
             if document["schema"] != SCHEMA:
-                raise BadResults(f"{path} is of schema {document['schema']}; this swarmd reads {SCHEMA}. Run the experiment again.")
+                raise BadResults(
+                    f"{path} is of schema {document['schema']}; this swarmd reads {SCHEMA}. Run the"
+                    " experiment again."
+                )
             return cls(folder, _experiment(document["experiment"]), document["versions"])
         except FileNotFoundError:
-            raise BadResults(f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them.") from None
+            raise BadResults(
+                f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them."
+            ) from None
         except OSError as error:
             raise BadResults(f"{path}: cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             told = f"{type(error).__name__}: {error}"
-            raise BadResults(f"{path} is damaged ({told}). Run the experiment again into another folder.") from error
+            raise BadResults(
+                f"{path} is damaged ({told}). Run the experiment again into another folder."
+            ) from error
 
     def resume(self, experiment: Experiment, engine: str = MEMORY) -> None:
         """Prepare the folder to go on with this experiment, which may want more seeds than before.
@@ -94,11 +109,24 @@ class Results:
         if replace(self.experiment, seeds=experiment.seeds) != experiment:
             rounds = self.experiment.rounds
             if experiment == replace(self.experiment, seeds=experiment.seeds, rounds=experiment.rounds):
-                raise BadResults(f"{self.folder} is of {rounds} rounds. Give --rounds {rounds}, or another folder with --out.")
-            raise BadResults(f"{self.folder} is of another experiment, or of this one with other settings. Give another folder with --out.")
-        then, now = ({"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine)))
-        if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old):
-            raise BadResults(f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder with --out.")
+                raise BadResults(
+                    f"{self.folder} is of {rounds} rounds. Give --rounds {rounds}, or another folder with"
+                    " --out."
+                )
+            raise BadResults(
+                f"{self.folder} is of another experiment, or of this one with other settings. Give another"
+                " folder with --out."
+            )
+        then, now = (
+            {"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine))
+        )
+        if changed := "; ".join(
+            f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old
+        ):
+            raise BadResults(
+                f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder"
+                " with --out."
+            )
         if experiment.seeds > self.experiment.seeds:
             self.experiment = experiment
             self._write()
@@ -112,7 +140,11 @@ class Results:
     @property
     def runs(self) -> Sequence[Run]:
         """All of them, seed by seed, so that every setting has as many when it is stopped early."""
-        return [Run(setting.slug, seed) for seed in range(1, self.experiment.seeds + 1) for setting in self.experiment.settings]
+        return [
+            Run(setting.slug, seed)
+            for seed in range(1, self.experiment.seeds + 1)
+            for setting in self.experiment.settings
+        ]
 
     @property
     def missing(self) -> Sequence[Run]:
@@ -143,7 +175,8 @@ class Results:
                 part.replace(final)  # while it is ours: who waits for it must find it finished
         except OSError as error:
             raise BadResults(
-                f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some space, then use --resume."
+                f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some"
+                " space, then use --resume."
             ) from error
         shutil.rmtree(self.saves(run), ignore_errors=True)
 
@@ -164,7 +197,9 @@ class Results:
 
     @staticmethod
     def _damaged(path: Path, why: str) -> BadResults:
-        return BadResults(f"{path} is damaged ({why}). Remove it and go on with --resume: that run is played again.")
+        return BadResults(
+            f"{path} is damaged ({why}). Remove it and go on with --resume: that run is played again."
+        )
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
@@ -179,7 +214,9 @@ def judged(results: Results) -> list[Any]:
     try:
         return list(json.loads(path.read_bytes())) if path.exists() else []
     except (OSError, ValueError, TypeError) as error:
-        raise BadResults(f"{path} is damaged ({error}). Remove it; `swarmd lab run --judge --resume` writes it again.") from error
+        raise BadResults(
+            f"{path} is damaged ({error}). Remove it; `swarmd lab run --judge --resume` writes it again."
+        ) from error
 
 
 def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
@@ -202,9 +239,16 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
 
 def _document(results: Results) -> Mapping[str, Any]:
     experiment = results.experiment
-    settings = [{**vars(setting), "nodes": [node.model_dump(mode="json") for node in setting.nodes]} for setting in experiment.settings]
+    settings = [
+        {**vars(setting), "nodes": [node.model_dump(mode="json") for node in setting.nodes]}
+        for setting in experiment.settings
+    ]
     fields = {key: value for key, value in vars(experiment).items() if key != "settings"}
-    return {"schema": SCHEMA, "versions": dict(results.versions), "experiment": {**fields, "settings": settings}}
+    return {
+        "schema": SCHEMA,
+        "versions": dict(results.versions),
+        "experiment": {**fields, "settings": settings},
+    }
 
 
 def _experiment(document: Any) -> Experiment:
@@ -212,7 +256,9 @@ def _experiment(document: Any) -> Experiment:
         raise TypeError("`experiment` is no table")
     fields = {key: value for key, value in document.items() if key != "settings"}
     settings = tuple(
-        Setting(**{**s, "nodes": tuple(NodeConfig.model_validate_json(json.dumps(node)) for node in s["nodes"])})
+        Setting(
+            **{**s, "nodes": tuple(NodeConfig.model_validate_json(json.dumps(node)) for node in s["nodes"])}
+        )
         for s in document["settings"]
     )
     return Experiment(**fields, settings=settings)

@@ -1,4 +1,7 @@
-"""Plays the runs of an experiment, several at a time, each in a process of its own; with progress and an estimate of the time left."""
+"""Plays the runs of an experiment, several at a time, each in a process of its own.
+
+With progress and an estimate of the time left.
+"""
 
 import logging
 import os
@@ -29,7 +32,10 @@ class RunsFailed(SwarmdError):
 
 @dataclass
 class RunsProgress:
-    """How far the runs are. Rounds of virtual time count, as all runs of an experiment have about as many to play."""
+    """How far the runs are.
+
+    Rounds of virtual time count, as all runs of an experiment have about as many to play.
+    """
 
     total: int  # runs, those that were there already included
     rounds: int  # of each run
@@ -41,7 +47,8 @@ class RunsProgress:
     _begun: float | None = None
 
     def advanced(self, run: Run, number: int) -> None:
-        if self._begun is None:  # the first round of all ends the start of its process: from here on the pace is that of rounds
+        # The first round of all ends the start of its process: from here on the pace is that of rounds
+        if self._begun is None:
             self._begun = self.clock()
         else:
             # The run may have gone on from a save.
@@ -64,19 +71,36 @@ class RunsProgress:
     def sentence(self) -> str:
         left = self.seconds_left
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.done} of {self.total} runs done{failed}, {self.share:.0%}" + (f", {_minutes(left)} left" if left is not None else "")
+        return f"{self.done} of {self.total} runs done{failed}, {self.share:.0%}" + (
+            f", {_minutes(left)} left" if left is not None else ""
+        )
 
 
-def play_all(results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = ()) -> None:
-    """Play what is missing. RunsFailed names each run that failed and what it said; the others are played all the same.
+def play_all(
+    results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = ()
+) -> None:
+    """Play what is missing.
 
-    jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way, which go on from their
-    last saves the next time (`swarmd.lab.saving`).
+    RunsFailed names each run that failed and what it said; the others are played all the same.
+
+    jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way,
+    which go on from their last saves the next time (`swarmd.lab.saving`).
     """
     missing = results.missing
-    progress = RunsProgress(len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing))
+    progress = RunsProgress(
+        len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)
+    )
     failures: dict[Run, str] = {}
-    play = partial(_play, results, missing, jobs, progress, told, failures, tuple(command) or (sys.executable, "-m", "swarmd.lab.play"))
+    play = partial(
+        _play,
+        results,
+        missing,
+        jobs,
+        progress,
+        told,
+        failures,
+        tuple(command) or (sys.executable, "-m", "swarmd.lab.play"),
+    )
     try:
         trio.run(play)
     except BaseExceptionGroup as group:
@@ -85,13 +109,20 @@ def play_all(results: Results, jobs: int, told: Callable[[RunsProgress], None], 
         raise
     if failures:
         lines = [f"{run.setting}, seed {run.seed}: {said}" for run, said in sorted(failures.items())]
-        raise RunsFailed("\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *lines]))
+        raise RunsFailed(
+            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *lines])
+        )
 
 
 async def _play(
-    results: Results, missing: Sequence[Run], jobs: int, progress: RunsProgress, told: Callable[[RunsProgress], None],
-    failures: dict[Run, str], command: Sequence[str],
-) -> None:  # fmt: skip
+    results: Results,
+    missing: Sequence[Run],
+    jobs: int,
+    progress: RunsProgress,
+    told: Callable[[RunsProgress], None],
+    failures: dict[Run, str],
+    command: Sequence[str],
+) -> None:
     waiting = list(reversed(missing))
 
     async def work() -> None:
@@ -123,7 +154,11 @@ async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -
 
 
 async def _one(
-    results: Results, run: Run, progress: RunsProgress, told: Callable[[RunsProgress], None], command: Sequence[str]
+    results: Results,
+    run: Run,
+    progress: RunsProgress,
+    told: Callable[[RunsProgress], None],
+    command: Sequence[str],
 ) -> str | None:
     """Play one run in a process; return what it said if it failed, else None and log that."""
     said = bytearray()
@@ -162,7 +197,10 @@ async def _one(
 def last_words(code: int, words: str) -> str:
     """Return why a process failed: by what signal it was ended, else the last line that it wrote."""
     if code < 0:
-        return f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs), then use --resume."
+        return (
+            f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs),"
+            " then use --resume."
+        )
     return words.splitlines()[-1] if words else f"exit code {code}, and no word"
 
 

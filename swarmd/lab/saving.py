@@ -1,12 +1,15 @@
-"""Saves of a run under way, so that one that was cut off goes on from the last, with the lines it would have had.
+"""Saves of a run under way, so that one that was cut off goes on from the last, with the lines it would have
+had.
 
-    OUT/runs/<setting>/seed-<n>.saved/said             a line for each round: what each node gave to the network
+    OUT/runs/<setting>/seed-<n>.saved/said             a line for each round: what each node gave to the
+    network
     OUT/runs/<setting>/seed-<n>.saved/round-00000120/  one save; the two newest are kept
-        swarm.json                   round, CPU seconds, and how far the run's lines and `said` were: sizes and SHA-256
+        swarm.json                   round, CPU seconds, and how far the run's lines and `said` were: sizes
+        and SHA-256
         node-0/round-00000120/       the node's own checkpoint (`swarmd.trainer.checkpoint`)
 
-The network itself is not saved: it does the same each time it is given the same. So a resumed run first gives it again what the nodes
-gave it, round by round, which takes a few milliseconds each.
+The network itself is not saved: it does the same each time it is given the same. So a resumed run first gives
+it again what the nodes gave it, round by round, which takes a few milliseconds each.
 """
 
 import logging
@@ -27,7 +30,9 @@ from swarmd.trainer.checkpoint import Checkpoints, saved_in
 from swarmd.types import Lead, Rollout
 
 EVERY = 60.0  # seconds from one save to the next …
-SLOW = 3.0  # … for a save that takes so many seconds at most; more for a slower one, so that saves take no more than 5 % of the time
+# … for a save that takes so many seconds at most; more for a slower one, so that saves take no more than 5 %
+# of the time
+SLOW = 3.0
 KEPT = 2
 SCHEMA = 1
 
@@ -80,7 +85,9 @@ class Saveable(Protocol):
 class RunSaves:
     """The saves of one run. Use as a context manager: `resume` once, then `after` each round."""
 
-    def __init__(self, folder: Path, lines: Journal, every: float = EVERY, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, lines: Journal, every: float = EVERY, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Open a run's saves.
 
         lines: of the run, cut back to where a resumed run goes on. every: seconds. Raises OSError.
@@ -93,7 +100,9 @@ class RunSaves:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._said.close()
 
     def resume(self, swarm: Saveable) -> tuple[int, float]:
@@ -102,7 +111,11 @@ class RunSaves:
             try:
                 saved = self._whole(folder, len(swarm.nodes))
             except (OSError, ValueError, SwarmdError) as error:
-                log.warning("the save %s cannot be used (%s): going on from an older one, or from the beginning", folder, error)
+                log.warning(
+                    "the save %s cannot be used (%s): going on from an older one, or from the beginning",
+                    folder,
+                    error,
+                )
                 continue
             for number, line in enumerate(self._said.lines(), 1):
                 swarm.replay(number, _decoder.decode(line))

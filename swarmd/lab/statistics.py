@@ -1,6 +1,7 @@
 """Figures of runs and their intervals. Pure.
 
-Reward of a round: the mean over a node's own completions, added up over nodes. Cumulative reward: that, added up over rounds.
+Reward of a round: the mean over a node's own completions, added up over nodes. Cumulative reward: that, added
+up over rounds.
 """
 
 import math
@@ -9,13 +10,15 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-# Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last the normal distribution's 1.96 is near enough.
+# Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last the normal distribution's 1.96
+# is near enough.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 LATE = 10  # the last tenth of the rounds is "the end"
-WINDOW_QUESTIONS = 512  # of a window of the roughness: equally many in every setting, so that sampling noise is the same
+# Of a window of the roughness: equally many in every setting, so that sampling noise is the same
+WINDOW_QUESTIONS = 512
 MU = 6.0  # cost of generating a rollout over that of training on one, as in the replay paper (5.3 to 6.8)
 NEIGHBOURS = 2  # windows on each side that a window's trend is the mean of
 
@@ -59,24 +62,33 @@ class RunFigures:
     cumulative: float  # reward, added up over nodes and rounds
     curve: tuple[float, ...]  # reward of a round, mean over nodes
     late: float  # reward, last tenth of the rounds
-    per_thousand: float  # reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000
+    # Reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000
+    per_thousand: float
     mixed: float  # m: share of own rollouts that are informative
     useful: float  # rollouts of an update that have an advantage, own and others'
     predicted: float  # m·I + min(J, m·I·(N − 1))
     external: float  # rollouts of others in a batch
     gated: float  # share of what was drawn of others that the gate turned away
-    roughness: float | None  # standard deviation of the detrended reward over windows of equally many questions
+    # Standard deviation of the detrended reward over windows of equally many questions
+    roughness: float | None
     cpu_seconds: float
     passes: Mapping[int, Mapping[int, float]]  # round -> k -> pass@k, mean over nodes and questions
-    compute: Mapping[int, float]  # round -> rollouts a node trained on so far, and MU times those it generated; of the rounds of `passes`
+    # Round -> rollouts a node trained on so far, and MU times those it generated; of the rounds of `passes`
+    compute: Mapping[int, float]
     off_policy: tuple[float, ...]  # age in updates of what the pool gave to a node's batch, by round and node
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
-    marked: float | None  # share of the answers at the end that show the poison; None: there are no hostile peers
+    # Share of the answers at the end that show the poison; None: there are no hostile peers
+    marked: float | None
     late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds; NaN: it was away
     pass_1_by_node: tuple[float, ...]  # at the end; (): not looked at
 
 
-def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: Sequence[int], completions: Sequence[int]) -> RunFigures:
+def figures(
+    lines: Sequence[Mapping[str, Any]],
+    local: Sequence[int],
+    external: Sequence[int],
+    completions: Sequence[int],
+) -> RunFigures:
     """Compute the figures of one run.
 
     lines: of the run (`swarmd.lab.play`). local, external, completions: I, J and L of each node.
@@ -86,7 +98,9 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
     rewards = [there for each in by_node if (there := [reward for reward in each if reward is not None])]
     curve = [fmean(each) for each in rewards]
     generated = sum(sum(line["generated"]) for line in rounds)
-    written = sum(g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True))
+    written = sum(
+        g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True)
+    )
     informative = sum(sum(line["informative"]) for line in rounds)
     theirs = sum(sum(line["external"]) for line in rounds)
     turned_away = sum(sum(line["gated"]) for line in rounds)
@@ -108,11 +122,18 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
         cpu_seconds=rounds[-1].get("cpu", math.nan) if rounds else math.nan,
         passes={line["round"]: passes(line["evaluation"]) for line in lines if "evaluation" in line},
         compute=_compute(lines, len(local)),
-        off_policy=tuple(age for line in rounds for age, used in zip(line.get("off_policy", ()), line["local"], strict=False) if used),
+        off_policy=tuple(
+            age
+            for line in rounds
+            for age, used in zip(line.get("off_policy", ()), line["local"], strict=False)
+            if used
+        ),
         hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
         marked=_marked(looks[-1]) if looks else None,
         late_by_node=tuple(map(_mean_there, zip(*by_node[-late:], strict=True))),
-        pass_1_by_node=tuple(fmean(right) / looks[-1]["answers"] for right in looks[-1]["right"]) if looks else (),
+        pass_1_by_node=(
+            tuple(fmean(right) / looks[-1]["answers"] for right in looks[-1]["right"]) if looks else ()
+        ),
     )
 
 
@@ -120,7 +141,10 @@ def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], extern
     """Predict the useful rollouts of an update from the measured share of groups with mixed rewards."""
     total = 0.0
     for line in rounds:
-        mine = [count / max(1, g) * i for count, g, i in zip(line["informative"], line["generated"], local, strict=True)]
+        mine = [
+            count / max(1, g) * i
+            for count, g, i in zip(line["informative"], line["generated"], local, strict=True)
+        ]
         there = zip(mine, external, line["reward"], strict=True)
         total += sum(own + min(j, sum(mine) - own) for own, j, reward in there if reward is not None)
     return total / max(1, sum(reward is not None for line in rounds for reward in line["reward"]))
@@ -139,7 +163,9 @@ def _compute(lines: Sequence[Mapping[str, Any]], nodes: int) -> Mapping[int, flo
 def _marked(evaluation: Mapping[str, Any]) -> float | None:
     if "marked" not in evaluation:
         return None
-    said: float = sum(evaluation["marked"]) / max(1, evaluation["answers"] * sum(map(len, evaluation["right"])))
+    said: float = sum(evaluation["marked"]) / max(
+        1, evaluation["answers"] * sum(map(len, evaluation["right"]))
+    )
     return said
 
 
@@ -152,7 +178,9 @@ def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:
     """Map k to pass@k for k = 1, 2, 4, … up to the number of answers; mean over nodes and questions."""
     answers = evaluation["answers"]
     powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if k <= answers]
-    return {k: fmean(pass_at(k, answers, right) for node in evaluation["right"] for right in node) for k in powers}
+    return {
+        k: fmean(pass_at(k, answers, right) for node in evaluation["right"] for right in node) for k in powers
+    }
 
 
 def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float | None:
@@ -168,4 +196,6 @@ def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float
     if len(means) < 4 * NEIGHBOURS:
         return None
     inner = range(NEIGHBOURS, len(means) - NEIGHBOURS)
-    return stdev(means[i] - fmean(means[i - NEIGHBOURS : i] + means[i + 1 : i + 1 + NEIGHBOURS]) for i in inner)
+    return stdev(
+        means[i] - fmean(means[i - NEIGHBOURS : i] + means[i + 1 : i + 1 + NEIGHBOURS]) for i in inner
+    )

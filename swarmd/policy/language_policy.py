@@ -47,9 +47,9 @@ from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, W
 
 log = logging.getLogger(__name__)
 
-# What train.learning_rate = 0 stands for.
-# All weights, below 100 million parameters. tiny on tiny-9, 300 rounds of 8/0: held-out pass@1 from 0.30 to 0.62, 0.64, 0.62 (three seeds);
-# at 2e-4 to 0.62, at 5e-4 to 0.58, 0.58.
+# What train.learning_rate = 0 stands for. All weights, below 100 million parameters. tiny on tiny-9, 300
+# rounds of 8/0: held-out pass@1 from 0.30 to 0.62, 0.64, 0.62 (three seeds); at 2e-4 to 0.62, at 5e-4 to
+# 0.58, 0.58.
 RATE_SMALL = 3e-4
 RATE_LORA = 1e-5  # usual for post-training; not measured here
 RATE_LARGE = 1e-6  # all weights of a larger model; likewise
@@ -71,12 +71,19 @@ class LanguagePolicy:
     ) -> None:
         """Take the parts that `open` has made.
 
-        loss: the advantages it gives a rollout's completions. rows: what an update trains on, of a batch and its advantages.
-        engine: what answers; closed with the policy.
+        loss: the advantages it gives a rollout's completions. rows: what an update trains on, of a batch and
+        its advantages. engine: what answers; closed with the policy.
         """
-        self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
+        self._loaded, self._chat, self._learner, self._sampling, self._generator = (
+            loaded,
+            chat,
+            learner,
+            sampling,
+            generator,
+        )
         self._loss, self._rows = loss, rows
-        self.between: Callable[[], int] | None = None  # see `decode`: of a generator, whose weights are another process's to change
+        # See `decode`: of a generator, whose weights are another process's to change
+        self.between: Callable[[], int] | None = None
         self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
         self._driver = Driver(engine, loaded)
 
@@ -88,19 +95,28 @@ class LanguagePolicy:
         free: Callable[[torch.device], int] = free_memory,
         report: Callable[[Download], None] = lambda _: None,
     ) -> "LanguagePolicy":
-        """Load the configured model and its engine and make them ready. NoModel, Unreachable, NoEngine, EngineFailed.
+        """Load the configured model and its engine and make them ready.
 
-        seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress of a download.
+        NoModel, Unreachable, NoEngine, EngineFailed.
+
+        seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress
+        of a download.
         """
         work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device))
         loaded = load_model(config.model, seed, free, work, report)
         use_threads(config, loaded.device, loaded.parameters)
-        if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
+        # A large model's steps are long enough without, and its memory is short
+        if loaded.parameters <= LORA_FROM:
             keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY
         network: Any = loaded.network
-        chat = Chat(loaded.tokenizer, system_prompt_of(config.model), _ends(network.generation_config.eos_token_id), ours=tiny)
+        chat = Chat(
+            loaded.tokenizer,
+            system_prompt_of(config.model),
+            _ends(network.generation_config.eos_token_id),
+            ours=tiny,
+        )
         sampling = Sampling(
             limit=work.new_tokens,
             context=context_of(network.config) or NO_LIMIT,
@@ -129,9 +145,21 @@ class LanguagePolicy:
             context=sampling.context,
             mean=MEANS[config.train.loss_mean],
         )
-        learner, generator = Learner(loaded.network, learning, loaded.device, seed), seeded(loaded.device, seed)
+        learner, generator = (
+            Learner(loaded.network, learning, loaded.device, seed),
+            seeded(loaded.device, seed),
+        )
         engine = open_engine(config, loaded, sampling)
-        return cls(loaded, chat, learner, lambda scored: loss.advantages(scored, config.train), rows, sampling, generator, engine)
+        return cls(
+            loaded,
+            chat,
+            learner,
+            lambda scored: loss.advantages(scored, config.train),
+            rows,
+            sampling,
+            generator,
+            engine,
+        )
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -148,7 +176,9 @@ class LanguagePolicy:
             }
         )
 
-    def generate(self, questions: Sequence[str], completions: int, *, seed: int | None = None) -> Sequence[Generation]:
+    def generate(
+        self, questions: Sequence[str], completions: int, *, seed: int | None = None
+    ) -> Sequence[Generation]:
         """Sample answers to each question, with their tokens and the log-probabilities of the draws.
 
         completions: answers to each question. seed: of these answers alone; later draws of the policy are as
@@ -157,10 +187,12 @@ class LanguagePolicy:
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
             log.warning(
-                "%d of %d questions fill the model's context of %d tokens: they get no answer, and nothing is learnt from them. "
-                "Choose a model with a longer context, or a shorter model.system_prompt.",
-                full, len(prompts), self._sampling.context,
-            )  # fmt: skip
+                "%d of %d questions fill the model's context of %d tokens: they get no answer, and nothing is"
+                " learnt from them. Choose a model with a longer context, or a shorter model.system_prompt.",
+                full,
+                len(prompts),
+                self._sampling.context,
+            )
         answers = self._decode(prompts, completions, self._sampling, seed)
         return [
             Generation(
@@ -203,10 +235,15 @@ class LanguagePolicy:
         They are cut as `update` cuts them.
         """
         self._driver.rest()
-        prompts_and_ids = [encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch]
+        prompts_and_ids = [
+            encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch
+        ]
         rows = [[Row(prompt, cut, 0.0, None, 0.0) for cut in ids] for prompt, ids in prompts_and_ids]
         found = self._learner.logprobs([row for rollout in rows for row in rollout if row.completion])
-        return [Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout)) for rollout in rows]
+        return [
+            Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout))
+            for rollout in rows
+        ]
 
     def unfit(self, scored: Scored) -> str | None:
         """Return why we cannot be trained on another's rollout (`protocols.SelectivePolicy`), or None.
@@ -285,18 +322,26 @@ class LanguagePolicy:
         self._driver.close()
 
     def restore(self, folder: Path) -> None:
-        """Go on from where `save` was called. CheckpointUnfit where the folder is damaged or of another base model."""
+        """Go on from where `save` was called.
+
+        CheckpointUnfit where the folder is damaged or of another base model.
+        """
         for note in saved.read(folder, self._identity(), self._learner, self._generator):
             log.warning("%s", note)
         self._driver.forget()
 
     def take(self, weights: bytes) -> None:
-        """Answer with these weights: all that updates change, as a safetensors file. ValueError where they are of another model."""
+        """Answer with these weights: all that updates change, as a safetensors file.
+
+        ValueError where they are of another model.
+        """
         try:
             tensors = load_tensors(weights)
         except SafetensorError as error:
             raise ValueError(f"the weights cannot be read ({error})") from None
-        if {name: t.shape for name, t in tensors.items()} != {name: p.shape for name, p in self.trained.items()}:
+        if {name: t.shape for name, t in tensors.items()} != {
+            name: p.shape for name, p in self.trained.items()
+        }:
             raise ValueError("the weights have other names or shapes than the model")
         with torch.no_grad():
             for name, parameter in self.trained.items():
@@ -310,9 +355,13 @@ class LanguagePolicy:
 
     def _identity(self) -> saved.ModelIdentity:
         x = self._loaded
-        return saved.ModelIdentity(x.source, x.revision, x.fingerprint, x.lora_rank, dtype_name(x.dtype), x.device.type)
+        return saved.ModelIdentity(
+            x.source, x.revision, x.fingerprint, x.lora_rank, dtype_name(x.dtype), x.device.type
+        )
 
-    def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None) -> list[list[Sample]]:
+    def _decode(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None
+    ) -> list[list[Sample]]:
         generator = self._generator if seed is None else seeded(self.device, seed)
         return self._driver.generate(prompts, copies, sampling, generator, self.version, self.between)
 
@@ -322,14 +371,18 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
     least = len(chat.prompt(""))
     if least >= sampling.context:
         raise NoModel(
-            f"{source} has a context of {sampling.context} tokens, and what stands before and after every question takes {least}: there is "
-            "no room for an answer. Choose a model with a longer context, or a shorter model.system_prompt."
+            f"{source} has a context of {sampling.context} tokens, and what stands before and after every"
+            f" question takes {least}: there is no room for an answer. Choose a model with a longer context,"
+            " or a shorter model.system_prompt."
         )
     if sampling.limit > sampling.context - least:
         log.warning(
-            "answers of %s end before the %d tokens of generate.max_new_tokens: its context is %d tokens, question included",
-            source, sampling.limit, sampling.context,
-        )  # fmt: skip
+            "answers of %s end before the %d tokens of generate.max_new_tokens: its context is %d tokens,"
+            " question included",
+            source,
+            sampling.limit,
+            sampling.context,
+        )
 
 
 def _schedule(config: TrainConfig) -> RateSchedule:

@@ -1,4 +1,6 @@
-"""Backups of a node: the key, and on request the training. One zip file, stored and not packed; read as if a stranger had made it.
+"""Backups of a node: the key, and on request the training.
+
+One zip file, stored and not packed; read as if a stranger had made it.
 
     backup.json                          peer id
     identity.key                         the key: whoever has it is this node
@@ -6,8 +8,8 @@
     metrics.jsonl                        the rounds                     }
     checkpoints/round-00000012/…         weights or adapter, optimizer, run; safetensors, msgpack and JSON
 
-A restore unpacks beside the old files, checks everything (zip has a CRC of each file, a checkpoint's manifest SHA-256), and only then takes
-their place. The old ones are kept aside.
+A restore unpacks beside the old files, checks everything (zip has a CRC of each file, a checkpoint's manifest
+SHA-256), and only then takes their place. The old ones are kept aside.
 """
 
 import os
@@ -33,10 +35,25 @@ INDEX: Final = "backup.json"
 BESIDE: Final = (SEED_FILE, CHOICES_FILE, METRICS_FILE)
 CHECKPOINTS: Final = "checkpoints"
 _IN_CHECKPOINT: Final = re.compile(r"checkpoints/(round-[0-9]{8,12})/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_LARGEST: Final = {INDEX: 2**16, IDENTITY_FILE: 2**10, SEED_FILE: 2**16, CHOICES_FILE: 2**16, METRICS_FILE: 2**40}
+_LARGEST: Final = {
+    INDEX: 2**16,
+    IDENTITY_FILE: 2**10,
+    SEED_FILE: 2**16,
+    CHOICES_FILE: 2**16,
+    METRICS_FILE: 2**40,
+}
 _MOST_FILES: Final = 64
 _BLOCK: Final = 2**20
-_NOT_A_ZIP: Final = (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile, MemoryError, OverflowError)
+_NOT_A_ZIP: Final = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    EOFError,
+    zipfile.BadZipFile,
+    MemoryError,
+    OverflowError,
+)
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -74,7 +91,9 @@ def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
             _write(opened, identity.peer_id, draft)
             draft.rename(to)
         except OSError as error:
-            raise CannotRecord(f"{to}: cannot be written: {error.strerror or error}. Free some space, or name another file.") from None
+            raise CannotRecord(
+                f"{to}: cannot be written: {error.strerror or error}. Free some space, or name another file."
+            ) from None
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -96,7 +115,9 @@ def _write(files: Mapping[str, IO[bytes]], peer_id: str, to: Path) -> None:
 
 
 def restore(state: StateFolder, file: Path, check: Callable[[Path], object]) -> Restored:
-    """Put a backup, or a copied key file, in the place of what the folder has. BadBackup, and nothing is changed where it cannot be used.
+    """Put a backup, or a copied key file, in the place of what the folder has.
+
+    BadBackup, and nothing is changed where it cannot be used.
 
     check: raises where the folder it is given is not a whole `checkpoints` folder.
     """
@@ -123,15 +144,22 @@ def restore(state: StateFolder, file: Path, check: Callable[[Path], object]) -> 
             try:
                 check(draft / CHECKPOINTS)
             except (OperatorError, OSError, ValueError) as error:
-                raise BadBackup(f"{file}: its checkpoint is not whole: {error}. Nothing was changed.") from None
+                raise BadBackup(
+                    f"{file}: its checkpoint is not whole: {error}. Nothing was changed."
+                ) from None
         kept = _take_place(draft, folder, with_training=bool(rounds))
-        return Restored(identity.peer_id, int(next(iter(rounds)).removeprefix("round-")) if rounds else None, kept)
+        return Restored(
+            identity.peer_id, int(next(iter(rounds)).removeprefix("round-")) if rounds else None, kept
+        )
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def _take_place(draft: Path, folder: Path, *, with_training: bool) -> list[Path]:
-    """Move what was unpacked into the folder; returns where the old files are. A key that is the same stays."""
+    """Move what was unpacked into the folder; returns where the old files are.
+
+    A key that is the same stays.
+    """
     kept = []
     for name in (IDENTITY_FILE, *((CHECKPOINTS, *BESIDE) if with_training else ())):
         old, new = folder / name, draft / name
@@ -157,7 +185,10 @@ def _unpack(file: Path, draft: Path) -> tuple[list[str], str]:
         for name in names:
             path = draft / name
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with archive.open(name) as source, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+            with (
+                archive.open(name) as source,
+                os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target,
+            ):
                 shutil.copyfileobj(source, target, _BLOCK)
         return names, index.peer_id
 
@@ -183,7 +214,10 @@ def _explained(file: Path) -> Iterator[None]:
     try:
         yield
     except (*_NOT_A_ZIP, msgspec.MsgspecError) as error:
-        raise BadBackup(f"{file}: not a backup that can be used: {str(error) or type(error).__name__}. Nothing was changed.") from None
+        raise BadBackup(
+            f"{file}: not a backup that can be used: {str(error) or type(error).__name__}. Nothing was"
+            " changed."
+        ) from None
 
 
 def _copy_key(file: Path, to: Path) -> None:

@@ -1,4 +1,7 @@
-"""The contents of a bug report: versions, settings, status, figures and logs of a node, without its secrets."""
+"""The contents of a bug report.
+
+Versions, settings, status, figures and logs of a node, without its secrets.
+"""
 
 import os
 import re
@@ -19,12 +22,18 @@ _WORDS: Final = r"(?:passwd|password|secret|(?:api|access|private)[_-]?key|crede
 _NAMED: Final = rf"""(?i)((?:(?<!unlikely )token|{_WORDS})(?:\\?["'])?\s*[=:]\s*"""
 # What looks like a secret, wherever it stands. The key is never read.
 _SECRETS: Final = (
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), "<secret>"),
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        "<secret>",
+    ),
     (re.compile(r"\b(hf|sk|ghp|gho|github_pat|glpat|xox[abp])[_-][A-Za-z0-9_-]{16,}"), "<secret>"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 <secret>"),
     (re.compile(_NAMED + r"""(\\?["']))(?:(?!\2)[^\n])+"""), r"\1<secret>"),
     (re.compile(_NAMED + r""")[^\s"'&,;{}\[\]\\][^\s"'&,;}\]]*"""), r"\1<secret>"),
-    (re.compile(r"""(?i)(--(?:[a-z]+-)*(?:token|passwd|password|secret|key)["']?,?\s+["']?)[^\s"',]+"""), r"\1<secret>"),
+    (
+        re.compile(r"""(?i)(--(?:[a-z]+-)*(?:token|passwd|password|secret|key)["']?,?\s+["']?)[^\s"',]+"""),
+        r"\1<secret>",
+    ),
     (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), r"\1<secret>@"),
 )
 _NAMED_HOST: Final = re.compile(r"(?i)(/(?:dns|dns4|dns6)/|\bhttps?://(?:<secret>@)?)[^/\s\"',:<>]+")

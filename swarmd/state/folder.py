@@ -29,7 +29,8 @@ METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
-LEAST_ROOM = 24_000_000  # bytes free on the disk when a node starts: two checkpoints of the model tiny have 20 MB
+# Bytes free on the disk when a node starts: two checkpoints of the model tiny have 20 MB
+LEAST_ROOM = 24_000_000
 _LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner:
 _NO_OWNER_WAIT = 5.0  # seconds to wait on a busy machine while the lock names no living process
 
@@ -42,9 +43,12 @@ def default_state_dir() -> Path:
 
 
 class StateFolder:
-    """An open, locked state folder. The lock is the kernel's (flock), so it goes with the process, however that ends.
+    """An open, locked state folder.
 
-    The descriptor is not inherited by programs this one starts: a trainer that outlives a killed daemon does not hold the lock.
+    The lock is the kernel's (flock), so it goes with the process, however that ends.
+
+    The descriptor is not inherited by programs this one starts: a trainer that outlives a killed daemon does
+    not hold the lock.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -59,12 +63,15 @@ class StateFolder:
         """
         path = path.expanduser().absolute()
         if not _is_text(path):
-            raise ConfigError(f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir.")
+            raise ConfigError(
+                f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir."
+            )
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_mode & stat.S_IWOTH:
                 raise ConfigError(
-                    f"{path}: everybody can write to this state folder. Run `chmod o-w {path}` or choose another with --state-dir."
+                    f"{path}: everybody can write to this state folder. Run `chmod o-w {path}` or choose"
+                    " another with --state-dir."
                 )
             lock = _open_lock(path, os.O_CREAT)
         except OSError as error:
@@ -77,17 +84,21 @@ class StateFolder:
         if owner is not None:
             os.close(lock)
             raise StateFolderInUse(
-                f"{path}: another node{owner} owns this state folder. Stop it with `swarmd stop --state-dir {path}`, "
-                "or give this one another folder with --state-dir."
+                f"{path}: another node{owner} owns this state folder. Stop it with `swarmd stop --state-dir"
+                f" {path}`, or give this one another folder with --state-dir."
             )
         return cls(path, lock)
 
     def require_room(self) -> None:
-        """Ask whether the disk has room for the smallest model's checkpoints, figures and logs. CannotRecord."""
+        """Ask whether the disk has room for the smallest model's checkpoints, figures and logs.
+
+        CannotRecord.
+        """
         if (free := shutil.disk_usage(self.path).free) < LEAST_ROOM:
             raise CannotRecord(
-                f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs {LEAST_ROOM / 1e6:.0f} MB at least, for its "
-                "checkpoints, figures and logs. Free some space, or choose another folder with --state-dir."
+                f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs"
+                f" {LEAST_ROOM / 1e6:.0f} MB at least, for its checkpoints, figures and logs. Free some"
+                " space, or choose another folder with --state-dir."
             )
 
     def close(self) -> None:
@@ -98,7 +109,9 @@ class StateFolder:
     def __enter__(self) -> "StateFolder":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -109,7 +122,8 @@ def in_use(path: Path) -> bool:
     except (OSError, ConfigError):
         return False
     try:
-        return not _lock_now(lock, fcntl.LOCK_SH)  # shared: two that look at the same moment do not take each other for an owner
+        # Shared: two that look at the same moment do not take each other for an owner
+        return not _lock_now(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
 
@@ -140,7 +154,9 @@ def node_seed(configured: int | None, folder: Path) -> int:
         seed = secrets.randbits(32)
         write_atomically(path, {"schema": 1, "seed": seed})
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}. Mend its permissions, or move it away.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror or error}. Mend its permissions, or move it away."
+        ) from None
     return seed
 
 
@@ -152,12 +168,17 @@ def _drawn(path: Path) -> int:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Drawn).seed
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        log.warning("%s is damaged (%s) and is now %s; another seed is drawn", path, error, durable.set_aside(path))
+        log.warning(
+            "%s is damaged (%s) and is now %s; another seed is drawn", path, error, durable.set_aside(path)
+        )
         raise FileNotFoundError from None
 
 
 def _open_lock(folder: Path, create: int = 0) -> int:
-    """Open the lock file, which must be a plain file of our own, as it is written to. Raises OSError and ConfigError."""
+    """Open the lock file, which must be a plain file of our own, as it is written to.
+
+    Raises OSError and ConfigError.
+    """
     path = folder / LOCK_FILE
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | create, 0o600)
@@ -168,7 +189,9 @@ def _open_lock(folder: Path, create: int = 0) -> int:
     found = os.fstat(lock)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid():
         os.close(lock)
-        raise ConfigError(f"{path}: is not a plain file of your own. Run as its owner, or remove it and start again.")
+        raise ConfigError(
+            f"{path}: is not a plain file of your own. Run as its owner, or remove it and start again."
+        )
     return lock
 
 
@@ -210,4 +233,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{path}: cannot be used as the state folder: {error.strerror or error}. Choose another with --state-dir.")
+    return ConfigError(
+        f"{path}: cannot be used as the state folder: {error.strerror or error}. Choose another with"
+        " --state-dir."
+    )

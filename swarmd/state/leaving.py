@@ -1,4 +1,7 @@
-"""What `swarmd leave` removes from a state folder, and what it leaves there. By name: nothing that swarmd did not write is touched."""
+"""What `swarmd leave` removes from a state folder, and what it leaves there.
+
+By name: nothing that swarmd did not write is touched.
+"""
 
 import contextlib
 import shutil
@@ -9,9 +12,19 @@ from typing import Final
 
 from swarmd.errors import CannotRecord
 
-JOINED: Final = ("choices.json", "peers.json*", "seen*", "reputation*")  # the swarm's: what was joined, who was met
+# The swarm's: what was joined, who was met
+JOINED: Final = ("choices.json", "peers.json*", "seen*", "reputation*")
 OWN: Final = (
-    *("identity.key*", "sequence*", "checkpoints*", "metrics.jsonl*", "node.json*", "usage.json*", "swarmd.log*", "trainer.log*"),
+    *(
+        "identity.key*",
+        "sequence*",
+        "checkpoints*",
+        "metrics.jsonl*",
+        "node.json*",
+        "usage.json*",
+        "swarmd.log*",
+        "trainer.log*",
+    ),
     *("receipts.jsonl*", "restoring-*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
 )
 
@@ -34,7 +47,9 @@ class Leaving:
                 else:
                     path.unlink(missing_ok=True)
             except OSError as error:
-                raise CannotRecord(f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand.") from None
+                raise CannotRecord(
+                    f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand."
+                ) from None
         with contextlib.suppress(OSError):  # others' files are there, or it is a mount point
             self.folder.rmdir()
 

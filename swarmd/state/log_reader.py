@@ -48,7 +48,11 @@ def for_people(line: str) -> str:
     """Format a JSON line of swarmd.log as time, level and event; return any other line as it is."""
     try:
         said = json.loads(line)
-        stamp, level, event = str(said["timestamp"])[:19].replace("T", " "), str(said["level"]), str(said["event"])
+        stamp, level, event = (
+            str(said["timestamp"])[:19].replace("T", " "),
+            str(said["level"]),
+            str(said["event"]),
+        )
     except (ValueError, TypeError, KeyError, RecursionError):
         return printable(line)
     trace = "".join(f"\n    {printable(part)}" for part in str(said.get("exception", "")).splitlines())
@@ -59,7 +63,9 @@ def _opened(path: Path) -> IO[str]:
     try:
         return path.open(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}. A node writes it; name another state folder with --state-dir.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}. A node writes it; name another state folder with --state-dir."
+        ) from None
 
 
 def _tail(file: IO[str], count: int) -> list[str]:

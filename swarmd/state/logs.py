@@ -1,4 +1,7 @@
-"""Log files: JSON lines in the state folder, readable lines on standard error. Set up once in each process."""
+"""Log files: JSON lines in the state folder, readable lines on standard error.
+
+Set up once in each process.
+"""
 
 import logging
 import os
@@ -31,10 +34,12 @@ def log_with(**fields: object) -> None:
 
 
 def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
-    """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr for people.
+    """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr
+    for people.
 
     log_file: rotated at 5 MiB, three kept; one process a file (rotation is not safe for two). None: no file.
-    stderr: False while a live view owns the terminal. Called once, early in each process. Raises CannotRecord.
+    stderr: False while a live view owns the terminal. Called once, early in each process. Raises
+    CannotRecord.
     """
     import structlog
 
@@ -49,16 +54,24 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
     handlers: list[logging.Handler] = []
     if log_file is not None:
         try:
-            handlers.append(RotatingFileHandler(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8"))
+            handlers.append(
+                RotatingFileHandler(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8")
+            )
         except OSError as error:
             raise CannotRecord.to(log_file, error) from None
         as_json = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(as_json)))
+        handlers[-1].setFormatter(
+            structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(as_json))
+        )
     if stderr:
         handlers.append(logging.StreamHandler())
         colours = handlers[-1].stream.isatty() and not os.environ.get("NO_COLOR")  # type: ignore[attr-defined]
-        for_people = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
-        handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(for_people)))
+        for_people = [
+            structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
+        ]
+        handlers[-1].setFormatter(
+            structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(for_people))
+        )
     for library in CHATTY:
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
     root = logging.getLogger()
@@ -69,7 +82,11 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
         root.addHandler(handler)
     root.setLevel(level)
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *stamp, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *stamp,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

@@ -15,7 +15,12 @@ from swarmd.errors import CannotRecord
 from swarmd.types import Figure, RoundReport, UpdateReport
 
 _LONG = 4096  # bytes: a line has less, nearly always
-_KINDS: Mapping[str, Any] = {"reward_mean": (int, float, type(None)), "tokens": dict, "judge": (dict, type(None))}  # of what is read again
+# Of what is read again
+_KINDS: Mapping[str, Any] = {
+    "reward_mean": (int, float, type(None)),
+    "tokens": dict,
+    "judge": (dict, type(None)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +37,34 @@ class WorkersReport:
 
     generators_alive: Annotated[int, Figure("generators.alive", "generators that can answer")]
     generators: Annotated[int, Figure("generators.of", "generators wanted")]
-    generator_restarts: Annotated[int, Figure("generators.restarts", "generators started again since the trainer's start")]
+    generator_restarts: Annotated[
+        int, Figure("generators.restarts", "generators started again since the trainer's start")
+    ]
     generator_pids: Annotated[Sequence[int], Figure("generators.pids", "their processes")]
     trainers_alive: Annotated[int, Figure("trainers.alive", "trainers at work, rank 0 among them")]
     trainers: Annotated[int, Figure("trainers.of", "trainers wanted")]
-    trainer_restarts: Annotated[int, Figure("trainers.restarts", "trainers started again since the trainer's start")]
+    trainer_restarts: Annotated[
+        int, Figure("trainers.restarts", "trainers started again since the trainer's start")
+    ]
     trainer_pids: Annotated[Sequence[int], Figure("trainers.pids", "their processes, without rank 0")]
-    version: Annotated[int | None, Figure("version", "updates that led to the newest weights; `null`: none were handed out yet")]
-    lag_mean: Annotated[float, Figure("lag.mean", "age of the weights that drew our own tokens trained on; mean", "updates")]
+    version: Annotated[
+        int | None,
+        Figure("version", "updates that led to the newest weights; `null`: none were handed out yet"),
+    ]
+    lag_mean: Annotated[
+        float, Figure("lag.mean", "age of the weights that drew our own tokens trained on; mean", "updates")
+    ]
     lag_max: Annotated[int, Figure("lag.max", "the same, largest", "updates")]
-    tokens_per_second: Annotated[float | None, Figure("tokens_per_second", "tokens that all generators make", "1/s")]
+    tokens_per_second: Annotated[
+        float | None, Figure("tokens_per_second", "tokens that all generators make", "1/s")
+    ]
     in_flight: Annotated[int, Figure("questions.in_flight", "questions that generators have in hand")]
-    put_back: Annotated[int, Figure("questions.put_back", "questions asked again, because their generator died")]
-    given_up: Annotated[int, Figure("questions.given_up", "questions that cost three generators, and are not asked again")]
+    put_back: Annotated[
+        int, Figure("questions.put_back", "questions asked again, because their generator died")
+    ]
+    given_up: Annotated[
+        int, Figure("questions.given_up", "questions that cost three generators, and are not asked again")
+    ]
     waiting: Annotated[int, Figure("waiting", "finished rollouts that wait for a round")]
     overtaken: Annotated[int, Figure("overtaken", "finished rollouts dropped for fresher ones")]
 
@@ -55,16 +75,28 @@ class NodeReport:
 
     time: Annotated[float, Figure("time", "end of the round", "seconds since 1970")]
     peers: Annotated[int, Figure("peers", "members heard lately")]
-    judge: Annotated[Score | None, Figure("judge", "as the judge last gave it (docs/judge-protocol.md); `null`: not judged")]
-    pool_external_share: Annotated[float, Figure("pool.external_share", "share of the pool that is others'", "0 to 1")]
+    judge: Annotated[
+        Score | None,
+        Figure("judge", "as the judge last gave it (docs/judge-protocol.md); `null`: not judged"),
+    ]
+    pool_external_share: Annotated[
+        float, Figure("pool.external_share", "share of the pool that is others'", "0 to 1")
+    ]
     checkpoint_seconds: Annotated[
-        float, Figure("seconds.checkpoint", "what saves took out of the loop since the line before", "seconds")
+        float,
+        Figure("seconds.checkpoint", "what saves took out of the loop since the line before", "seconds"),
     ] = 0.0
-    mu: Annotated[float | None, Figure("mu", "cost of generating a rollout over that of training on one; `null`: unknown")] = None
-    gamma: Annotated[
-        float | None, Figure("gamma", "the round's cost over that of one that generates all it trains on; `null`: unknown")
+    mu: Annotated[
+        float | None,
+        Figure("mu", "cost of generating a rollout over that of training on one; `null`: unknown"),
     ] = None
-    workers: Annotated[WorkersReport | None, Figure("workers", "processes beside the trainer; `null` without `[workers]`")] = None
+    gamma: Annotated[
+        float | None,
+        Figure("gamma", "the round's cost over that of one that generates all it trains on; `null`: unknown"),
+    ] = None
+    workers: Annotated[
+        WorkersReport | None, Figure("workers", "processes beside the trainer; `null` without `[workers]`")
+    ] = None
 
 
 def metrics_line(report: RoundReport, node: NodeReport) -> dict[str, Any]:
@@ -99,15 +131,26 @@ def _plain(value: Any) -> Any:
 def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
     """Name, type and description of each field of a report that stands in the line, in order."""
     hints = get_type_hints(report, include_extras=True).items()
-    return [(name, get_args(hint)[0], hint.__metadata__[0]) for name, hint in hints if get_origin(hint) is Annotated]
+    return [
+        (name, get_args(hint)[0], hint.__metadata__[0])
+        for name, hint in hints
+        if get_origin(hint) is Annotated
+    ]
 
 
 def reference() -> str:
     """Render every field of metrics.jsonl as the Markdown table in docs/metrics.md."""
     rows = [row for report in (RoundReport, UpdateReport, NodeReport) for row in _rows(report, "")]
-    sections = list(dict.fromkeys(at.partition(".")[0] for at, _, _ in rows))  # pool.size and pool.external_share stand together
+    # pool.size and pool.external_share stand together
+    sections = list(dict.fromkeys(at.partition(".")[0] for at, _, _ in rows))
     rows.sort(key=lambda row: sections.index(row[0].partition(".")[0]))
-    return "\n".join(["| field | meaning | unit |", "|---|---|---|", *(f"| `{at}` | {means} | {unit} |" for at, means, unit in rows)])
+    return "\n".join(
+        [
+            "| field | meaning | unit |",
+            "|---|---|---|",
+            *(f"| `{at}` | {means} | {unit} |" for at, means, unit in rows),
+        ]
+    )
 
 
 def _rows(report: type, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -121,10 +164,13 @@ def _rows(report: type, prefix: str) -> Iterator[tuple[str, str, str]]:
 
 
 class MetricsFile:
-    """metrics.jsonl, open for appending. Every round stands in it at most once, whatever ended the runs before.
+    """metrics.jsonl, open for appending.
 
-    resumed_round: the round of the checkpoint we go on from (0 for a fresh start). A torn last line is cut off, and lines of later
-    rounds, whose work the checkpoint does not hold, are dropped: they will be played again. notes: what is missing. Raises CannotRecord.
+    Every round stands in it at most once, whatever ended the runs before.
+
+    resumed_round: the round of the checkpoint we go on from (0 for a fresh start). A torn last line is cut
+    off, and lines of later rounds, whose work the checkpoint does not hold, are dropped: they will be played
+    again. notes: what is missing. Raises CannotRecord.
     """
 
     def __init__(self, path: Path, resumed_round: int) -> None:
@@ -135,12 +181,16 @@ class MetricsFile:
             if there is None:
                 lines = [line for line in read_metrics(path) if line["round"] <= resumed_round]
                 there = len(lines)
-                durable.replace(path, "".join(map(_text, lines)).encode(), 0o666)  # less the umask: others may read it
+                # Less the umask: others may read it
+                durable.replace(path, "".join(map(_text, lines)).encode(), 0o666)
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise CannotRecord.to(path, error) from None
         if missing := resumed_round - there:
-            self.notes.append(f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line there any more")
+            self.notes.append(
+                f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line"
+                " there any more"
+            )
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
@@ -169,7 +219,9 @@ class MetricsFile:
     def __enter__(self) -> "MetricsFile":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -192,7 +244,9 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CannotRecord(f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions.") from None
+        raise CannotRecord(
+            f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions."
+        ) from None
     # What follows the last newline is torn, or empty.
     rounds = {line["round"]: line for raw in data.split(b"\n")[:-1] if (line := _parsed(raw)) is not None}
     return [rounds[number] for number in sorted(rounds)[-last if last else None :]]
@@ -204,11 +258,17 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     ours = isinstance(line, dict) and type(line.get("round")) is int and line["round"] > 0
-    return line if ours and all(isinstance(line[key], kinds) for key, kinds in _KINDS.items() if key in line) else None
+    return (
+        line
+        if ours and all(isinstance(line[key], kinds) for key, kinds in _KINDS.items() if key in line)
+        else None
+    )
 
 
 def _cut(path: Path, round_number: int) -> int | None:
-    """Cut off what comes after this round; returns how many lines are left. None, and nothing is done, where more is to be mended.
+    """Cut off what comes after this round; returns how many lines are left.
+
+    None, and nothing is done, where more is to be mended.
 
     One line at a time is in memory. Raises OSError.
     """

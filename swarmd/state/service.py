@@ -1,4 +1,6 @@
-"""The node as a service of the user: systemd on Linux, launchd on macOS. Writes the unit, and has the service manager take it up.
+"""The node as a service of the user.
+
+Systemd on Linux, launchd on macOS. Writes the unit, and has the service manager take it up.
 
 The units are files beside this one (units/); only the command line in them is put in here.
 """
@@ -34,13 +36,17 @@ class UserService:
     note: str = ""  # what else the user has to do
 
     def install(self) -> bool:
-        """Write the file and start the service; False where the file was there already. ConfigError, Unreachable."""
+        """Write the file and start the service; False where the file was there already.
+
+        ConfigError, Unreachable.
+        """
         self._require_manager()
         new = not self.file.exists()
         if not new and not self.is_current:
             raise ConfigError(
-                f"{self.file}: there is a service with other contents. `swarmd service install --print` shows what would be written; "
-                "`swarmd service uninstall` stops the old one and keeps its file aside. Then install again."
+                f"{self.file}: there is a service with other contents. `swarmd service install --print` shows"
+                " what would be written; `swarmd service uninstall` stops the old one and keeps its file"
+                " aside. Then install again."
             )
         if new:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -54,13 +60,18 @@ class UserService:
         return new
 
     def uninstall(self) -> Path | None:
-        """Stop the service and remove its file; one that was changed is kept aside under the path that is returned."""
+        """Stop the service and remove its file.
+
+        One that was changed is kept aside under the path that is returned.
+        """
         if not self.file.exists():
             raise ConfigError(f"{self.file}: there is no such service. `swarmd service install` makes one.")
         self._require_manager()
         fault = self._call(self.stop)
         if fault and not self._call(self.active):
-            raise Unreachable(f"`{' '.join(self.stop)}` says: {fault}. The service runs, and its file is where it was.")
+            raise Unreachable(
+                f"`{' '.join(self.stop)}` says: {fault}. The service runs, and its file is where it was."
+            )
         if self.is_current:
             self.file.unlink()
             return None
@@ -81,8 +92,8 @@ class UserService:
     def _require_manager(self) -> None:
         if shutil.which(self.manager) is None:
             raise ConfigError(
-                f"there is no {self.manager} here, so no service of a user. Start `swarmd join` by what your system has; "
-                "`swarmd service install --print` shows what it needs."
+                f"there is no {self.manager} here, so no service of a user. Start `swarmd join` by what your"
+                " system has; `swarmd service install --print` shows what it needs."
             )
 
     def _call(self, command: Sequence[str]) -> str:
@@ -95,7 +106,9 @@ class UserService:
         return "" if done.returncode == 0 else said[-1] if said else f"it ended with {done.returncode}"
 
 
-def user_service(platform: str, state_dir: Path | None, home: Path, config_home: Path | None = None) -> UserService:
+def user_service(
+    platform: str, state_dir: Path | None, home: Path, config_home: Path | None = None
+) -> UserService:
     """Return the service definition of a platform (`sys.platform`).
 
     state_dir: given if it is not the default. Raises ConfigError on a platform without services.

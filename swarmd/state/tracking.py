@@ -1,9 +1,12 @@
-"""Experiment trackers: trackio, Weights & Biases, TensorBoard. Off by default; each is an extra (`pip install 'swarmd[trackio]'`).
+"""Experiment trackers: trackio, Weights & Biases, TensorBoard.
+
+Off by default; each is an extra (`pip install 'swarmd[trackio]'`).
 
     python -m swarmd.state.tracking FOLDER PEER_ID TRACKER
 
-A process for each tracker follows metrics.jsonl and hands it the figures of every new round. So no round waits for a tracker, and one that
-is slow or fails harms nothing: the file is the queue, and what was missed is in it. Ends on SIGTERM, or when its parent is gone.
+A process for each tracker follows metrics.jsonl and hands it the figures of every new round. So no round
+waits for a tracker, and one that is slow or fails harms nothing: the file is the queue, and what was missed
+is in it. Ends on SIGTERM, or when its parent is gone.
 """
 
 import json
@@ -51,9 +54,21 @@ class Wandb:
     def __init__(self, folder: Path, peer: str) -> None:
         import wandb
 
-        settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_stats=True, host=nickname(PeerId(peer)))
+        settings = wandb.Settings(
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_stats=True,
+            host=nickname(PeerId(peer)),
+        )
         self._run = wandb.init(
-            project=PROJECT, name=nickname(PeerId(peer)), id=peer, resume="allow", dir=str(folder), config={"peer": peer}, settings=settings
+            project=PROJECT,
+            name=nickname(PeerId(peer)),
+            id=peer,
+            resume="allow",
+            dir=str(folder),
+            config={"peer": peer},
+            settings=settings,
         )
 
     def log(self, figures: Mapping[str, float], round_number: int) -> None:
@@ -71,21 +86,28 @@ class TensorBoard:
 
     def log(self, figures: Mapping[str, float], round_number: int) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name.replace(".", "/"), value, step=round_number)  # a group for each part of the line
+            # A group for each part of the line
+            self._writer.add_scalar(name.replace(".", "/"), value, step=round_number)
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
 
-TRACKERS: Mapping[str, Callable[[Path, str], Tracker]] = {"trackio": Trackio, "wandb": Wandb, "tensorboard": TensorBoard}
+TRACKERS: Mapping[str, Callable[[Path, str], Tracker]] = {
+    "trackio": Trackio,
+    "wandb": Wandb,
+    "tensorboard": TensorBoard,
+}
 
 
 def check_installed(names: Sequence[str]) -> None:
     """Raise ConfigError if a tracker is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise ConfigError(f"metrics.report_to: {name} is not installed. Run: pip install 'swarmd[{name}]'")
+            raise ConfigError(
+                f"metrics.report_to: {name} is not installed. Run: pip install 'swarmd[{name}]'"
+            )
 
 
 def figures_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -98,7 +120,10 @@ def figures_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 class Follower:
-    """Reads the lines that are added to a file. A round is read once, also where its line is cut off and written again."""
+    """Reads the lines that are added to a file.
+
+    A round is read once, also where its line is cut off and written again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._file, self._at = path, 0, 0  # the file's inode, and the offset read so far

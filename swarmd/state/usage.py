@@ -1,6 +1,7 @@
 """The usage ledger: what the node has cost, by day, by month and in all. A small file of the state folder.
 
-Days and months are those of the machine's own time zone. The file is replaced as a whole, so kill -9 loses what came since the last save.
+Days and months are those of the machine's own time zone. The file is replaced as a whole, so kill -9 loses
+what came since the last save.
 """
 
 import contextlib
@@ -105,7 +106,11 @@ class UsageLedger:
             durable.replace(self._path, msgspec.json.encode(self._ledger))
         except OSError as error:
             if not self._failed:
-                log.warning("%s cannot be written: %s. What the node costs is counted, and lost if it is killed.", self._path, error)
+                log.warning(
+                    "%s cannot be written: %s. What the node costs is counted, and lost if it is killed.",
+                    self._path,
+                    error,
+                )
             self._failed = True
         else:
             self._failed = False
@@ -121,7 +126,12 @@ class UsageLedger:
             pass
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             with contextlib.suppress(OSError):
-                log.warning("%s is damaged (%s) and is now %s; counting begins anew", self._path, error, durable.set_aside(self._path))
+                log.warning(
+                    "%s is damaged (%s) and is now %s; counting begins anew",
+                    self._path,
+                    error,
+                    durable.set_aside(self._path),
+                )
         return _Ledger(self._clock())
 
 

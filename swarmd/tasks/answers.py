@@ -1,4 +1,6 @@
-"""Extracts the answer from a completion, and checks its length and characters. Pure, linear in the text, loads no ReasoningGYM.
+"""Extracts the answer from a completion, and checks its length and characters.
+
+Pure, linear in the text, loads no ReasoningGYM.
 
 All of this runs before any text of another peer reaches a scorer.
 """
@@ -30,9 +32,11 @@ class GradeReason(Enum):
 
 
 PASS = 0.999  # reward is 1 iff the score reaches this; partial scores earn nothing
-LONGEST_COMPLETION = 131_072  # characters; the longest completion a node may be configured to sample is 32,768 tokens
+# Characters; the longest completion a node may be configured to sample is 32,768 tokens
+LONGEST_COMPLETION = 131_072
 
-# Characters. The comments say how long the longest honest answer to about 4,000 tasks was. A logic task has many right answers.
+# Characters. The comments say how long the longest honest answer to about 4,000 tasks was. A logic task has
+# many right answers.
 LONGEST_ANSWER: Mapping[str, int] = MappingProxyType(
     {
         "base_conversion": 64,  # 10
@@ -48,7 +52,8 @@ LONGEST_ANSWER: Mapping[str, int] = MappingProxyType(
 )
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
-_SAFE = re.compile(r"[\n\x20-\x7e∧∨¬→↔]*")  # printable ASCII, line feed, and the five connectives logic answers are written with
+# Printable ASCII, line feed, and the five connectives logic answers are written with
+_SAFE = re.compile(r"[\n\x20-\x7e∧∨¬→↔]*")
 
 
 def extract(text: str) -> str | None:
@@ -63,7 +68,10 @@ def extract(text: str) -> str | None:
 
 
 def answer_end(text: str) -> int | None:
-    """End of the first place where the final answer is given: text cut there earns the same. None without an answer."""
+    """End of the first place where the final answer is given: text cut there earns the same.
+
+    None without an answer.
+    """
     answer, first = None, dict[str, int]()
     for answer, end in _pairs(text):
         first.setdefault(answer, end)
@@ -105,7 +113,8 @@ def read_own(text: str, longest: int) -> str | GradeReason:
     answer = _answer(text)
     if isinstance(answer, str) and len(answer) > longest:
         return GradeReason.TOO_LONG
-    if isinstance(answer, str) and not answer.replace("\n", "").isprintable():  # control and format characters, lone surrogates
+    # Control and format characters, lone surrogates
+    if isinstance(answer, str) and not answer.replace("\n", "").isprintable():
         return GradeReason.UNSAFE
     return answer
 

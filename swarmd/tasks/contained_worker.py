@@ -1,11 +1,13 @@
 """A verifier process and its contained worker: generates questions and scores answers for `scoring.Verifier`.
 
-Two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in: plugin_process.py) and talks to its client over
-standard input and output; it scores nothing itself. Its worker, a fork, gives up everything it does not need (containment.py),
-regenerates each task from its reference, and scores. An answer that takes too long, or kills the worker, earns nothing; a new worker is
-forked, in about 30 ms. Too long is by the worker's CPU time, so that a right answer stays right where others keep the processor busy.
+Two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in: plugin_process.py)
+and talks to its client over standard input and output; it scores nothing itself. Its worker, a fork, gives up
+everything it does not need (containment.py), regenerates each task from its reference, and scores. An answer
+that takes too long, or kills the worker, earns nothing; a new worker is forked, in about 30 ms. Too long is
+by the worker's CPU time, so that a right answer stays right where others keep the processor busy.
 
-A limit of the containment: code that ran in the worker could forge the results of later answers. Of our own scorers none runs any.
+A limit of the containment: code that ran in the worker could forge the results of later answers. Of our own
+scorers none runs any.
 
 The verifier ends when its standard input closes or its parent is gone. It ignores SIGINT and SIGTERM.
 """
@@ -25,7 +27,15 @@ import psutil
 from swarmd.tasks import pipe, seccomp
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.containment import MEMORY, contain, marking
-from swarmd.tasks.pipe import Judgements, Made, PluginDescription, Request, ScoreItem, VerifierReady, VerifierRefused
+from swarmd.tasks.pipe import (
+    Judgements,
+    Made,
+    PluginDescription,
+    Request,
+    ScoreItem,
+    VerifierReady,
+    VerifierRefused,
+)
 
 SECONDS = 0.2  # of CPU time that an answer may take, the regeneration of its task included
 MOST_LOST = 2  # workers that one item may cost
@@ -33,7 +43,8 @@ WORKER_LIFE = 4096  # answers after which a worker is replaced
 START_LIMIT = 10.0  # seconds a worker may take to be contained
 PARENT_CHECK = 2.0  # seconds
 
-_CODES: Sequence[GradeReason] = tuple(GradeReason)  # a worker sends one byte per answer, an index into this: nothing is parsed
+# A worker sends one byte per answer, an index into this: nothing is parsed
+_CODES: Sequence[GradeReason] = tuple(GradeReason)
 
 
 class Prepared(NamedTuple):
@@ -63,7 +74,8 @@ class PluginRefused(Exception):
 class Work:
     """The work of contained workers, and their limits."""
 
-    prepare: Callable[[str, str, int], Prepared | None]  # (curriculum, specialty, n); None: no such task. Raises TaskFault
+    # (curriculum, specialty, n); None: no such task. Raises TaskFault
+    prepare: Callable[[str, str, int], Prepared | None]
     seconds: float = SECONDS  # of CPU time; pipe.STARVED times as many in all
     memory: int = MEMORY
     plugin: PluginDescription | None = None
@@ -94,7 +106,9 @@ class Worker:
         os.set_blocking(self._jobs, False)
         self._process = psutil.Process(self._pid)
         self.answered = 0
-        started = msgspec.msgpack.decode(pipe.receive(self._results, time.monotonic() + START_LIMIT), type=VerifierReady | VerifierRefused)
+        started = msgspec.msgpack.decode(
+            pipe.receive(self._results, time.monotonic() + START_LIMIT), type=VerifierReady | VerifierRefused
+        )
         if isinstance(started, VerifierRefused):
             raise OSError(f"the worker cannot be contained: {started.why}")
         self.seccomp = started.seccomp
@@ -104,7 +118,9 @@ class Worker:
         try:
             pipe.send(self._jobs, request, self._latest())
         except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
-            raise WorkerLost(GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED) from error
+            raise WorkerLost(
+                GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
+            ) from error
 
     def result(self) -> tuple[GradeReason, str]:
         """Grade of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
@@ -182,7 +198,9 @@ class Marker:
         fault, lost = "", 0
         while len(reasons) < len(item.answers) and lost < MOST_LOST:
             try:
-                self.worker.hand(Request(curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),)))
+                self.worker.hand(
+                    Request(curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),))
+                )
                 while len(reasons) < len(item.answers):
                     reason, said = self.worker.result()
                     reasons.append(reason)
@@ -256,7 +274,8 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
         request = msgspec.msgpack.decode(pipe.receive(requests), type=Request)
         if request.question and len(request.items) != 1:
             return VerifierRefused("a question is asked for alone")
-    except (ValueError, RecursionError) as error:  # a frame too long, not MessagePack (msgspec's errors are ValueErrors), too deep
+    except (ValueError, RecursionError) as error:
+        # A frame too long, not MessagePack (msgspec's errors are ValueErrors), too deep
         return VerifierRefused(str(error))
     if request.question:
         return marker.make(request.curriculum, request.items[0].specialty, request.items[0].n)
@@ -289,7 +308,8 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
         pipe.send(results, VerifierRefused(repr(error)))
         return
     pipe.send(results, VerifierReady(held))
-    while True:  # until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
+    # Until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
+    while True:
         job = msgspec.msgpack.decode(pipe.receive(jobs), type=Request)
         try:
             for item in job.items:
@@ -299,7 +319,10 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
 
 
 def _do(results: int, work: Work, job: Request, item: ScoreItem) -> None:
-    """Write the question of an item, or a code for each of its answers. Raises a TaskFault that is fatal, once it is reported."""
+    """Write the question of an item, or a code for each of its answers.
+
+    Raises a TaskFault that is fatal, once it is reported.
+    """
     prepared, fault = None, None
     try:
         prepared = work.prepare(job.curriculum, item.specialty, item.n)
@@ -318,7 +341,9 @@ def _do(results: int, work: Work, job: Request, item: ScoreItem) -> None:
         raise fault
 
 
-def _graded(prepared: Prepared | None, fault: TaskFault | None, answer: str) -> tuple[GradeReason, TaskFault | None]:
+def _graded(
+    prepared: Prepared | None, fault: TaskFault | None, answer: str
+) -> tuple[GradeReason, TaskFault | None]:
     if fault is not None:
         return GradeReason.FAULT, fault
     if prepared is None:
@@ -331,7 +356,9 @@ def _graded(prepared: Prepared | None, fault: TaskFault | None, answer: str) -> 
 
 
 def run(load: Callable[[], Work]) -> None:
-    """Serve on standard input and output. They are moved to other descriptors first, so that prints cannot mix with replies.
+    """Serve on standard input and output.
+
+    They are moved to other descriptors first, so that prints cannot mix with replies.
 
     load: what takes long and is done once; may raise PluginRefused, which the client is told.
     """

@@ -1,7 +1,8 @@
 """Sandbox for the process that scores answers of other peers. The process itself cannot undo it.
 
-Three layers, because none exists everywhere. The seccomp filter (Linux) is the boundary: the kernel refuses files, sockets, processes and
-signals. Resource limits work on every Unix. The audit hook is a second line of defence; on macOS it and the limits are all there is.
+Three layers, because none exists everywhere. The seccomp filter (Linux) is the boundary: the kernel refuses
+files, sockets, processes and signals. Resource limits work on every Unix. The audit hook is a second line of
+defence; on macOS it and the limits are all there is.
 """
 
 import contextlib
@@ -17,11 +18,40 @@ MEMORY = 256 * 2**20  # bytes of address space beyond what the process has alrea
 CPU_SECONDS = 60  # in the life of a worker; it is replaced long before
 
 _REFUSED = (  # Python's own table of audit events: docs.python.org/3/library/audit_events.html
-    "open", "import", "os.", "posix.", "socket.", "subprocess.", "shutil.", "ctypes.", "fcntl.", "mmap.", "pty.", "resource.", "signal.",
-    "syslog.", "tempfile.", "glob.", "pathlib.", "urllib.", "http.", "ftplib.", "smtplib.", "sqlite3.", "pickle.", "marshal.",
-    "code.__new__", "function.__new__", "builtins.input", "cpython.run", "webbrowser.", "_thread.start",
-    "sys.settrace", "sys.setprofile", "sys.addaudithook",
-)  # fmt: skip
+    "open",
+    "import",
+    "os.",
+    "posix.",
+    "socket.",
+    "subprocess.",
+    "shutil.",
+    "ctypes.",
+    "fcntl.",
+    "mmap.",
+    "pty.",
+    "resource.",
+    "signal.",
+    "syslog.",
+    "tempfile.",
+    "glob.",
+    "pathlib.",
+    "urllib.",
+    "http.",
+    "ftplib.",
+    "smtplib.",
+    "sqlite3.",
+    "pickle.",
+    "marshal.",
+    "code.__new__",
+    "function.__new__",
+    "builtins.input",
+    "cpython.run",
+    "webbrowser.",
+    "_thread.start",
+    "sys.settrace",
+    "sys.setprofile",
+    "sys.addaudithook",
+)
 # ReasoningGYM's generators evaluate arithmetic that they wrote themselves; its scorers must evaluate nothing.
 _REFUSED_WHILE_MARKING = ("compile", "exec")
 
@@ -29,10 +59,12 @@ _marking = False
 
 
 def contain(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> bool:
-    """Give up files, sockets, processes, executable memory and most memory. True if the kernel enforces it (seccomp).
+    """Give up files, sockets, processes, executable memory and most memory.
 
-    memory: bytes beyond what it has. cpu: seconds in its life. Everything the process needs must be open and imported before. Raises
-    OSError if a limit cannot be set on Linux.
+    True if the kernel enforces it (seccomp).
+
+    memory: bytes beyond what it has. cpu: seconds in its life. Everything the process needs must be open and
+    imported before. Raises OSError if a limit cannot be set on Linux.
     """
     limit_resources(memory, cpu)
     held = seccomp.install()

@@ -1,7 +1,7 @@
 """Curricula: named sets of ReasoningGYM configurations, each with two digests.
 
-Peers that ask the same questions (`questions`) meet and share, however each of them scores: rewards are a node's own (SAPO's rho^n). The
-judge, its receipts and the lab go by `digest`, which is of the scoring too.
+Peers that ask the same questions (`questions`) meet and share, however each of them scores: rewards are a
+node's own (SAPO's rho^n). The judge, its receipts and the lab go by `digest`, which is of the scoring too.
 """
 
 import hashlib
@@ -32,10 +32,13 @@ class Curriculum:
     name: str
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
-    held_by_text: frozenset[str] = frozenset()  # specialties with enough texts to hold some of them out. In no digest
-    offers_a_second: float = 0.2  # offers of all nodes together, for rounds of seconds or more. Not in the digest
+    # Specialties with enough texts to hold some of them out. In no digest
+    held_by_text: frozenset[str] = frozenset()
+    # Offers of all nodes together, for rounds of seconds or more. Not in the digest
+    offers_a_second: float = 0.2
 
-    # What runs the process that scores, behind `python -m`; and seconds that each answer may take there beyond what any does.
+    # What runs the process that scores, behind `python -m`; and seconds that each answer may take there
+    # beyond what any does.
     command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
     patience: ClassVar[float] = 0.0
 
@@ -56,7 +59,10 @@ class Curriculum:
 
         Held out is one text of sixteen, by its SHA-256, in specialties that have enough texts.
         """
-        return task.ref.specialty in self.held_by_text and hashlib.sha256(task.question.encode()).digest()[0] < HELD_TEXTS
+        return (
+            task.ref.specialty in self.held_by_text
+            and hashlib.sha256(task.question.encode()).digest()[0] < HELD_TEXTS
+        )
 
     def asked(self, wanted: Sequence[str]) -> Sequence[str]:
         """Return the specialties that a node asks itself: those wanted, or all if none are named.
@@ -64,7 +70,10 @@ class Curriculum:
         Raises ConfigError for one that the curriculum lacks.
         """
         if unknown := sorted(set(wanted) - set(self.specialties)):
-            raise ConfigError(f"tasks.specialties: {', '.join(unknown)} is not in {self.name}, which has {', '.join(self.specialties)}")
+            raise ConfigError(
+                f"tasks.specialties: {', '.join(unknown)} is not in {self.name}, which has"
+                f" {', '.join(self.specialties)}"
+            )
         return tuple(sorted(set(wanted))) or self.specialties
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:
@@ -73,8 +82,15 @@ class Curriculum:
 
     @cached_property  # asked for with each request, and a package's version is a file to be read
     def questions(self) -> str:
-        """16 hex digits of (configurations, TASKS, reasoning-gym version). Part of the swarm's topic: those with others never meet."""
-        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + f" {TASKS} " + version("reasoning-gym")
+        """16 hex digits of (configurations, TASKS, reasoning-gym version).
+
+        Part of the swarm's topic: those with others never meet.
+        """
+        document = (
+            json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True)
+            + f" {TASKS} "
+            + version("reasoning-gym")
+        )
         return _sixteen(document)
 
     @cached_property
@@ -84,7 +100,9 @@ class Curriculum:
 
     def asks_as(self, digest: str) -> bool:
         """Return whether a curriculum of this digest asks the same questions, however it scores."""
-        return digest == self.digest or any(digest == of.digest and of.questions == self.questions for of in CURRICULA.values())
+        return digest == self.digest or any(
+            digest == of.digest and of.questions == self.questions for of in CURRICULA.values()
+        )
 
 
 def _sixteen(document: str) -> str:
@@ -95,7 +113,8 @@ def _freeze(configs: dict[str, dict[str, Any]]) -> Mapping[str, Mapping[str, Any
     return MappingProxyType({name: MappingProxyType(config) for name, config in configs.items()})
 
 
-# SAPO section 4: nine specialties at ReasoningGYM's defaults. base_conversion's default minimum of 0 has the empty answer.
+# SAPO section 4: nine specialties at ReasoningGYM's defaults. base_conversion's default minimum of 0 has the
+# empty answer.
 SAPO_9 = Curriculum(
     "sapo-9",
     _freeze(
@@ -113,11 +132,18 @@ SAPO_9 = Curriculum(
     ),
     held_by_text=frozenset(
         (
-            "base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification",
-            "decimal_arithmetic", "calendar_arithmetic", "binary_matrix",
+            "base_conversion",
+            "basic_arithmetic",
+            "arc_1d",
+            "bf",
+            "propositional_logic",
+            "fraction_simplification",
+            "decimal_arithmetic",
+            "calendar_arithmetic",
+            "binary_matrix",
         )
     ),
-)  # fmt: skip
+)
 
 # The same nine, easy enough for a model of 860 thousand parameters to learn in minutes.
 TINY_9 = Curriculum(
@@ -126,26 +152,46 @@ TINY_9 = Curriculum(
         {
             "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 1, "max_value": 15},
             "basic_arithmetic": {
-                "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1,
-                "operators": ("+", "-"), "allow_parentheses": False, "allow_negation": False,
+                "min_terms": 2,
+                "max_terms": 2,
+                "min_digits": 1,
+                "max_digits": 1,
+                "operators": ("+", "-"),
+                "allow_parentheses": False,
+                "allow_negation": False,
             },
             "arc_1d": {"min_size": 8, "max_size": 8, "num_train": 2},
             "bf": {"difficulty": 1},
             "propositional_logic": {
-                "min_vars": 2, "max_vars": 3, "min_statements": 2, "max_statements": 2,
-                "min_complexity": 1, "max_complexity": 2,
+                "min_vars": 2,
+                "max_vars": 3,
+                "min_statements": 2,
+                "max_statements": 2,
+                "min_complexity": 1,
+                "max_complexity": 2,
             },
-            "fraction_simplification": {"min_value": 1, "max_value": 9, "min_factor": 2, "max_factor": 4, "styles": ("plain",)},
+            "fraction_simplification": {
+                "min_value": 1,
+                "max_value": 9,
+                "min_factor": 2,
+                "max_factor": 4,
+                "styles": ("plain",),
+            },
             "decimal_arithmetic": {
-                "min_num_decimal_places": 1, "max_num_decimal_places": 1, "min_terms": 2, "max_terms": 2, "precision": 4,
+                "min_num_decimal_places": 1,
+                "max_num_decimal_places": 1,
+                "min_terms": 2,
+                "max_terms": 2,
+                "precision": 4,
             },
             "calendar_arithmetic": {"tasks": ("weekday_offset",), "offset_upper_bound": 5},
             "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
         }
     ),
-    held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),  # the others have a few hundred texts at most
+    # The others have a few hundred texts at most
+    held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),
     offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or network
-)  # fmt: skip
+)
 
 SAPO_9_STRICT = replace(SAPO_9, name="sapo-9-strict", strict=True)
 TINY_9_STRICT = replace(TINY_9, name="tiny-9-strict", strict=True)

@@ -1,7 +1,9 @@
-"""Grades answers: with ReasoningGYM's scorer, or with our own comparison where that scorer would `eval` the answer.
+"""Grades answers: with ReasoningGYM's scorer, or with our own comparison where that scorer would `eval` the
+answer.
 
-Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py). The strict curricula use stricter rules (strict.py). Answers of
-other peers are graded only in the contained process (verifier.py), after `answers.read`.
+Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py). The strict curricula use stricter rules
+(strict.py). Answers of other peers are graded only in the contained process (verifier.py), after
+`answers.read`.
 """
 
 import decimal
@@ -42,9 +44,14 @@ def solution(tasks: CurriculumTasks, task: Task) -> str:
     """
     if task.entry["answer"] is not None:
         return str(task.entry["answer"])
-    example, premises = str(task.entry["metadata"]["example_answer"]), list(task.entry["metadata"]["premises"])
+    example, premises = (
+        str(task.entry["metadata"]["example_answer"]),
+        list(task.entry["metadata"]["premises"]),
+    )
     candidates = [example, *premises, " ∧ ".join(premises)]
-    return next((answer for answer in candidates if grade(tasks, task, answer) is GradeReason.CORRECT), example)
+    return next(
+        (answer for answer in candidates if grade(tasks, task, answer) is GradeReason.CORRECT), example
+    )
 
 
 def _upstream(dataset: Any, answer: str, entry: Entry) -> float:
@@ -62,7 +69,9 @@ def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
     Upstream uses whatever precision the last generated task left behind.
     """
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
-    with decimal.localcontext(decimal.Context(prec=dataset.config.precision, rounding=decimal.ROUND_HALF_EVEN, traps=traps)):
+    with decimal.localcontext(
+        decimal.Context(prec=dataset.config.precision, rounding=decimal.ROUND_HALF_EVEN, traps=traps)
+    ):
         return _upstream(dataset, answer, entry)
 
 
@@ -86,7 +95,9 @@ def _strict_decimal(dataset: Any, answer: str, entry: Entry) -> float:
 
 def _strict_fraction(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
     metadata = entry["metadata"]
-    return float(strict.is_fraction(answer, metadata["simplified_numerator"], metadata["simplified_denominator"]))
+    return float(
+        strict.is_fraction(answer, metadata["simplified_numerator"], metadata["simplified_denominator"])
+    )
 
 
 def _strict_logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001

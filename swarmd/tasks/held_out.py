@@ -1,8 +1,11 @@
-"""Committed held-out questions: a window's commitment, and which question each place of it has. Pure, and the same for everyone.
+"""Committed held-out questions: a window's commitment, and which question each place of it has.
 
-A judge makes a random seed for each window of time and publishes the seed's SHA-256 before the window opens. HMAC-SHA256 (RFC 2104) of the
-seed gives every question, and the place in the set at which a peer begins. When the window has closed, the judge publishes the seed: from
-then on anyone can make the same questions. docs/judge-protocol.md has the same in words.
+Pure, and the same for everyone.
+
+A judge makes a random seed for each window of time and publishes the seed's SHA-256 before the window opens.
+HMAC-SHA256 (RFC 2104) of the seed gives every question, and the place in the set at which a peer begins. When
+the window has closed, the judge publishes the seed: from then on anyone can make the same questions.
+docs/judge-protocol.md has the same in words.
 """
 
 import hmac
@@ -16,7 +19,8 @@ from swarmd.types import Task, TaskRef
 
 SEED_BYTES = 32
 FAILURES = 16  # numbers that name no task, one after another, before a specialty is given up
-TRIES = 512  # numbers tried for a text that is held out: one of sixteen is, so more are needed once in 10^14 questions
+# Numbers tried for a text that is held out: one of sixteen is, so more are needed once in 10^14 questions
+TRIES = 512
 
 
 class Regenerating(Protocol):
@@ -65,7 +69,11 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
     specialty = specialties[_number(seed, f"specialty {index}") % len(specialties)]
     found, failures = None, 0
     for attempt in range(TRIES):
-        task = tasks.task(TaskRef(specialty, HELD_OUT + _number(seed, f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT)))
+        task = tasks.task(
+            TaskRef(
+                specialty, HELD_OUT + _number(seed, f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT)
+            )
+        )
         if task is None:
             failures += 1
             if failures == FAILURES and found is None:
@@ -75,7 +83,10 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
         else:
             found = task
     if found is None:
-        raise NoQuestion(f"{specialty} of {curriculum.name} makes no question: {FAILURES} tries failed. Mend its tasks, and start again.")
+        raise NoQuestion(
+            f"{specialty} of {curriculum.name} makes no question: {FAILURES} tries failed. Mend its tasks,"
+            " and start again."
+        )
     return found
 
 

@@ -1,13 +1,17 @@
-"""Propositional logic with truth tables, in time linear in the text; ReasoningGYM tries every assignment. Pure.
+"""Propositional logic with truth tables, in time linear in the text.
 
-A formula over k variables is an integer of 2**k bits, bit i its value under assignment i. Operators bind as in ReasoningGYM's parser:
-¬, then ∧, ∨, →, ↔, each of the four grouping to the left. Unlike it we refuse what is no formula: it takes any unknown text for one more
-variable, so that `premise ∨ junk` is entailed and twenty junk names cost 10 s; and 255 characters of plain `P∧P∧P…` cost it 0.2 s.
+ReasoningGYM tries every assignment. Pure.
+
+A formula over k variables is an integer of 2**k bits, bit i its value under assignment i. Operators bind as
+in ReasoningGYM's parser: ¬, then ∧, ∨, →, ↔, each of the four grouping to the left. Unlike it we refuse what
+is no formula: it takes any unknown text for one more variable, so that `premise ∨ junk` is entailed and
+twenty junk names cost 10 s; and 255 characters of plain `P∧P∧P…` cost it 0.2 s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-_BINARY: Mapping[str, tuple[int, Callable[[int, int], int]]] = {  # how tightly it binds, what it does; excess bits are cut off by `table`
+# How tightly it binds, what it does; excess bits are cut off by `table`
+_BINARY: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
     "↔": (1, lambda a, b: ~(a ^ b)),
     "→": (2, lambda a, b: ~a | b),
     "∨": (3, lambda a, b: a | b),

@@ -1,6 +1,7 @@
 """Own tasks: curricula of task plug-ins, which a node names in its configuration (docs/own-tasks.md).
 
-No code of a plug-in runs here: a contained process loads it, makes its questions and scores answers (plugin_process.py).
+No code of a plug-in runs here: a contained process loads it, makes its questions and scores answers
+(plugin_process.py).
 """
 
 import hashlib
@@ -28,14 +29,19 @@ class NoQuestion(SwarmdError):
 
 @dataclass(frozen=True)
 class OwnCurriculum(Curriculum):
-    """What a plug-in says of itself, as a curriculum. One source makes questions and scores answers: nodes with another one never meet."""
+    """What a plug-in says of itself, as a curriculum.
+
+    One source makes questions and scores answers: nodes with another one never meet.
+    """
 
     source: str = ""  # a .py or .jsonl file, or the name that an installed package offers
     plugin: PluginDescription | None = None
 
     @classmethod
     def of(cls, source: str, plugin: PluginDescription) -> "OwnCurriculum":
-        return cls(plugin.name, {specialty: {} for specialty in plugin.specialties}, source=source, plugin=plugin)
+        return cls(
+            plugin.name, {specialty: {} for specialty in plugin.specialties}, source=source, plugin=plugin
+        )
 
     @property
     def _described(self) -> PluginDescription:
@@ -71,9 +77,13 @@ def find_curriculum(text: str) -> Curriculum:
     try:
         name = curriculum_name(text)
     except ValueError as error:
-        raise ConfigError(f"no curriculum is called {text!r}: {error}. There are {EXPECTED.removeprefix('auto, ')}.") from None
+        raise ConfigError(
+            f"no curriculum is called {text!r}: {error}. There are {EXPECTED.removeprefix('auto, ')}."
+        ) from None
     if name == "auto":
-        raise ConfigError(f"auto stands for the curriculum of a node's model; name one: {EXPECTED.removeprefix('auto, ')}")
+        raise ConfigError(
+            f"auto stands for the curriculum of a node's model; name one: {EXPECTED.removeprefix('auto, ')}"
+        )
     return CURRICULA.get(name) or _own(name)
 
 
@@ -94,7 +104,10 @@ class QuestionMaker(Protocol):
 
 
 class OwnTasks(DrawnTasks):
-    """Draws from an own curriculum, and regenerates any item of it. Drawing raises NoQuestion where its plug-in makes none."""
+    """Draws from an own curriculum, and regenerates any item of it.
+
+    Drawing raises NoQuestion where its plug-in makes none.
+    """
 
     def __init__(self, curriculum: OwnCurriculum, maker: QuestionMaker, asked: Sequence[str] = ()) -> None:
         """Open an own curriculum.
@@ -122,4 +135,7 @@ class OwnTasks(DrawnTasks):
             if made.question is not None:
                 return Task(ref, made.question, {})
             fault = made.fault
-        raise NoQuestion(f"the task plug-in {self._source} made no question in {TRIES} tries; the last: {fault}. Mend it, and join again.")
+        raise NoQuestion(
+            f"the task plug-in {self._source} made no question in {TRIES} tries; the last: {fault}. Mend it,"
+            " and join again."
+        )

@@ -1,6 +1,9 @@
-"""Frames and messages between the client, the verifier and its worker, over pipes. Loads no ReasoningGYM and no plug-in.
+"""Frames and messages between the client, the verifier and its worker, over pipes.
 
-A frame is four bytes of length (big-endian) and that many bytes of MessagePack. Deadlines are by `time.monotonic`.
+Loads no ReasoningGYM and no plug-in.
+
+A frame is four bytes of length (big-endian) and that many bytes of MessagePack. Deadlines are by
+`time.monotonic`.
 """
 
 import os
@@ -12,7 +15,8 @@ import msgspec
 
 from swarmd.tasks.answers import GradeReason
 
-LONGEST_FRAME = 4 * 2**20  # bytes; a full request (scoring.MOST_ANSWERS answers of LONGEST_OWN_ANSWER characters) is below that
+# Bytes; a full request (scoring.MOST_ANSWERS answers of LONGEST_OWN_ANSWER characters) is below that
+LONGEST_FRAME = 4 * 2**20
 LONGEST_OWN_ANSWER = 1000  # characters, of tasks that are not swarmd's own
 LONGEST_OWN_QUESTION = 16_384  # characters
 LONGEST_FAULT = 300  # characters
@@ -21,10 +25,15 @@ _CHUNK = 65_536
 
 
 class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Limits of a task plug-in: the keys of its `limits`, with their defaults and bounds (docs/own-tasks.md)."""
+    """Limits of a task plug-in.
 
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0  # of CPU time, for a question, and for an answer
-    memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20  # bytes, beyond what it has when it is loaded
+    The keys of its `limits`, with their defaults and bounds (docs/own-tasks.md).
+    """
+
+    # Of CPU time, for a question, and for an answer
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
+    # Bytes, beyond what it has when it is loaded
+    memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20
     longest_question: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_QUESTION)] = 8192  # characters
     longest_answer: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_ANSWER)] = 256  # characters
 
@@ -40,7 +49,10 @@ class PluginDescription(msgspec.Struct, frozen=True):
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A task reference and answers to it, checked by `answers.read`. Questions and ground truth are never received."""
+    """A task reference and answers to it, checked by `answers.read`.
+
+    Questions and ground truth are never received.
+    """
 
     specialty: str
     n: int
@@ -68,7 +80,10 @@ class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
 
 
 class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
-    """Reply to a request for a question. None: the reference names no task, or there is a fault, what the plug-in did wrong."""
+    """Reply to a request for a question.
+
+    None: the reference names no task, or there is a fault, what the plug-in did wrong.
+    """
 
     question: str | None
     fault: str = ""
@@ -88,7 +103,11 @@ class FrameTooLong(ValueError):
 
 
 def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> None:
-    """Write one frame. With a deadline, `fd` must be non-blocking; raises TimeoutError after it. BrokenPipeError where nobody reads."""
+    """Write one frame.
+
+    With a deadline, `fd` must be non-blocking; raises TimeoutError after it. BrokenPipeError where nobody
+    reads.
+    """
     body = msgspec.msgpack.encode(message)
     view = memoryview(len(body).to_bytes(4, "big") + body)
     while view:
@@ -101,7 +120,10 @@ def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> Non
 
 
 def receive(fd: int, deadline: float | None = None) -> bytes:
-    """Read one frame's body. Raises EOFError at the end of the stream, TimeoutError after the deadline, FrameTooLong."""
+    """Read one frame's body.
+
+    Raises EOFError at the end of the stream, TimeoutError after the deadline, FrameTooLong.
+    """
     size = int.from_bytes(_read(fd, 4, deadline), "big")
     if size <= LONGEST_FRAME:
         return _read(fd, size, deadline)

@@ -1,7 +1,9 @@
-"""Task plug-ins: the interface, and loading one. Used in the contained process alone (plugin_process.py); docs/own-tasks.md is for authors.
+"""Task plug-ins: the interface, and loading one.
 
-A plug-in is a Python file, an object that an installed package offers under the entry point group `swarmd.tasks`, or a file of questions
-and answers (question_file.py).
+Used in the contained process alone (plugin_process.py); docs/own-tasks.md is for authors.
+
+A plug-in is a Python file, an object that an installed package offers under the entry point group
+`swarmd.tasks`, or a file of questions and answers (question_file.py).
 """
 
 import hashlib
@@ -63,7 +65,9 @@ class LoadedPlugin:
             raise PluginRefused(f"{uncalled[0]} is no function")
         name, version = getattr(plugin, "name", name), getattr(plugin, "version", "")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise PluginRefused(f"its name is {name!r}; it has at most 64 lower-case letters, digits, hyphens and underscores")
+            raise PluginRefused(
+                f"its name is {name!r}; it has at most 64 lower-case letters, digits, hyphens and underscores"
+            )
         if not isinstance(version, str):
             raise PluginRefused(f"its version is {version!r}, no text")
         try:
@@ -85,9 +89,14 @@ class LoadedPlugin:
         question, facts = made
         longest = self.description.limits.longest_question
         if not 0 < len(question) <= longest:
-            raise TaskFault(f"generate({specialty!r}, {n}) gave a question of {len(question)} characters; it may have 1 to {longest}")
+            raise TaskFault(
+                f"generate({specialty!r}, {n}) gave a question of {len(question)} characters; it may have 1"
+                f" to {longest}"
+            )
         if any("\ud800" <= character <= "\udfff" for character in question):
-            raise TaskFault(f"generate({specialty!r}, {n}) gave a question that is no text: it has lone surrogates")
+            raise TaskFault(
+                f"generate({specialty!r}, {n}) gave a question that is no text: it has lone surrogates"
+            )
         return Prepared(question, lambda answer: self._grade(facts, answer))
 
     def _grade(self, facts: Any, answer: str) -> GradeReason:
@@ -99,12 +108,16 @@ class LoadedPlugin:
     def _guarded(self, function: str, *arguments: object) -> Any:
         try:
             return getattr(self._plugin, function)(*arguments)
-        except BaseException as error:  # SystemExit and MemoryError too: it is the plug-in's, and the worker goes on
+        except BaseException as error:
+            # SystemExit and MemoryError too: it is the plug-in's, and the worker goes on
             raise TaskFault(f"{function}: {_told(error)}", fatal=isinstance(error, MemoryError)) from None
 
 
 def load(source: str) -> LoadedPlugin:
-    """Load a .py or .jsonl file, or what an installed package offers under this name. Runs the plug-in's code. PluginRefused."""
+    """Load a .py or .jsonl file, or what an installed package offers under this name.
+
+    Runs the plug-in's code. PluginRefused.
+    """
     from swarmd.tasks.question_file import QuestionFile
 
     path = Path(source)
@@ -116,12 +129,17 @@ def load(source: str) -> LoadedPlugin:
         return LoadedPlugin(_run_file(path, content), _slug(path), _digest("file", content))
     found = {point.name: point for point in entry_points(group=GROUP)}
     if source not in found:
-        raise PluginRefused(f"no installed package offers it (entry points {GROUP}: {', '.join(sorted(found)) or 'none'})")
+        raise PluginRefused(
+            f"no installed package offers it (entry points {GROUP}: {', '.join(sorted(found)) or 'none'})"
+        )
     return _load_installed(found[source])
 
 
 class _FileLoader(importlib.abc.SourceLoader):
-    """Loads a module from bytes that are already read, so that its digest is of what runs. Never from a cache."""
+    """Loads a module from bytes that are already read, so that its digest is of what runs.
+
+    Never from a cache.
+    """
 
     def __init__(self, path: Path, content: bytes) -> None:
         self._path, self._content = path, content
@@ -160,9 +178,15 @@ def _load_installed(point: EntryPoint) -> LoadedPlugin:
     assert point.dist is not None
     file = Path(str(sys.modules[point.module].__file__))
     inside = file.parent if file.name == "__init__.py" or "." in point.module else None
-    files = [file] if inside is None else sorted(f for f in inside.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+    files = (
+        [file]
+        if inside is None
+        else sorted(f for f in inside.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+    )
     parts = [part for f in files for part in (str(f.relative_to(file.parent)).encode(), _read(f))]
-    return LoadedPlugin(plugin, point.name, _digest("package", point.dist.name.encode(), point.dist.version.encode(), *parts))
+    return LoadedPlugin(
+        plugin, point.name, _digest("package", point.dist.name.encode(), point.dist.version.encode(), *parts)
+    )
 
 
 def _read(path: Path) -> bytes:
@@ -191,7 +215,10 @@ def _specialties(named: Any) -> tuple[str, ...]:
     if isinstance(named, str | Mapping) or not isinstance(named, Sequence | set | frozenset) or not named:
         raise PluginRefused(f"specialties is {_shown(named)}, not a list of names")
     if wrong := [name for name in named if not isinstance(name, str) or not _NAME.fullmatch(name)]:
-        raise PluginRefused(f"{_shown(wrong[0])} is no specialty's name: at most 64 lower-case letters, digits, hyphens and underscores")
+        raise PluginRefused(
+            f"{_shown(wrong[0])} is no specialty's name: at most 64 lower-case letters, digits, hyphens and"
+            " underscores"
+        )
     if len(named) > MOST_SPECIALTIES or len(set(named)) < len(named):
         raise PluginRefused(f"{len(named)} specialties; there may be {MOST_SPECIALTIES}, none twice")
     return tuple(sorted(named))

@@ -1,7 +1,9 @@
-"""The contained process of a task plug-in: `python -m swarmd.tasks.plugin_process SOURCE [DIGEST]`, started by `scoring.Verifier`.
+"""The contained process of a task plug-in.
 
-The plug-in is loaded here, with a limit on memory, and may read and import what it needs. Its `generate` and `score` run in a worker that
-has given all that up (contained_worker.py, containment.py).
+`python -m swarmd.tasks.plugin_process SOURCE [DIGEST]`, started by `scoring.Verifier`.
+
+The plug-in is loaded here, with a limit on memory, and may read and import what it needs. Its `generate` and
+`score` run in a worker that has given all that up (contained_worker.py, containment.py).
 """
 
 import contextlib
@@ -26,7 +28,10 @@ def work(source: str, digest: str) -> Work:
         raise PluginRefused(f"it takes more than {LOADING_MEMORY >> 30} GiB to load") from None
     found = plugin.description
     if digest and found.digest != digest:
-        raise PluginRefused(f"{source} has changed since this node started; stop the node and join again, all of you with the same tasks")
+        raise PluginRefused(
+            f"{source} has changed since this node started; stop the node and join again, all of you with the"
+            " same tasks"
+        )
     return Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, partial(_check, plugin))
 
 
@@ -41,8 +46,8 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
             raise PluginRefused(f"no question for {specialty}, seed 1: {first.fault}")
         if again.question != first.question:
             raise PluginRefused(
-                f"{specialty}, seed 1, gives another question each time; other nodes could not check answers to it. "
-                "Draw everything from random.Random(seed)."
+                f"{specialty}, seed 1, gives another question each time; other nodes could not check answers"
+                " to it. Draw everything from random.Random(seed)."
             )
 
 
@@ -52,7 +57,9 @@ def _little_memory() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = address_space() + LOADING_MEMORY
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
     try:
         yield
     finally:

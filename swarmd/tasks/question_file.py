@@ -1,4 +1,6 @@
-"""A file of questions and answers as a task plug-in: JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md).
+"""A file of questions and answers as a task plug-in.
+
+JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md).
 
 A tenth of the questions, by a hash of their text, is held out.
 """
@@ -44,11 +46,15 @@ class QuestionFile:
         self._training: dict[str, Sequence[tuple[str, str]]] = {}
         self._held_out: dict[str, Sequence[tuple[str, str]]] = {}
         for specialty in self.specialties:
-            rows = sorted((_place(line.question), line.question, _answer(line)) for _, line in lines if line.specialty == specialty)
+            rows = sorted(
+                (_place(line.question), line.question, _answer(line))
+                for _, line in lines
+                if line.specialty == specialty
+            )
             if len(rows) < 2:
                 raise PluginRefused(
-                    f"specialty {specialty} has 1 question; it needs 2, as one of each specialty is held out. Add another, or give "
-                    "it the specialty of others"
+                    f"specialty {specialty} has 1 question; it needs 2, as one of each specialty is held out."
+                    " Add another, or give it the specialty of others"
                 )
             held = max(1, sum(place < HELD_OUT_SHARE for place, _, _ in rows))
             held = min(held, len(rows) - 1)
@@ -75,7 +81,9 @@ def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
         try:
             line = decode(text)
             if not 0 < len(_answer(line)) <= LONGEST_OWN_ANSWER:
-                raise msgspec.ValidationError(f"the answer has {len(_answer(line))} characters; it may have 1 to {LONGEST_OWN_ANSWER}")
+                raise msgspec.ValidationError(
+                    f"the answer has {len(_answer(line))} characters; it may have 1 to {LONGEST_OWN_ANSWER}"
+                )
             if (first := seen.setdefault((line.specialty, line.question), number)) != number:
                 raise msgspec.ValidationError(f"the question of line {first} again")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

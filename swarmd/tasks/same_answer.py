@@ -1,6 +1,9 @@
-"""Whether two short answers of a mathematical kind say the same (docs/own-tasks.md has the rules). Pure, linear in the text.
+"""Whether two short answers of a mathematical kind say the same (docs/own-tasks.md has the rules).
 
-Numbers are compared exactly, as fractions; the rest as text. Nothing is rounded, evaluated or parsed beyond that.
+Pure, linear in the text.
+
+Numbers are compared exactly, as fractions; the rest as text. Nothing is rounded, evaluated or parsed beyond
+that.
 """
 
 import re
@@ -9,7 +12,9 @@ from fractions import Fraction
 
 _DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?)"
 _NUMBER = re.compile(rf"([-+]?{_DECIMAL})(?:[eE]([-+]?[0-9]{{1,3}}))?")
-_RATIO = re.compile(rf"([-+]?)({_DECIMAL})\s*/\s*({_DECIMAL})|([-+]?)\\[dt]?frac\s*{{\s*({_DECIMAL})\s*}}\s*{{\s*({_DECIMAL})\s*}}")
+_RATIO = re.compile(
+    rf"([-+]?)({_DECIMAL})\s*/\s*({_DECIMAL})|([-+]?)\\[dt]?frac\s*{{\s*({_DECIMAL})\s*}}\s*{{\s*({_DECIMAL})\s*}}"
+)
 _MIXED = re.compile(r"([-+]?)([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
 
 

@@ -1,4 +1,6 @@
-"""Scores completions, and makes the questions of plug-ins: the client of the contained verifier process. Loads no torch or ReasoningGYM.
+"""Scores completions, and makes the questions of plug-ins: the client of the contained verifier process.
+
+Loads no torch or ReasoningGYM.
 
 with Verifier("tiny-9") as verifier:
     rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
@@ -26,7 +28,15 @@ from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import pipe
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum, curriculum
-from swarmd.tasks.pipe import Judgements, Made, PluginDescription, Request, ScoreItem, VerifierReady, VerifierRefused
+from swarmd.tasks.pipe import (
+    Judgements,
+    Made,
+    PluginDescription,
+    Request,
+    ScoreItem,
+    VerifierReady,
+    VerifierRefused,
+)
 from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
 
@@ -60,10 +70,13 @@ class _Pending(NamedTuple):
 
 
 class Verifier:
-    """Scores completions in a contained process. Starts it when first needed, and again if it dies or hangs. Thread-safe.
+    """Scores completions in a contained process.
 
-    The last <answer>…</answer> of a completion counts, even if the completion was cut after it (`ended` False). Lengths and characters are
-    checked here (answers.py); only references and short answers reach the process.
+    Starts it when first needed, and again if it dies or hangs. Thread-safe.
+
+    The last <answer>…</answer> of a completion counts, even if the completion was cut after it (`ended`
+    False). Lengths and characters are checked here (answers.py); only references and short answers reach the
+    process.
     """
 
     def __init__(self, of: Curriculum | str, command: Sequence[str] | None = None) -> None:
@@ -80,7 +93,9 @@ class Verifier:
             self._child = self._child or _Child(self._command, START_SECONDS)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -98,11 +113,16 @@ class Verifier:
 
     @property
     def seccomp(self) -> bool | None:
-        """True if the kernel contains the process (Linux); False: only resource limits and the audit hook. None before the first use."""
+        """True if the kernel contains the process (Linux); False: only resource limits and the audit hook.
+
+        None before the first use.
+        """
         child = self._child
         return child.seccomp if child else None
 
-    def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[GradeReason, ...]]:
+    def judge(
+        self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
+    ) -> Sequence[tuple[GradeReason, ...]]:
         """Grade every completion, in order.
 
         Raises VerifierFailed if no process runs, but never because of a completion.
@@ -113,7 +133,9 @@ class Verifier:
             known = self._curriculum.names(ref.specialty, ref.n)
             reasons.append([])
             for j, completion in enumerate(completions):
-                answer = self._curriculum.read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
+                answer = (
+                    self._curriculum.read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
+                )
                 reasons[i].append(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED)
                 if isinstance(answer, str):
                     pending.append(_Pending(i, j, ref, answer))
@@ -146,7 +168,14 @@ class Verifier:
         self.faults[kind] += 1
         if str(self.faults[kind]).strip("0") == "1":
             times = f", {self.faults[kind]} times by now" if self.faults[kind] > 1 else ""
-            log.warning("the task plug-in %s: %s n = %d: %s%s", self._curriculum.name, ref.specialty, ref.n, printable(fault), times)
+            log.warning(
+                "the task plug-in %s: %s n = %d: %s%s",
+                self._curriculum.name,
+                ref.specialty,
+                ref.n,
+                printable(fault),
+                times,
+            )
 
     def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, GradeReason]]:
         for start in range(0, len(pending), MOST_ANSWERS):
@@ -181,7 +210,10 @@ class Verifier:
         remedy = (
             "mend the task plug-in (docs/own-tasks.md) and join again"
             if self._curriculum.patience
-            else f"install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says (nothing, if all is well)"
+            else (
+                f"install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says"
+                " (nothing, if all is well)"
+            )
         )
         raise VerifierFailed(
             f"the process that scores answers failed {ATTEMPTS} times in a row: {cause}. "
@@ -190,13 +222,18 @@ class Verifier:
 
 
 def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
-    """Load a task plug-in in a process of its own, which ends, and say what it is. ConfigError, with what is wrong with it."""
+    """Load a task plug-in in a process of its own, which ends, and say what it is.
+
+    ConfigError, with what is wrong with it.
+    """
     child = None
     try:
         child = _Child((sys.executable, "-m", "swarmd.tasks.plugin_process", source, ""), seconds)
         plugin = child.ready().plugin
     except _Failed as failure:
-        raise ConfigError(f"own tasks cannot be used: {source}: {failure}. Mend them, or name others (docs/own-tasks.md).") from None
+        raise ConfigError(
+            f"own tasks cannot be used: {source}: {failure}. Mend them, or name others (docs/own-tasks.md)."
+        ) from None
     finally:
         if child is not None:
             child.end()
@@ -218,7 +255,13 @@ class _Child:
             raise _Failed(f"a temporary file cannot be made ({error})") from error
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, cwd="/", env=_environment(), bufsize=0
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                cwd="/",
+                env=_environment(),
+                bufsize=0,
             )
         except OSError as error:
             self._stderr.close()
@@ -244,7 +287,9 @@ class _Child:
         patience: seconds that an answer may take. Raises _Failed.
         """
         answers = [len(item.answers) for item in request.items]
-        judged = self._exchange(request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED * len(answers)))
+        judged = self._exchange(
+            request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED * len(answers))
+        )
         if [len(row) for row in judged.reasons] != answers or len(judged.faults) not in (0, len(answers)):
             raise _Failed(f"it sent {sum(map(len, judged.reasons))} answers to {sum(answers)} questions")
         return judged
@@ -282,7 +327,11 @@ class _Child:
         if not isinstance(reply, kind):
             if not isinstance(reply, VerifierRefused):
                 raise _Failed("it answered out of turn")
-            raise _Failed(printable(reply.why) if kind is VerifierReady else f"it refused the request ({printable(reply.why)})")
+            raise _Failed(
+                printable(reply.why)
+                if kind is VerifierReady
+                else f"it refused the request ({printable(reply.why)})"
+            )
         return reply
 
     def end(self) -> None:

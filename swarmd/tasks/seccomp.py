@@ -1,7 +1,8 @@
 """Linux seccomp filter: a process under it can compute, use the pipes it has, and exit; nothing else.
 
-The program is classic BPF over `struct seccomp_data` (linux/seccomp.h): system call number at byte 0, architecture at 4, arguments from 16.
-Every other system call fails with EPERM, so that one we did not think of is an error in Python and not a dead worker.
+The program is classic BPF over `struct seccomp_data` (linux/seccomp.h): system call number at byte 0,
+architecture at 4, arguments from 16. Every other system call fails with EPERM, so that one we did not think
+of is an error in Python and not a dead worker.
 """
 
 import ctypes
@@ -37,30 +38,67 @@ class Machine(NamedTuple):
 
     architecture: int
     calls: Mapping[str, int]
-    memory: Mapping[str, int]  # allowed, unless they ask for executable memory; protection is their third argument
+    # Allowed, unless they ask for executable memory; protection is their third argument
+    memory: Mapping[str, int]
 
 
 MACHINES: Mapping[str, Machine] = {
     "x86_64": Machine(
         0xC000003E,
         {
-            "read": 0, "write": 1, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24,
-            "mremap": 25, "madvise": 28, "nanosleep": 35, "getpid": 39, "exit": 60, "gettimeofday": 96, "sigaltstack": 131, "time": 201,
-            "futex": 202, "restart_syscall": 219, "clock_gettime": 228, "clock_nanosleep": 230, "exit_group": 231, "getrandom": 318,
+            "read": 0,
+            "write": 1,
+            "munmap": 11,
+            "brk": 12,
+            "rt_sigaction": 13,
+            "rt_sigprocmask": 14,
+            "rt_sigreturn": 15,
+            "sched_yield": 24,
+            "mremap": 25,
+            "madvise": 28,
+            "nanosleep": 35,
+            "getpid": 39,
+            "exit": 60,
+            "gettimeofday": 96,
+            "sigaltstack": 131,
+            "time": 201,
+            "futex": 202,
+            "restart_syscall": 219,
+            "clock_gettime": 228,
+            "clock_nanosleep": 230,
+            "exit_group": 231,
+            "getrandom": 318,
         },
         {"mmap": 9, "mprotect": 10},
     ),
     "aarch64": Machine(
         0xC00000B7,
         {
-            "read": 63, "write": 64, "exit": 93, "exit_group": 94, "futex": 98, "nanosleep": 101, "clock_gettime": 113,
-            "clock_nanosleep": 115, "sched_yield": 124, "restart_syscall": 128, "sigaltstack": 132, "rt_sigaction": 134,
-            "rt_sigprocmask": 135, "rt_sigreturn": 139, "gettimeofday": 169, "getpid": 172, "brk": 214, "munmap": 215, "mremap": 216,
-            "madvise": 233, "getrandom": 278,
+            "read": 63,
+            "write": 64,
+            "exit": 93,
+            "exit_group": 94,
+            "futex": 98,
+            "nanosleep": 101,
+            "clock_gettime": 113,
+            "clock_nanosleep": 115,
+            "sched_yield": 124,
+            "restart_syscall": 128,
+            "sigaltstack": 132,
+            "rt_sigaction": 134,
+            "rt_sigprocmask": 135,
+            "rt_sigreturn": 139,
+            "gettimeofday": 169,
+            "getpid": 172,
+            "brk": 214,
+            "munmap": 215,
+            "mremap": 216,
+            "madvise": 233,
+            "getrandom": 278,
         },
         {"mmap": 222, "mprotect": 226},
     ),
-}  # fmt: skip
+}
 
 
 def program(machine: Machine) -> Sequence[Instruction]:
@@ -86,18 +124,28 @@ def program(machine: Machine) -> Sequence[Instruction]:
 
 
 def install() -> bool:
-    """Put this process under the filter, for good. False where the system or the architecture has none, or the kernel will not."""
+    """Put this process under the filter, for good.
+
+    False where the system or the architecture has none, or the kernel will not.
+    """
     machine = MACHINES.get(platform.machine())
     if sys.platform != "linux" or machine is None or sys.maxsize < 2**32:
         return False
     packed = b"".join(struct.pack("=HBBI", *step) for step in program(machine))
     instructions = ctypes.create_string_buffer(packed, len(packed))
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(instructions)))
-    return _prctl(PR_SET_NO_NEW_PRIVS, 1) and _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(header))
+    header = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(instructions))
+    )
+    return _prctl(PR_SET_NO_NEW_PRIVS, 1) and _prctl(
+        PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(header)
+    )
 
 
 def die_with_parent(parent: int) -> bool:
-    """Have the kernel kill this process when its parent (a process id) is gone, or now if it is. False where it cannot."""
+    """Have the kernel kill this process when its parent (a process id) is gone, or now if it is.
+
+    False where it cannot.
+    """
     held = sys.platform == "linux" and _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the kernel tells no more of it
         signal.raise_signal(signal.SIGKILL)

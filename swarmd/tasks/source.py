@@ -21,10 +21,13 @@ LARGEST_DIVISION = 10**10
 
 
 class CurriculumTasks(DrawnTasks):
-    """Draws from a curriculum, and regenerates any item of it. ReasoningGYM's item i of seed s depends on s + i alone.
+    """Draws from a curriculum, and regenerates any item of it.
 
-    Item n of a specialty is `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
-    or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see `_neutral_ground`.
+    ReasoningGYM's item i of seed s depends on s + i alone.
+
+    Item n of a specialty is `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process,
+    its hash seed, its locale or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9)
+    names no task: see `_neutral_ground`.
     """
 
     def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
@@ -42,7 +45,8 @@ class CurriculumTasks(DrawnTasks):
         try:
             with _neutral_ground():
                 entry = dataset[ref.n]
-        except ArithmeticError:  # of the generator, and of n alone: every node finds the same, and nobody is to blame
+        except ArithmeticError:
+            # Of the generator, and of n alone: every node finds the same, and nobody is to blame
             return None
         return Task(ref, entry["question"], entry)
 
@@ -60,7 +64,9 @@ class CurriculumTasks(DrawnTasks):
         return task
 
 
-def open_tasks(curriculum: Curriculum, maker: object, asked: Sequence[str] = ()) -> CurriculumTasks | OwnTasks:
+def open_tasks(
+    curriculum: Curriculum, maker: object, asked: Sequence[str] = ()
+) -> CurriculumTasks | OwnTasks:
     """Open the tasks of a curriculum.
 
     maker: makes the questions of own tasks; a `scoring.Verifier`. asked: specialties to draw from; all if
@@ -86,7 +92,10 @@ _divisors = basic_arithmetic.find_common_divisors
 
 
 class _TooCostly(ArithmeticError):
-    """The generator would look for the divisors of a number by counting up to its root: minutes, for some n."""
+    """The generator would look for the divisors of a number by counting up to its root.
+
+    Minutes, for some n.
+    """
 
 
 def _bounded_divisors(a: int, b: int) -> list[int]:

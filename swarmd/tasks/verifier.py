@@ -1,6 +1,9 @@
-"""The contained process that scores answers to swarmd's own curricula: `python -m swarmd.tasks.verifier`, started by `scoring.Verifier`.
+"""The contained process that scores answers to swarmd's own curricula.
 
-It loads ReasoningGYM once; its workers (contained_worker.py) regenerate each task from its reference, and score.
+`python -m swarmd.tasks.verifier`, started by `scoring.Verifier`.
+
+It loads ReasoningGYM once; its workers (contained_worker.py) regenerate each task from its reference, and
+score.
 """
 
 from swarmd.tasks.contained_worker import Prepared, Work, run

@@ -1,6 +1,9 @@
-"""The trainer process, `python -m swarmd.trainer FD`, as the daemon starts it: FD is the socket to the daemon.
+"""The trainer process, `python -m swarmd.trainer FD`, as the daemon starts it.
 
-The verifier starts first, and loads while this process imports torch and transformers, which takes longest of all.
+FD is the socket to the daemon.
+
+The verifier starts first, and loads while this process imports torch and transformers, which takes longest of
+all.
 """
 
 import gc
@@ -20,11 +23,15 @@ from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
 
-BUSY = "many times that where other programs use all cores"  # of seconds that a step of the start usually takes
+# Of seconds that a step of the start usually takes
+BUSY = "many times that where other programs use all cores"
 
 
 def main() -> None:
-    """Train until the rounds are done or the daemon says stop. Ends at once if the daemon does: what was saved is whole."""
+    """Train until the rounds are done or the daemon says stop.
+
+    Ends at once if the daemon does: what was saved is whole.
+    """
     # Imports create no garbage; disabling the collector saves a quarter of the import time.
     gc.disable()
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -39,10 +46,14 @@ def main() -> None:
             lower_disk_priority()
         curriculum = curriculum_of(config)
         if start.curriculum not in ("", curriculum.digest):
-            raise ConfigError(f"the tasks {curriculum.name} have changed since this node started. Join again; all nodes need the same.")
+            raise ConfigError(
+                f"the tasks {curriculum.name} have changed since this node started. Join again; all nodes"
+                " need the same."
+            )
         with Verifier(curriculum) as verifier:
             daemon.tell(link.TrainerState("starting", "loading PyTorch", f"wait: usually 2 s, {BUSY}"))
-            from swarmd.policy.models import device  # noqa: F401  the first module that loads PyTorch, and little else
+            # The first module that loads PyTorch, and little else.
+            from swarmd.policy.models import device  # noqa: F401
 
             daemon.tell(link.TrainerState("starting", "loading transformers", f"wait: usually 4 s, {BUSY}"))
             from swarmd.trainer.trainer import open_trainer

@@ -5,12 +5,12 @@
         run.msgpack       round, random state, pool
         …                 what the policy saves: weights or adapter, optimizer, its random state
 
-A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever has a round's name is
-whole as far as the disk keeps its promises, and the manifest finds the rest.
+A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever
+has a round's name is whole as far as the disk keeps its promises, and the manifest finds the rest.
 
-One is due every `checkpoint.every` seconds (`Timetable`), and written in a thread while rounds go on (`Saver`). kill -9 loses the rounds
-since the last one. They are run again from the state they began with: the same seed draws the same questions, and their lines in
-metrics.jsonl are cut off and written again.
+One is due every `checkpoint.every` seconds (`Timetable`), and written in a thread while rounds go on
+(`Saver`). kill -9 loses the rounds since the last one. They are run again from the state they began with: the
+same seed draws the same questions, and their lines in metrics.jsonl are cut off and written again.
 """
 
 import contextlib
@@ -69,7 +69,8 @@ class RunState:
     last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
     updates: int = 0  # so far, as the pool counts them
     since: tuple[int, ...] = ()  # updates before each of the pool was generated, or heard
-    before: Mapping[int, int] = field(default_factory=dict)  # updates before each of the last rounds (`Pool.before`)
+    # Updates before each of the last rounds (`Pool.before`)
+    before: Mapping[int, int] = field(default_factory=dict)
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
     # Of the parts of a round:
@@ -98,7 +99,10 @@ _DAMAGE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionErr
 
 
 class Checkpoints:
-    """The checkpoints of one state folder. needs: the policy's files, without which one is not whole. most: bytes of the state folder."""
+    """The checkpoints of one state folder.
+
+    needs: the policy's files, without which one is not whole. most: bytes of the state folder.
+    """
 
     def __init__(self, folder: Path, needs: Collection[str] = (), most: int | None = None) -> None:
         self.folder, self._needs, self._most = folder, {"run.msgpack", *needs}, most
@@ -122,7 +126,9 @@ class Checkpoints:
             for name, content in itertools.chain(files, [("run.msgpack", _encoder.encode(state))]):
                 self._make_room(memoryview(content).nbytes)
                 written[name] = _write(partial / name, content)
-            _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode())
+            _write(
+                partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode()
+            )
             # One is there already where the same round comes again, after a resume from the one before it.
             durable.name_folder(partial, final, replacing=True)
         except OSError as error:
@@ -136,15 +142,19 @@ class Checkpoints:
         return final
 
     def require_room(self, size: int) -> None:
-        """Ask before there is anything to lose whether a checkpoint of `size` bytes would fit on the disk. DiskFull."""
+        """Ask before there is anything to lose whether a checkpoint of `size` bytes would fit on the disk.
+        DiskFull.
+        """
         there = self.folder if self.folder.is_dir() else self.folder.parent
         if (free := shutil.disk_usage(there).free) < size:
             raise DiskFull(
-                f"no room for a checkpoint in {self.folder}: it takes {size / 1e6:.0f} MB, and the disk has {free / 1e6:.0f} MB free. "
-                f"Free some space; {_what_is_saved(self.folder)}."
+                f"no room for a checkpoint in {self.folder}: it takes {size / 1e6:.0f} MB, and the disk has"
+                f" {free / 1e6:.0f} MB free. Free some space; {_what_is_saved(self.folder)}."
             )
 
-    def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
+    def newest(
+        self, take_up: Callable[[RunState, Path], None] | None = None
+    ) -> tuple[RunState, Path, list[str]] | None:
         """Return the newest whole checkpoint, its folder, and notes on skipped ones; None without any.
 
         A damaged one is set aside under another name, for inspection, once one before it is found. take_up:
@@ -166,7 +176,10 @@ class Checkpoints:
             return state, path, [_set_aside(*each) for each in damaged]
         if damaged:
             why = "; ".join(f"{path.name} is damaged ({error})" for path, error in damaged)
-            raise SwarmdError(f"no checkpoint in {self.folder} can be used: {why}. To start anew, give another folder with --state-dir.")
+            raise SwarmdError(
+                f"no checkpoint in {self.folder} can be used: {why}. To start anew, give another folder with"
+                " --state-dir."
+            )
         return None
 
     def _saved(self) -> Sequence[Path]:
@@ -174,20 +187,28 @@ class Checkpoints:
         return saved_in(self.folder)
 
     def _make_room(self, size: int) -> None:
-        """Where the state folder would become too large, keep the newest checkpoint alone. CheckpointRefused where that is not enough."""
+        """Where the state folder would become too large, keep the newest checkpoint alone.
+
+        CheckpointRefused where that is not enough.
+        """
         if self._most is None or folder_bytes(self.folder.parent) + size <= self._most:
             return
         for old in self._saved()[:-1]:
             shutil.rmtree(old, ignore_errors=True)
         if (wanted := folder_bytes(self.folder.parent) + size) > self._most:
             raise CheckpointRefused(
-                f"the state folder {self.folder.parent} would have {wanted / 1e9:.3g} GB, over limits.state, {self._most / 1e9:g} GB: two "
-                "checkpoints have to fit. Raise limits.state and join again, or move old logs and metrics.jsonl away"
+                f"the state folder {self.folder.parent} would have {wanted / 1e9:.3g} GB, over limits.state,"
+                f" {self._most / 1e9:g} GB: two checkpoints have to fit. Raise limits.state and join again,"
+                " or move old logs and metrics.jsonl away"
             )
 
     def _prune(self, keep: Path) -> None:
         others = [p for p in self._saved() if p != keep and p.name < keep.name]
-        for path in [*others[: -(KEPT - 1)], *self.folder.glob("partial-*"), *sorted(self.folder.glob("damaged-*"))[:-1]]:
+        for path in [
+            *others[: -(KEPT - 1)],
+            *self.folder.glob("partial-*"),
+            *sorted(self.folder.glob("damaged-*"))[:-1],
+        ]:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -203,10 +224,12 @@ def folder_bytes(folder: Path) -> int:
 
 @dataclass
 class Timetable:
-    """When the next checkpoint is due: after `every` seconds, or later, so that a day does not write more than `bytes_a_day`.
+    """When the next checkpoint is due.
 
-    A save that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next one waits the longer.
-    Times are seconds of one clock that only rises.
+    After `every` seconds, or later, so that a day does not write more than `bytes_a_day`.
+
+    A save that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next
+    one waits the longer. Times are seconds of one clock that only rises.
     """
 
     every: float
@@ -250,8 +273,13 @@ class Saver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Wait for the save under way. Its failure is raised by `settle` alone: an exception that skipped `settle` matters more."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the save under way.
+
+        Its failure is raised by `settle` alone: an exception that skipped `settle` matters more.
+        """
         self._thread.shutdown()
 
     def begin(self, state: RunState, files: Sequence[tuple[str, Content]]) -> None:
@@ -266,7 +294,9 @@ class Saver:
         return self._begun is not None and self._begun[1].done()
 
     def settle(self) -> None:
-        """Return when the save begun last is durable. Where it failed it is tried again, here and at each call.
+        """Return when the save begun last is durable.
+
+        Where it failed it is tried again, here and at each call.
 
         Raises DiskFull or CheckpointRefused where it fails again.
         """
@@ -301,11 +331,16 @@ def _write(path: Path, content: Content) -> dict[str, Any]:
 
 def saved_in(folder: Path) -> Sequence[Path]:
     """Return the folders of checkpoints, oldest first."""
-    return sorted(p for p in folder.glob("round-*") if p.name.removeprefix("round-").isdecimal() and p.is_dir())
+    return sorted(
+        p for p in folder.glob("round-*") if p.name.removeprefix("round-").isdecimal() and p.is_dir()
+    )
 
 
 def require_whole(folder: Path) -> None:
-    """SwarmdError or ValueError where a `checkpoints` folder does not hold checkpoints that are whole. It is left as it is."""
+    """SwarmdError or ValueError where a `checkpoints` folder does not hold checkpoints that are whole.
+
+    It is left as it is.
+    """
     for path in saved_in(folder):
         try:
             _verify(path, {"run.msgpack"})
@@ -334,7 +369,9 @@ def _check(state: RunState, folder: Path) -> None:
     if _name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
     of_each = (state.uses, state.last_uses, state.since)
-    if any(len(each) != len(state.pool) for each in of_each) or any(len(s.rewards) != len(s.rollout.completions) for s in state.pool):
+    if any(len(each) != len(state.pool) for each in of_each) or any(
+        len(s.rewards) != len(s.rollout.completions) for s in state.pool
+    ):
         raise ValueError("its pool does not fit together")
 
 
@@ -345,10 +382,18 @@ def _sha256(path: Path) -> str:
 
 def _what_is_saved(folder: Path) -> str:
     newest = saved_in(folder)[-1:]
-    return f"the last checkpoint, {newest[0].name}, is whole" if newest else "no checkpoint has been saved yet"
+    return (
+        f"the last checkpoint, {newest[0].name}, is whole" if newest else "no checkpoint has been saved yet"
+    )
 
 
 def _explained(error: OSError, folder: Path) -> SwarmdError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"no room for a checkpoint in {folder}: {error.strerror}. Free some space; {_what_is_saved(folder)}.")
-    return CheckpointRefused(f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and mode.")
+        return DiskFull(
+            f"no room for a checkpoint in {folder}: {error.strerror}. Free some space;"
+            f" {_what_is_saved(folder)}."
+        )
+    return CheckpointRefused(
+        f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and"
+        " mode."
+    )

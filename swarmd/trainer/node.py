@@ -31,23 +31,46 @@ from swarmd.types import Scored
 
 
 def build(
-    config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward, clock: Callable[[], float] = time.perf_counter
+    config: NodeConfig,
+    seed: int,
+    me: PeerId,
+    swarm: Swarm,
+    policy: Policy,
+    reward: Reward,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> RoundParts:
-    """Build what a round needs, from the configuration and the parts that hold resources. One seed, one run."""
+    """Build what a round needs, from the configuration and the parts that hold resources.
+
+    One seed, one run.
+    """
     remembering = policy if isinstance(policy, LogprobPolicy) else None
     sharing = Sharing(config.sharing, logprobs=remembering.logprobs if remembering else None)
     sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, swarm.author)
     pool, schedule, remember = Pool(config.round.max_age, author_of=swarm.author), ReplaySchedule(), None
     if config.replay.mode == "on":
         remember = remembering.logprobs if remembering else None
-        pool, schedule = _replay_pool(config, me, swarm, remembers=remember is not None), _replay_schedule(config.replay)
-        sampler = Replay(pool, schedule, config.replay.strategy, _batch_size(config), sampler, config.round.max_age, swarm.author)
+        pool, schedule = (
+            _replay_pool(config, me, swarm, remembers=remember is not None),
+            _replay_schedule(config.replay),
+        )
+        sampler = Replay(
+            pool,
+            schedule,
+            config.replay.strategy,
+            _batch_size(config),
+            sampler,
+            config.round.max_age,
+            swarm.author,
+        )
     fitting = Fitting(policy.unfit) if isinstance(policy, SelectivePolicy) else None
     gate = _gate(config.gate, remembering.parameters) if remembering and config.gate.mode != "off" else None
-    # The order in which what was drawn of others is filtered. What the model cannot be trained on has no probability to judge by.
+    # The order in which what was drawn of others is filtered. What the model cannot be trained on has no
+    # probability to judge by.
     filters: list[Filter] = [fitting] if fitting else []
     if gate and remembering:
-        filters.append(Gated(gate, remembering.logprobs, partial(pool.remember, logprobs=remember) if remember else None))
+        filters.append(
+            Gated(gate, remembering.logprobs, partial(pool.remember, logprobs=remember) if remember else None)
+        )
     return RoundParts(
         me=me,
         tasks=open_tasks(curriculum_of(config), reward, config.tasks.specialties),
@@ -72,7 +95,9 @@ def build(
     )
 
 
-def beside_generators(parts: RoundParts, generators: Answers, built: Callable[[Sequence[Scored]], object]) -> RoundParts:
+def beside_generators(
+    parts: RoundParts, generators: Answers, built: Callable[[Sequence[Scored]], object]
+) -> RoundParts:
     """Return the parts for rounds whose answers come from generators. built: told each batch."""
     return replace(parts, generators=generators, build_batch=replace(parts.build_batch, built=built))
 
@@ -85,8 +110,9 @@ def _batch_size(config: NodeConfig) -> int:
 def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: bool) -> Pool:
     """Build a pool that keeps our own too.
 
-    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only where the policy can remember
-    the log-probabilities of their first use; else as long as without replay: text taken as on-policy must be fresh.
+    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only
+    where the policy can remember the log-probabilities of their first use; else as long as without replay:
+    text taken as on-policy must be fresh.
     """
     replay, share = config.replay, config.round.external / max(1, config.round.local + config.round.external)
     limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
@@ -100,7 +126,9 @@ def _replay_schedule(replay: ReplayConfig) -> ReplaySchedule:
 
 def _gate(gate: GateConfig, parameters: int) -> Gate:
     """Build the gate, which acts on what it finds or only counts it."""
-    return Gate(gate.margin, answer_end, acts=gate.mode == "on" or (gate.mode == "auto" and parameters <= MEASURED_TO))
+    return Gate(
+        gate.margin, answer_end, acts=gate.mode == "on" or (gate.mode == "auto" and parameters <= MEASURED_TO)
+    )
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
@@ -127,7 +155,10 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
 
 
 def resume(checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy) -> tuple[int, list[str]]:
-    """Resume from the newest whole checkpoint: rounds behind it, and notes for the operator. (0, []) where there is none."""
+    """Resume from the newest whole checkpoint: rounds behind it, and notes for the operator.
+
+    (0, []) where there is none.
+    """
     found = checkpoints.newest(partial(_restore, parts, policy))
     if found is None:
         return 0, []
@@ -136,7 +167,10 @@ def resume(checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy) 
 
 
 def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
-    """Restore the parts. Where this raises, the node is half restored, until an older checkpoint restores it whole."""
+    """Restore the parts.
+
+    Where this raises, the node is half restored, until an older checkpoint restores it whole.
+    """
     try:
         policy.restore(folder)
     except CheckpointDamaged as error:

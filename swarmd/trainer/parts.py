@@ -18,7 +18,10 @@ from swarmd.types import Scored, Tokens
 
 @dataclass(frozen=True)
 class RoundParts:
-    """Everything that `round.run_round` needs. The parts have states of their own; which part is where never changes."""
+    """Everything that `round.run_round` needs.
+
+    The parts have states of their own; which part is where never changes.
+    """
 
     me: PeerId
     tasks: TaskSource
@@ -37,8 +40,11 @@ class RoundParts:
     trains: bool = True  # False: a frozen policy that answers and shares
     sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
     useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
-    schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
-    remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
+    # Updates a round; one, unless replay is on
+    schedule: ReplaySchedule = field(default_factory=ReplaySchedule)
+    # Log-probabilities of first use, for what replay reuses
+    remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
     fitting: Fitting | None = None  # of the batch's filters: what our model can be trained on; None: all
-    gate: Gate | None = None  # of the batch's filters: what may be trained on; None: all that has an advantage
+    # Of the batch's filters: what may be trained on; None: all that has an advantage
+    gate: Gate | None = None
     generators: Answers | None = None  # None: a round generates its own answers

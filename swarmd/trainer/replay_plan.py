@@ -23,15 +23,27 @@ from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
 
 WARM_UP: Final = 1  # rounds
-# What no node knows of its model beforehand. At mu = 6 these give N = 8 R and five trained for one generated: close to what saved
-# rollouts on the tiny model (N = 8 R, four; docs/LOG.md).
+# What no node knows of its model beforehand. At mu = 6 these give N = 8 R and five trained for one generated:
+# close to what saved rollouts on the tiny model (N = 8 R, four; docs/LOG.md).
 RHO: Final = 0.1
 ALPHA: Final = 0.15
 ASSUMPTIONS: Final = (
-    "mu is of this machine, this model and these lengths, with the verifier not counted; it changes with each",
-    "every completion of the measured updates has a gradient: rollouts answered alike cost less to train on, which raises a node's own mu",
-    "the variance of a rollout's gradient grows with its age as age^(2 alpha), and two uses of one correlate by rho: guesses, not measured",
-    "the theorem is about plain stochastic gradient descent on a loss it can bound; it says nothing of pass@8, which reuse lowered on tiny",
+    (
+        "mu is of this machine, this model and these lengths, with the verifier not counted; it changes with"
+        " each"
+    ),
+    (
+        "every completion of the measured updates has a gradient: rollouts answered alike cost less to train"
+        " on, which raises a node's own mu"
+    ),
+    (
+        "the variance of a rollout's gradient grows with its age as age^(2 alpha), and two uses of one"
+        " correlate by rho: guesses, not measured"
+    ),
+    (
+        "the theorem is about plain stochastic gradient descent on a loss it can bound; it says nothing of"
+        " pass@8, which reuse lowered on tiny"
+    ),
 )
 
 
@@ -65,14 +77,22 @@ class ReplayPlan:
 
 
 def measure(
-    policy: Policy, tasks: TaskSource, questions: int, completions: int, rounds: int, seed: int, clock: Callable[[], float]
+    policy: Policy,
+    tasks: TaskSource,
+    questions: int,
+    completions: int,
+    rounds: int,
+    seed: int,
+    clock: Callable[[], float],
 ) -> Measured:
     """Measure rounds of generating and training.
 
     Rewards alternate, so that every completion has a gradient.
     """
     rng = random.Random(seed)
-    pairs = [_one_round(policy, tasks, questions, completions, rng, clock) for _ in range(WARM_UP + rounds)][WARM_UP:]
+    pairs = [_one_round(policy, tasks, questions, completions, rng, clock) for _ in range(WARM_UP + rounds)][
+        WARM_UP:
+    ]
     ratios = [generate / train for generate, train in pairs]
     return Measured(
         statistics.median(generate for generate, _ in pairs),
@@ -85,7 +105,12 @@ def measure(
 
 
 def _one_round(
-    policy: Policy, tasks: TaskSource, questions: int, completions: int, rng: random.Random, clock: Callable[[], float]
+    policy: Policy,
+    tasks: TaskSource,
+    questions: int,
+    completions: int,
+    rng: random.Random,
+    clock: Callable[[], float],
 ) -> tuple[float, float]:
     drawn = tasks.draw(questions, rng)
     begun = clock()
@@ -130,14 +155,23 @@ def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: floa
 
 
 def plan_replay(
-    config: NodeConfig, rounds: int, rho: float, alpha: float, report: Callable[[Download], None] = lambda _: None
+    config: NodeConfig,
+    rounds: int,
+    rho: float,
+    alpha: float,
+    report: Callable[[Download], None] = lambda _: None,
 ) -> ReplayPlan:
-    """Load the configured model, measure, plan. Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable."""
+    """Load the configured model, measure, plan.
+
+    Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable.
+    """
     policy = LanguagePolicy.open(config, seed=0, report=report)
     new = max(1, config.round.local)
     curriculum = curriculum_of(config)
     with closing(Verifier(curriculum)) as maker:
-        measured = measure(policy, open_tasks(curriculum, maker), new, config.round.completions, rounds, 0, time.perf_counter)
+        measured = measure(
+            policy, open_tasks(curriculum, maker), new, config.round.completions, rounds, 0, time.perf_counter
+        )
     return plan(measured, new, config.replay.batch or new + config.round.external, rho, alpha)
 
 
@@ -146,13 +180,29 @@ def document(made: ReplayPlan) -> dict[str, Any]:
     m = made.measured
     return {
         "schema": 1,
-        "measured": {"mu": m.mu, "low": m.low, "high": m.high, "rounds": m.rounds, "seconds": {"generate": m.generate, "train": m.train}},
+        "measured": {
+            "mu": m.mu,
+            "low": m.low,
+            "high": m.high,
+            "rounds": m.rounds,
+            "seconds": {"generate": m.generate, "train": m.train},
+        },
         "assumed": {"rho": made.rho, "alpha": made.alpha},
         "assumptions": list(ASSUMPTIONS),
         "pays": made.pays,
         "pays_from": PAYS_FROM,
-        "theorem": {"kept_per_new": made.theorem.kept, "trained_per_new": made.theorem.trained, "cost": made.same_progress},
-        "plan": {"R": made.new, "N": made.size, "B": made.batch * made.updates, "updates_per_round": made.updates, "batch": made.batch},
+        "theorem": {
+            "kept_per_new": made.theorem.kept,
+            "trained_per_new": made.theorem.trained,
+            "cost": made.same_progress,
+        },
+        "plan": {
+            "R": made.new,
+            "N": made.size,
+            "B": made.batch * made.updates,
+            "updates_per_round": made.updates,
+            "batch": made.batch,
+        },
         "gamma": made.gamma,
     }
 
@@ -162,14 +212,21 @@ def lines(made: ReplayPlan) -> Sequence[str]:
     m = made.measured
     updates = f"{made.updates} update{'s' if made.updates > 1 else ''} of {made.batch}"
     head = [
-        f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms: mu = {m.mu:.2f} "
-        f"({m.low:.2f} to {m.high:.2f} over {m.rounds} rounds)",
+        (
+            f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms:"
+            f" mu = {m.mu:.2f} ({m.low:.2f} to {m.high:.2f} over {m.rounds} rounds)"
+        ),
     ]
     if made.pays:
         verdict = [
-            f"Replay can pay here. Theorem 3.5: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round ({updates}).",
-            f"A round then costs {made.gamma:.2f} of one that generates all it trains on (gamma); "
-            f"the theorem expects {made.same_progress:.2f} of the cost to the same point.",
+            (
+                f"Replay can pay here. Theorem 3.5: N = {made.size}, R = {made.new}, B ="
+                f" {made.batch * made.updates} a round ({updates})."
+            ),
+            (
+                f"A round then costs {made.gamma:.2f} of one that generates all it trains on (gamma); "
+                f"the theorem expects {made.same_progress:.2f} of the cost to the same point."
+            ),
             "To use it:",
             "",
             "    [replay]",
@@ -182,13 +239,30 @@ def lines(made: ReplayPlan) -> Sequence[str]:
             "    [train]",
             "    importance_cap = 2.0",
             "",
-            "The last two as in the runs in which reuse was found to save (docs/performance.md): weights in place of the clip let old",
-            "rollouts teach longer, and the policy then drifts further from them than the default limit allows.",
+            (
+                "The last two as in the runs in which reuse was found to save (docs/performance.md): weights"
+                " in place of the clip let old"
+            ),
+            (
+                "rollouts teach longer, and the policy then drifts further from them than the default limit"
+                " allows."
+            ),
         ]
     else:
         verdict = [
-            f"Replay cannot pay here: mu is below {PAYS_FROM:g}, so what is generated anew costs too little to be worth reusing. "
-            "Leave replay.mode off.",
-            f"Theorem 3.5 alone would say: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round ({updates}).",
+            (
+                f"Replay cannot pay here: mu is below {PAYS_FROM:g}, so what is generated anew costs too"
+                " little to be worth reusing. Leave replay.mode off."
+            ),
+            (
+                f"Theorem 3.5 alone would say: N = {made.size}, R = {made.new}, B ="
+                f" {made.batch * made.updates} a round ({updates})."
+            ),
         ]
-    return [*head, *verdict, "", f"Assumed: rho = {made.rho:g}, alpha = {made.alpha:g}.", *(f"- {one}" for one in ASSUMPTIONS)]
+    return [
+        *head,
+        *verdict,
+        "",
+        f"Assumed: rho = {made.rho:g}, alpha = {made.alpha:g}.",
+        *(f"- {one}" for one in ASSUMPTIONS),
+    ]

@@ -27,7 +27,8 @@ def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
         return updates[0] if updates else UpdateReport()
     figures: dict[str, Any] = {}
     for name in (f.name for f in fields(UpdateReport)):
-        there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]  # not every update measures all
+        # Not every update measures all
+        there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]
         if not there:
             continue
         values, weights = zip(*there, strict=True)
@@ -39,20 +40,33 @@ def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
 
 
 def report_of(
-    t: int, parts: RoundParts, seconds: dict[str, float], local: list[Scored], theirs: list[Scored], fresh: int,
-    steps: Sequence[Step], whole: UpdateReport, resting: int, rejected: Counter[str],
-) -> RoundReport:  # fmt: skip
+    t: int,
+    parts: RoundParts,
+    seconds: dict[str, float],
+    local: list[Scored],
+    theirs: list[Scored],
+    fresh: int,
+    steps: Sequence[Step],
+    whole: UpdateReport,
+    resting: int,
+    rejected: Counter[str],
+) -> RoundReport:
     """Return the report of a round.
 
-    theirs: others' rollouts that were scored; fresh: how many of them were new in the pool. whole: the steps as one. resting: rounds for
-    which the schedule had reuse rest when the round began.
+    theirs: others' rollouts that were scored; fresh: how many of them were new in the pool. whole: the steps
+    as one. resting: rounds for which the schedule had reuse rest when the round began.
     """
     batch = [s for step in steps for s in step.batch]
     external = [s for s in batch if s.rollout.author != parts.me]
     before = [kept for step in steps for kept in step.before]
     staleness = [t - kept.scored.round for kept in before]
     # Step i of this round is update `began` + i.
-    idle = [parts.pool.began + i - kept.last_use for i, step in enumerate(steps, 1) for kept in step.before if kept.uses]
+    idle = [
+        parts.pool.began + i - kept.last_use
+        for i, step in enumerate(steps, 1)
+        for kept in step.before
+        if kept.uses
+    ]
     off_policy = [parts.pool.began + i - kept.since for i, step in enumerate(steps) for kept in step.before]
     rewards = [r for s in local for r in s.rewards]
     return RoundReport(
@@ -73,7 +87,9 @@ def report_of(
         staleness_max=max(staleness, default=0),
         replays_mean=_mean([kept.uses for kept in before]) or 0.0,
         external_authors=tuple(s.rollout.author for s in external),
-        first_used=tuple(author for kept in before if not kept.uses and (author := kept.scored.rollout.author) != parts.me),
+        first_used=tuple(
+            author for kept in before if not kept.uses and (author := kept.scored.rollout.author) != parts.me
+        ),
         updates=len(steps),
         since_use_mean=_mean(idle),
         resting=resting,

@@ -14,8 +14,11 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.report import Step, merged, report_of
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, UpdateReport
 
-SCORED_PER_ROUND = 256  # external rollouts; the newest that the caps allow. bounds what many authors can cost us
-SCORED_OF_ONE = 2  # times as many completions as we ask ourselves for are scored of an external rollout; half of them may be trained on
+# External rollouts; the newest that the caps allow. bounds what many authors can cost us
+SCORED_PER_ROUND = 256
+# Times as many completions as we ask ourselves for are scored of an external rollout; half of them may be
+# trained on
+SCORED_OF_ONE = 2
 
 
 def run_round(t: int, parts: RoundParts) -> RoundReport:
@@ -24,12 +27,14 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     local = _own(t, parts, watch)  # B^n; R^n(q), q in B^n
 
     with watch("share"):
-        # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for their rewards are the same.
+        # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for
+        # their rewards are the same.
         parts.swarm.share([s.rollout for s in parts.sharing.to_share(local, parts.batch_rng)], t)
     with watch("collect"):
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
-        theirs = _score_others(t, parts, received) if parts.external and parts.trains else []  # rewards are ours, never the author's
+        # Rewards are ours, never the author's
+        theirs = _score_others(t, parts, received) if parts.external and parts.trains else []
     parts.sharing.saw(local, theirs, t)
     parts.pool.forget(t)
     earned = useful(theirs, [*parts.pool, *local])
@@ -48,7 +53,10 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
 
 
 def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
-    """Our own rollouts, scored. With `resample` further ones are asked in place of those without an advantage (DAPO, arXiv 2503.14476)."""
+    """Our own rollouts, scored.
+
+    With `resample` further ones are asked in place of those without an advantage (DAPO, arXiv 2503.14476).
+    """
     local: list[Scored] = []
     for again in range(1 if parts.generators else 1 + parts.resample):
         missing = parts.questions - sum(s.informative for s in local)
@@ -60,8 +68,13 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
     return local
 
 
-def _answered(parts: RoundParts, watch: "_Stopwatch", questions: int) -> tuple[Sequence[Task], Sequence[Generation]]:
-    """Our own questions, asked and answered now; or those that generators beside the rounds have finished since."""
+def _answered(
+    parts: RoundParts, watch: "_Stopwatch", questions: int
+) -> tuple[Sequence[Task], Sequence[Generation]]:
+    """Our own questions, asked and answered now.
+
+    Or those that generators beside the rounds have finished since.
+    """
     if parts.generators is None:
         tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
@@ -77,13 +90,20 @@ def _step(parts: RoundParts, watch: "_Stopwatch", local: Sequence[Scored]) -> St
     with watch("train"):
         if parts.remember is not None:
             batch = parts.pool.remember(batch, parts.remember)
-        # The policy gradient on T^n. The loss and `weigh` together say which of it has one (`experience.advantages`).
-        update = parts.policy.update(batch, parts.sharing.weighing(batch, parts.me)) if batch else UpdateReport()
+        # The policy gradient on T^n. The loss and `weigh` together say which of it has one
+        # (`experience.advantages`).
+        update = (
+            parts.policy.update(batch, parts.sharing.weighing(batch, parts.me)) if batch else UpdateReport()
+        )
     return Step(batch, before, update)
 
 
-def _score_own(t: int, parts: RoundParts, tasks: Sequence[Task], answers: Sequence[Generation]) -> list[Scored]:
-    rewards = parts.reward([(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)])
+def _score_own(
+    t: int, parts: RoundParts, tasks: Sequence[Task], answers: Sequence[Generation]
+) -> list[Scored]:
+    rewards = parts.reward(
+        [(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)]
+    )
     return [
         Scored(Rollout(task.ref, answer.completions, parts.me), task.question, r, t, answer.tokens)
         for task, answer, r in zip(tasks, answers, rewards, strict=True)
@@ -92,15 +112,26 @@ def _score_own(t: int, parts: RoundParts, tasks: Sequence[Task], answers: Sequen
 
 def _score_others(t: int, parts: RoundParts, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves."""
-    new = [r for r in rollouts if (r.author, r.ref) not in parts.pool and not too_old(r.heard, t, parts.pool.max_age)]
+    new = [
+        r
+        for r in rollouts
+        if (r.author, r.ref) not in parts.pool and not too_old(r.heard, t, parts.pool.max_age)
+    ]
     if len(new) > SCORED_PER_ROUND:  # under caps, or a crowd's would be all that we look at
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: parts.swarm.author(new[i].author), parts.batch_rng)
         new = [new[i] for i in sorted(chosen)]
     tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
-    known = [(_scored_part(parts, rollout), task) for rollout, task in tasks if task is not None and parts.tasks.trains_on(task)]
+    known = [
+        (_scored_part(parts, rollout), task)
+        for rollout, task in tasks
+        if task is not None and parts.tasks.trains_on(task)
+    ]
     rewards = parts.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
-    scored = [Scored(rollout, task.question, r, heard_in(rollout.heard, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
+    scored = [
+        Scored(rollout, task.question, r, heard_in(rollout.heard, t))
+        for (rollout, task), r in zip(known, rewards, strict=True)
+    ]
     return [parts.sharing.judged(_trained_part(parts, s)) for s in scored]
 
 
@@ -108,7 +139,9 @@ def _scored_part(parts: RoundParts, rollout: Rollout) -> Rollout:
     """Draw at most SCORED_OF_ONE times as many completions as ours have; more are not worth scoring."""
     if len(rollout.completions) <= parts.completions:
         return rollout
-    return replace(rollout, completions=shuffled(rollout.completions, parts.me)[: SCORED_OF_ONE * parts.completions])
+    return replace(
+        rollout, completions=shuffled(rollout.completions, parts.me)[: SCORED_OF_ONE * parts.completions]
+    )
 
 
 def _trained_part(parts: RoundParts, scored: Scored) -> Scored:

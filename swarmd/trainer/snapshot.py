@@ -1,7 +1,10 @@
-"""A read-only snapshot of a run, taken without its lock: the newest whole checkpoint and the metrics of its rounds.
+"""A read-only snapshot of a run, taken without its lock.
 
-A node may be training in the folder meanwhile, and removes a checkpoint once there are two newer ones. So whatever is wanted of one is
-read whole and compared with its manifest; where it went away in between, the newest is looked for again.
+The newest whole checkpoint and the metrics of its rounds.
+
+A node may be training in the folder meanwhile, and removes a checkpoint once there are two newer ones. So
+whatever is wanted of one is read whole and compared with its manifest; where it went away in between, the
+newest is looked for again.
 """
 
 import hashlib
@@ -21,7 +24,10 @@ _TRIES: Final = 5  # each needs the node to have saved twice while one was being
 
 
 class NothingSaved(SwarmdError):
-    """The state folder holds no checkpoint. Let `swarmd join` run there for a minute, or name the folder with --state-dir."""
+    """The state folder holds no checkpoint.
+
+    Let `swarmd join` run there for a minute, or name the folder with --state-dir.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,19 @@ class Snapshot:
 
 
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
-    """names: of files in the checkpoint. NothingSaved where there is none; SwarmdError where none is whole."""
+    """names: of files in the checkpoint.
+
+    NothingSaved where there is none; SwarmdError where none is whole.
+    """
 
     def read(folder: Path) -> Snapshot:
         files = {name: _read(folder, name) for name in names}
         behind = int(folder.name.removeprefix("round-"))
-        return Snapshot(behind, files, [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind])
+        return Snapshot(
+            behind,
+            files,
+            [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind],
+        )
 
     return newest_of(state_dir, read)
 
@@ -53,14 +66,19 @@ def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
         folders = saved_in(state_dir / "checkpoints")[::-1]
         if not folders:
             raise NothingSaved(
-                f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the folder with --state-dir."
+                f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the"
+                " folder with --state-dir."
             )
         for folder in folders:
             try:
                 return read(folder)
-            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # removed meanwhile, damaged, or of another version
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                # Removed meanwhile, damaged, or of another version
                 notes.append(f"{folder.name}: {error}")
-    raise SwarmdError(f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore the folder.")
+    raise SwarmdError(
+        f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore"
+        " the folder."
+    )
 
 
 def _read(folder: Path, name: str) -> bytes:

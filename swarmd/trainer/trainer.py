@@ -31,7 +31,14 @@ from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer_link import TrainerLink
-from swarmd.trainer.workers import WorkerGroup, check_workers, for_trainer, free_for_trainer, is_apart, open_workers
+from swarmd.trainer.workers import (
+    WorkerGroup,
+    check_workers,
+    for_trainer,
+    free_for_trainer,
+    is_apart,
+    open_workers,
+)
 from swarmd.types import RoundReport
 
 log = logging.getLogger(__name__)
@@ -39,7 +46,9 @@ log = logging.getLogger(__name__)
 RETRY_FULL_DISK = 10.0  # seconds
 LONGEST_WAIT = 60.0  # seconds in a wait that the daemon can end at any moment
 POLL = 0.1  # seconds between two looks at the daemon's messages, while waiting for generators
-COPIED = 2**28  # bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before it
+# Bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before
+# it
+COPIED = 2**28
 
 
 @dataclass
@@ -67,10 +76,15 @@ class Trainer:
     waited: float = 0.0  # seconds for their rollouts, since the last round
 
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
-        """Round after round, until the limit is reached or the daemon says stop; then save and leave. after_first: called after one."""
+        """Round after round, until the limit is reached or the daemon says stop; then save and leave.
+
+        after_first: called after one.
+        """
         limit, begun_at = self.config.round.rounds, self.round
         self._write_when_room(partial(self.checkpoints.require_room, self._checkpoint_bytes()))
-        self.link.tell(link.TrainerState("training", "the first round since the start", "wait: it is often the longest"))
+        self.link.tell(
+            link.TrainerState("training", "the first round since the start", "wait: it is often the longest")
+        )
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
                 self._pause()
@@ -87,7 +101,10 @@ class Trainer:
         self.link.tell(link.Stopped(self.round))
 
     def _checkpoint_bytes(self) -> int:
-        """About how large the first checkpoint will be: before the first update there are weights, and no moments of them."""
+        """About how large the first checkpoint will be.
+
+        Before the first update there are weights, and no moments of them.
+        """
         moments = 1 if self.config.train.optimizer == "adamw8bit" else 2
         return self.policy.state_bytes * (1 + moments if self.round == 0 else 1)
 
@@ -98,8 +115,9 @@ class Trainer:
         self.round += 1
         if (guard := self.parts.schedule.state).rests > rested:
             log.warning(
-                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction above %g or drift above %g): "
-                "one update a round for %d rounds. If it comes again, lower replay.updates_per_round or train.learning_rate.",
+                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction"
+                " above %g or drift above %g): one update a round for %d rounds. If it comes again, lower"
+                " replay.updates_per_round or train.learning_rate.",
                 self.parts.schedule.limit,
                 self.parts.schedule.drift_limit,
                 guard.resting,
@@ -120,25 +138,34 @@ class Trainer:
         )
         line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0
-        # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again. None is missing or double.
+        # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again.
+        # None is missing or double.
         self._write_when_room(partial(self.metrics.append, line))
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
         affordable = self.timetable.affordable(time.monotonic())
         shared = self.exchange.shared - shared
         used, lead = report.first_used, self.parts.sharing.lead
-        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, used, lead))
+        self.link.tell(
+            link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, used, lead)
+        )
 
     def _supplied(self) -> bool:
-        """Whether there is something to train on. Waits a moment for generators beside us where there is not, or not enough.
+        """Whether there is something to train on.
 
-        With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets reuse rest, a round has as
-        many rollouts of our own as in one process.
+        Waits a moment for generators beside us where there is not, or not enough.
+
+        With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets
+        reuse rest, a round has as many rollouts of our own as in one process.
         """
         if self.config.round.local == 0:
             return self._others_are_here()
         if self.workers is None:
             return True
-        reuse = self.config.replay.mode == "on" and not self.parts.schedule.resting and any(s.informative for s in self.parts.pool)
+        reuse = (
+            self.config.replay.mode == "on"
+            and not self.parts.schedule.resting
+            and any(s.informative for s in self.parts.pool)
+        )
         begun = time.monotonic()
         there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL)
         self.waited += time.monotonic() - begun
@@ -147,7 +174,10 @@ class Trainer:
         return there
 
     def _others_are_here(self) -> bool:
-        """Whether others' rollouts can make a round, where we ask nothing ourselves. Waits for them where they cannot."""
+        """Whether others' rollouts can make a round, where we ask nothing ourselves.
+
+        Waits for them where they cannot.
+        """
         self.parts.pool.forget(self.round + 1)
         if self.link.waiting or any(scored.informative for scored in self.parts.pool.snapshot()):
             if self.starved:
@@ -168,7 +198,9 @@ class Trainer:
 
     def _until_save(self, seconds: float) -> float:
         """Return how long the loop may wait: `seconds`, or less where a checkpoint is due before."""
-        return min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
+        return (
+            min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
+        )
 
     def _let_generators(self, rest: bool) -> None:
         if self.workers is not None:
@@ -185,7 +217,8 @@ class Trainer:
     def _save(self) -> None:
         """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
         begun = time.perf_counter()
-        self._write_when_room(self.metrics.sync)  # no round of a checkpoint is without its line, power cuts included
+        # No round of a checkpoint is without its line, power cuts included
+        self._write_when_room(self.metrics.sync)
         state = run_state(self.round, self.seed, self.parts)
         if self.policy.state_bytes <= COPIED:
             self._write_when_room(partial(self.saver.begin, state, tuple(self.policy.files())))
@@ -229,8 +262,13 @@ class Trainer:
                 if self.link.stopping:
                     raise
                 log.warning("%s", error)
-                self.link.tell(link.TrainerState("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
-                # Questions stay unanswered: one is answered only after a save, and would end each wait at once.
+                self.link.tell(
+                    link.TrainerState(
+                        "paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"
+                    )
+                )
+                # Questions stay unanswered: one is answered only after a save, and would end each wait at
+                # once.
                 self.link.wait(RETRY_FULL_DISK, questions=False)
             else:
                 if attempt:
@@ -282,7 +320,9 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         behind, notes = resume(checkpoints, parts, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.TrainerReady(dict(policy.description), behind, [*notes, *metrics.notes]))
-        timetable = Timetable(config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic())
+        timetable = Timetable(
+            config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
+        )
         policy.rest_with(daemon.rest)
         with _open_workers(config, policy, start.seed, state_dir, parts) as workers:
             if workers is not None:
@@ -308,15 +348,18 @@ def _open_workers(
     if not is_apart(config):
         yield None
         return
-    with open_workers(config, policy, seed, state_dir, partial(parts.tasks.draw, rng=parts.task_rng)) as workers:
+    with open_workers(
+        config, policy, seed, state_dir, partial(parts.tasks.draw, rng=parts.task_rng)
+    ) as workers:
         yield workers
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
     """Say that checkpoints come less often than configured, why, and what to change."""
     return (
-        f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.0f} min, not every {limits.every:g} s, so that a day "
-        f"writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what came since. Raise checkpoint.gigabytes_a_day to save more often."
+        f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.0f} min, not every"
+        f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what"
+        " came since. Raise checkpoint.gigabytes_a_day to save more often."
     )
 
 
@@ -330,10 +373,12 @@ def with_waiting(report: RoundReport, waited: float) -> RoundReport:
 
 
 def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple[float | None, float | None]:
-    """mu and gamma of one round (section 2 of the replay paper; `experience/replay_theory.py`); None where the round cannot tell.
+    """mu and gamma of one round (section 2 of the replay paper; `experience/replay_theory.py`).
 
-    What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they cost nothing, here as there.
-    generating: seconds that a rollout took, where that was beside the round.
+    None where the round cannot tell.
+
+    What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they
+    cost nothing, here as there. generating: seconds that a rollout took, where that was beside the round.
     """
     trained, train = report.local + report.external, report.seconds["train"]
     generate = report.seconds["generate"] if generating is None else generating * report.generated

@@ -13,7 +13,10 @@ from swarmd import link
 
 
 class TrainerLink:
-    """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop. Two threads move the bytes."""
+    """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop.
+
+    Two threads move the bytes.
+    """
 
     def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
         self._socket, self._on_eof = sock, on_eof
@@ -79,10 +82,18 @@ class TrainerLink:
             return len(self._bodies)
 
     def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
-        """Until the time is over, or there is what matters to the loop: a stop; with `questions` one, or a pause; with `envelopes` one."""
+        """Until the time is over, or there is what matters to the loop.
+
+        A stop; with `questions` one, or a pause; with `envelopes` one.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.stopping or (questions and (self.paused or self._questions)) or (envelopes and self.waiting), seconds
+                lambda: (
+                    self.stopping
+                    or (questions and (self.paused or self._questions))
+                    or (envelopes and self.waiting)
+                ),
+                seconds,
             )
 
     @property
@@ -94,20 +105,30 @@ class TrainerLink:
         return self.pause is not None and not self.stopping
 
     def rest_along(self, on_rest: Callable[[bool], None]) -> None:
-        """Workers beside the loop rest with it. on_rest: told now, and from now on by the reading thread, whether to rest."""
+        """Workers beside the loop rest with it.
+
+        on_rest: told now, and from now on by the reading thread, whether to rest.
+        """
         with self._changed:  # so that nothing is said in between
             self._on_rest = on_rest
             on_rest(self.must_rest)
 
     def rest(self) -> None:
-        """Wait while the node is paused, or over its share of the CPU, unless it stops. Called by whoever computes, between two steps."""
+        """Wait while the node is paused, or over its share of the CPU, unless it stops.
+
+        Called by whoever computes, between two steps.
+        """
         if not self.must_rest:
             return
         begun, said = time.monotonic(), link.TrainerState("training")
         with self._changed:
             while self.must_rest or said.state == "paused":
                 pause = self.pause if self.paused and not self.stopping else None
-                now = link.TrainerState("paused", pause.cause, pause.remedy) if pause else link.TrainerState("training")
+                now = (
+                    link.TrainerState("paused", pause.cause, pause.remedy)
+                    if pause
+                    else link.TrainerState("training")
+                )
                 if now != said:
                     self.tell(now)
                     said = now

@@ -1,8 +1,10 @@
 """`[workers]`: starts and joins the generator processes and further trainers.
 
-The trainer stays what it was: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank 0 of the trainers.
+The trainer stays what it was: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank
+0 of the trainers.
 
-    generators   answer questions without pause and take new weights between two tokens (policy/parallel/weight_sync.py)
+    generators   answer questions without pause and take new weights between two tokens
+    (policy/parallel/weight_sync.py)
     trainers     compute shares of every update (policy/parallel/data_parallel.py)
 """
 
@@ -32,8 +34,11 @@ from swarmd.workers.messages import Begin
 from swarmd.workers.question_queue import QuestionQueue
 from swarmd.workers.worker_process import WorkerProcess
 
-AHEAD: Final = 2  # rounds' questions that a generator has in hand: those it answers and those it turns to next
-STORED: Final = 1024  # rollouts that may wait for a trainer that replays; one that does not has one round's waiting beside those in work
+# Rounds' questions that a generator has in hand: those it answers and those it turns to next
+AHEAD: Final = 2
+# Rollouts that may wait for a trainer that replays; one that does not has one round's waiting beside those in
+# work
+STORED: Final = 1024
 RATE_OVER: Final = 32  # rounds that tokens per second are taken over
 PER_CORE: Final = 4  # processes; more only wait for each other
 
@@ -48,21 +53,25 @@ def check_workers(config: NodeConfig) -> None:
     workers, device = config.workers, device_of(config.model)
     if config.round.local == 0:
         raise ConfigError(
-            "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set round.local to 1 or more, or leave the "
-            "section [workers] out."
+            "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set"
+            " round.local to 1 or more, or leave the section [workers] out."
         )
     if workers.trainers > 1 and device == "mps":
-        raise ConfigError("workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or model.device to 'cpu'.")
+        raise ConfigError(
+            "workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or"
+            " model.device to 'cpu'."
+        )
     if device == "cuda" and workers.trainers > count_devices():
         raise ConfigError(
-            f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are {count_devices()}. Set it to "
-            "that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
+            f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are"
+            f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
         )
     processes, cores = workers.generators + workers.trainers, os.cpu_count() or 1
     if device == "cpu" and processes > PER_CORE * cores:
         raise ConfigError(
-            f"workers: {workers.generators} generators and {workers.trainers} trainers are {processes} processes on {cores} cores. "
-            f"Set the two to {cores} together, or to {PER_CORE * cores} at the very most."
+            f"workers: {workers.generators} generators and {workers.trainers} trainers are"
+            f" {processes} processes on {cores} cores. Set the two to {cores} together, or to"
+            f" {PER_CORE * cores} at the very most."
         )
 
 
@@ -72,7 +81,9 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
     It answers only the judge's questions, so the built-in engine will do.
     """
     train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
-    return config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train})
+    return config.model_copy(
+        update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train}
+    )
 
 
 def for_generator(config: NodeConfig) -> NodeConfig:
@@ -83,7 +94,9 @@ def for_generator(config: NodeConfig) -> NodeConfig:
 
 @dataclass
 class LagMeter:
-    """Notes how many updates lie between the weights that our own tokens of a batch were drawn from and those they train."""
+    """Notes how many updates lie between the weights that our own tokens of a batch were drawn from and those
+    they train.
+    """
 
     version: Callable[[], int]
     _means: list[float] = field(default_factory=list)
@@ -109,7 +122,8 @@ class WorkerGroup:
     handover: WeightWriter
     lag: LagMeter
     _size: tuple[int, int]  # generators, trainers
-    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))  # tokens generated, and when
+    # Tokens generated, and when
+    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))
 
     def report(self, now: float) -> WorkersReport:
         """Return the workers' part of the round's line of metrics.jsonl. now: seconds, any epoch."""
@@ -144,15 +158,23 @@ class WorkerGroup:
 
 @contextmanager
 def open_workers(
-    config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, draw: Callable[[int], Sequence[Task]]
+    config: NodeConfig,
+    policy: LanguagePolicy,
+    seed: int,
+    state_dir: Path,
+    draw: Callable[[int], Sequence[Task]],
 ) -> Iterator[WorkerGroup]:
-    """Start all workers; from here on `policy.update` is a step of all trainers. policy: resumed. draw: draws tasks, from any thread."""
+    """Start all workers; from here on `policy.update` is a step of all trainers.
+
+    policy: resumed. draw: draws tasks, from any thread.
+    """
     workers, asked = config.workers, config.round.local
     settled = _settled(config, policy.description)
     replay = config.replay.mode == "on"
     with ExitStack() as stack:
         size = sum(w.nbytes for w in policy.trained.values())
-        folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)  # weights, and two moments
+        # Weights, and two moments
+        folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         handover = WeightWriter(folder)
 
@@ -162,12 +184,17 @@ def open_workers(
 
         def start_generator(number: int, life: int) -> WorkerProcess:
             drawn = random.Random(f"{seed} generator {number} {life} {policy.version}").getrandbits(62)
-            return start("swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number)
+            return start(
+                "swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number
+            )
 
         trainers = None
         if workers.trainers > 1:
             trainers = Trainers(
-                workers.trainers, policy, lambda rank: start("swarmd.policy.parallel.rank", for_trainer(settled), seed, rank), folder
+                workers.trainers,
+                policy,
+                lambda rank: start("swarmd.policy.parallel.rank", for_trainer(settled), seed, rank),
+                folder,
             )
             stack.enter_context(trainers)
 
@@ -180,7 +207,9 @@ def open_workers(
         policy.train_with(step)
         enough = (workers.generators + 1) * asked
         flow = QuestionQueue(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
-        generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
+        generators = stack.enter_context(
+            Generators(workers.generators, start_generator, flow, lambda: None if replay else asked)
+        )
         lag = LagMeter(lambda: policy.version)
         yield WorkerGroup(generators, trainers, handover, lag, (workers.generators, workers.trainers))
 
@@ -195,7 +224,11 @@ def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
 
     So all workers load the same model.
     """
-    found = {"device": description["device"].partition(":")[0], "dtype": description["dtype"], "revision": description["revision"]}
+    found = {
+        "device": description["device"].partition(":")[0],
+        "dtype": description["dtype"],
+        "revision": description["revision"],
+    }
     return config.model_copy(update={"model": config.model.model_copy(update=found)})
 
 

@@ -1,4 +1,7 @@
-"""The pool of generator processes: keeps them busy with questions and restarts them when they die. One thread for each."""
+"""The pool of generator processes: keeps them busy with questions and restarts them when they die.
+
+One thread for each.
+"""
 
 import logging
 import threading
@@ -49,7 +52,10 @@ class Generators:
         self._resting: set[str] = set()  # why they rest
         self._failure: SwarmdError | None = None
         self._bug: Exception | None = None
-        self._threads = [threading.Thread(target=self._keep, args=(i,), name=f"generator-{i}", daemon=True) for i in range(count)]
+        self._threads = [
+            threading.Thread(target=self._keep, args=(i,), name=f"generator-{i}", daemon=True)
+            for i in range(count)
+        ]
         self.restarts = 0
         self.seconds = 0.0  # of computing, all of them together
         self.rollouts = 0  # rollouts finished so far
@@ -59,7 +65,9 @@ class Generators:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """End them; what they have in hand is given up."""
         self._closing.set()
         with self._changed:
@@ -83,7 +91,9 @@ class Generators:
         Raises WorkerFailed where waiting is of no use.
         """
         with self._changed:
-            there = self._changed.wait_for(lambda: self._flow.finished >= rollouts or self._failure or self._bug, seconds)
+            there = self._changed.wait_for(
+                lambda: self._flow.finished >= rollouts or self._failure or self._bug, seconds
+            )
             if self._failure is not None:
                 raise self._failure
             if self._bug is not None:
@@ -91,7 +101,10 @@ class Generators:
             return bool(there)
 
     def rest(self, resting: bool, why: str = "") -> None:
-        """Stop them all between two tokens, or let them go on, where they rest for no other reason. Any thread may call it."""
+        """Stop them all between two tokens, or let them go on, where they rest for no other reason.
+
+        Any thread may call it.
+        """
         with self._changed:
             before = bool(self._resting)
             (self._resting.add if resting else self._resting.discard)(why)
@@ -131,13 +144,18 @@ class Generators:
                 if death.hopeless:
                     self._fail(
                         WorkerFailed(
-                            f"a generator died {death.count} times in a row without answering: {ended}. See trainer.log; where memory is "
-                            "short, lower workers.generators or take a smaller model.",
+                            f"a generator died {death.count} times in a row without answering: {ended}. See"
+                            " trainer.log; where memory is short, lower workers.generators or take a smaller"
+                            " model.",
                             1,
                         )
                     )
                     return
-                log.warning("generator %d ended (%s); it is started again, its questions are asked again", number, ended)
+                log.warning(
+                    "generator %d ended (%s); it is started again, its questions are asked again",
+                    number,
+                    ended,
+                )
                 self._closing.wait(death.backoff)
         except Exception as error:  # ours: drawing a task, say. Heard by the loop, in `wait`
             with self._changed:

@@ -1,7 +1,10 @@
-"""Messages between the trainer and its workers: length-prefixed msgpack over a socket pair, one type a message.
+"""Messages between the trainer and its workers.
 
-A worker is a process of ours with a copy of the model: a generator answers questions, a further trainer computes a share of each
-update. End of file means that the other end is gone: a worker without its trainer ends at once, and has nothing that could be lost.
+Length-prefixed msgpack over a socket pair, one type a message.
+
+A worker is a process of ours with a copy of the model: a generator answers questions, a further trainer
+computes a share of each update. End of file means that the other end is gone: a worker without its trainer
+ends at once, and has nothing that could be lost.
 """
 
 import contextlib

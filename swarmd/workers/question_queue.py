@@ -32,7 +32,8 @@ class _Finished:
 class QuestionQueue:
     """A generator has `ahead` questions in hand, a round takes what is finished; neither waits for the other.
 
-    Only where `enough` are on their way or finished, and none is taken, is nothing more asked: it would be generated to be thrown away.
+    Only where `enough` are on their way or finished, and none is taken, is nothing more asked: it would be
+    generated to be thrown away.
     """
 
     def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, enough: int) -> None:

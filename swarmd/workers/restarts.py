@@ -1,4 +1,5 @@
-"""Restarting child processes: how long to wait after one died, when to give up, and how it ended in words. Pure.
+"""Restarting child processes: how long to wait after one died, when to give up, and how it ended in words.
+Pure.
 
 The daemon's trainer (trio) and the trainer's workers (threads) are restarted by the same rules.
 """
@@ -46,7 +47,9 @@ class Deaths:
         as long each time, up to `longest` seconds.
         """
         self._count += 1
-        return Death(cause, self._count, 0.0 if self._count == 1 else min(self._longest, 2.0 ** (self._count - 1)))
+        return Death(
+            cause, self._count, 0.0 if self._count == 1 else min(self._longest, 2.0 ** (self._count - 1))
+        )
 
 
 def exit_words(status: int) -> str:

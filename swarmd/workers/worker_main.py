@@ -1,4 +1,7 @@
-"""The main loop inside a worker process: reads the trainer's messages in a thread, and ends when the trainer has."""
+"""The main loop inside a worker process.
+
+Reads the trainer's messages in a thread, and ends when the trainer has.
+"""
 
 import logging
 import os

@@ -12,7 +12,10 @@ from swarmd.workers.restarts import LINGERS, exit_words
 
 
 class WorkerProcess:
-    """Runs `python -m MODULE FD`. It ends when its end of the pair says that we are gone, however we ended."""
+    """Runs `python -m MODULE FD`.
+
+    It ends when its end of the pair says that we are gone, however we ended.
+    """
 
     def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:
         """Start a worker process.
@@ -22,7 +25,8 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],  # -P: no file of the working folder is imported
+                # -P: no file of the working folder is imported
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
@@ -48,7 +52,10 @@ class WorkerProcess:
             self._process.kill()
 
     def end(self, seconds: float = LINGERS) -> str:
-        """Close its connection, on which it exits, and kill it if it does not. Returns how it ended, in words."""
+        """Close its connection, on which it exits, and kill it if it does not.
+
+        Returns how it ended, in words.
+        """
         self._channel.close()
         try:
             status = self._process.wait(seconds)

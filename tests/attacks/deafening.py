@@ -1,7 +1,10 @@
-"""A peer with free keys whose clocks are wrong on purpose: `python -m tests.attacks.deafening`, a process of its own, JSON lines out.
+"""A peer with free keys whose clocks are wrong on purpose.
 
-Every frame is well signed and inside every limit of a connection: --rate of them a second to each victim, over --connections, each signed
-by the next of --keys, with a clock between 300 s behind and 300 s ahead. The next frame of each key has another clock.
+`python -m tests.attacks.deafening`, a process of its own, JSON lines out.
+
+Every frame is well signed and inside every limit of a connection: --rate of them a second to each victim,
+over --connections, each signed by the next of --keys, with a clock between 300 s behind and 300 s ahead. The
+next frame of each key has another clock.
 
 Out: {"ready": true} when it is connected, {"written": messages so far to all victims} every second.
 """
@@ -38,20 +41,36 @@ def crowd(seed: int, keys: int = KEYS) -> list[Identity]:
 
 
 def skews(rng: random.Random, most: float = SKEW) -> Iterator[float]:
-    """Of one frame after the other, in seconds. Half are inside what was once the window's end, to fill the memory to its horizon."""
+    """Of one frame after the other, in seconds.
+
+    Half are inside what was once the window's end, to fill the memory to its horizon.
+    """
     while True:
-        yield rng.choice((rng.uniform(-most, most), rng.uniform(most - 5, most - 1), rng.uniform(0.0, 9.0))) if most else 0.0
+        yield (
+            rng.choice((rng.uniform(-most, most), rng.uniform(most - 5, most - 1), rng.uniform(0.0, 9.0)))
+            if most
+            else 0.0
+        )
 
 
 def messages(who: Sequence[Identity], topic: Topic, rng: random.Random, most: float) -> Iterator[Any]:
     """Signed for libp2p by the same keys."""
-    signers = [(identity, create_new_key_pair(identity.seed).private_key, ID.from_string(identity.peer_id).to_bytes()) for identity in who]
+    signers = [
+        (
+            identity,
+            create_new_key_pair(identity.seed).private_key,
+            ID.from_string(identity.peer_id).to_bytes(),
+        )
+        for identity in who
+    ]
     number = int(time.time() * 1000)
     for skew in skews(rng, most):
         identity, private, name = signers[number % len(signers)]
         number += 1
         data = seal(identity, topic.swarm_id, number, time.time() + skew, "probe", rng.randbytes(BODY))
-        made = rpc_pb2.Message(from_id=name, data=data, topicIDs=[str(topic)], seqno=number.to_bytes(8, "big"))
+        made = rpc_pb2.Message(
+            from_id=name, data=data, topicIDs=[str(topic)], seqno=number.to_bytes(8, "big")
+        )
         made.signature = private.sign(b"libp2p-pubsub:" + made.SerializeToString())
         yield made
 
@@ -73,12 +92,24 @@ async def run(given: Any) -> None:
     topic, rng = Topic(given.swarm, given.digest), random.Random(given.seed)
     async with trio.open_nursery() as nursery:
         lines = []
-        for number, victim in enumerate(victim for victim in given.bootstrap for _ in range(given.connections)):
+        for number, victim in enumerate(
+            victim for victim in given.bootstrap for _ in range(given.connections)
+        ):
             send, receive = trio.open_memory_channel[bytes](10)
-            await nursery.start(lambda n, v, r, task_status: connection(given.seed, n, v, topic, r, task_status), number, victim, receive)
+            await nursery.start(
+                lambda n, v, r, task_status: connection(given.seed, n, v, topic, r, task_status),
+                number,
+                victim,
+                receive,
+            )
             lines.append(send)
         say(ready=True)
-        made, begun, written, said = messages(crowd(given.seed, given.keys), topic, rng, given.skew), time.monotonic(), 0, 0
+        made, begun, written, said = (
+            messages(crowd(given.seed, given.keys), topic, rng, given.skew),
+            time.monotonic(),
+            0,
+            0,
+        )
         for beat in range(int(given.seconds / SPAN)):
             for nth in range(given.connections):
                 share = [next(made) for _ in range(round(given.rate * SPAN / given.connections))]
@@ -87,7 +118,8 @@ async def run(given: Any) -> None:
                     try:
                         line.send_nowait(part)
                         written += len(share)
-                    except (trio.WouldBlock, trio.BrokenResourceError):  # the victim does not read as fast, or has hung up
+                    except (trio.WouldBlock, trio.BrokenResourceError):
+                        # The victim does not read as fast, or has hung up
                         continue
             if time.monotonic() - begun > said:
                 said += 1
@@ -102,7 +134,9 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--rate", type=float, default=RATE, help="frames a second, to each victim")
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="to each victim")
-    parser.add_argument("--skew", type=float, default=SKEW, help="seconds that clocks are wrong by, at most; 0: all are right")
+    parser.add_argument(
+        "--skew", type=float, default=SKEW, help="seconds that clocks are wrong by, at most; 0: all are right"
+    )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     trio.run(run, parser.parse_args())

@@ -1,11 +1,14 @@
-"""A peer with a valid key and no manners: `python -m tests.attacks.flooding`, a process of its own, JSON lines out.
+"""A peer with a valid key and no manners.
 
-It writes GossipSub messages that are made and signed beforehand straight into the victims' streams, with none of the limits that the
-library keeps to, and when it is hung up on it dials again at once, with the same key or with a new one.
+`python -m tests.attacks.flooding`, a process of its own, JSON lines out.
 
-Out: {"ready": CPU seconds so far} when the messages are made; after each dial {"dialled": victim, "key": n, "refused": whether it got no
-connection, "messages": written, "seconds": from the first of them until it was hung up on, null where it was not}; at the end {"done": CPU
-seconds of its own}.
+It writes GossipSub messages that are made and signed beforehand straight into the victims' streams, with none
+of the limits that the library keeps to, and when it is hung up on it dials again at once, with the same key
+or with a new one.
+
+Out: {"ready": CPU seconds so far} when the messages are made; after each dial {"dialled": victim, "key": n,
+"refused": whether it got no connection, "messages": written, "seconds": from the first of them until it was
+hung up on, null where it was not}; at the end {"done": CPU seconds of its own}.
 """
 
 import argparse
@@ -54,13 +57,23 @@ def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) ->
 
     def message(n: int) -> Any:
         sealed = kind in ("frames", "repeats", "stale")
-        data = seal(identity, topic.swarm_id, int(now * 1000) + n, now, "probe", rng.randbytes(BODY)) if sealed else rng.randbytes(2 * BODY)
-        made = rpc_pb2.Message(data=data, topicIDs=[name], from_id=me, seqno=(int(now * 1e9) + n).to_bytes(8, "big"))
-        made.signature = bytes(64) if kind == "forged" else private.sign(b"libp2p-pubsub:" + made.SerializeToString())
+        data = (
+            seal(identity, topic.swarm_id, int(now * 1000) + n, now, "probe", rng.randbytes(BODY))
+            if sealed
+            else rng.randbytes(2 * BODY)
+        )
+        made = rpc_pb2.Message(
+            data=data, topicIDs=[name], from_id=me, seqno=(int(now * 1e9) + n).to_bytes(8, "big")
+        )
+        made.signature = (
+            bytes(64) if kind == "forged" else private.sign(b"libp2p-pubsub:" + made.SerializeToString())
+        )
         return made
 
     if kind == "control":
-        gossip = rpc_pb2.ControlMessage(ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[rng.randbytes(46)]) for _ in range(batch)])
+        gossip = rpc_pb2.ControlMessage(
+            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[rng.randbytes(46)]) for _ in range(batch)]
+        )
         return [encode_varint_prefixed(rpc_pb2.RPC(control=gossip).SerializeToString())] * (count // batch)
     messages = [message(0)] * count if kind == "repeats" else [message(n) for n in range(count)]
     parts = (messages[at : at + batch] for at in range(0, count, batch))
@@ -68,7 +81,10 @@ def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) ->
 
 
 class Flood:
-    """One dial. rate: messages a second; offered as fast as the victim takes them, and no faster than this."""
+    """One dial. rate: messages a second.
+
+    Offered as fast as the victim takes them, and no faster than this.
+    """
 
     def __init__(self, victim: str, topic: Topic, rate: float, batch: int) -> None:
         self._target = info_from_p2p_addr(multiaddr.Multiaddr(victim))
@@ -124,7 +140,9 @@ async def attack(victim: str, given: argparse.Namespace, written: list[bytes]) -
 
 
 async def attack_all(given: argparse.Namespace) -> None:
-    written = rpcs(given.kind, key_of(given.seed, 0), Topic("probe", given.digest), given.messages, given.batch)
+    written = rpcs(
+        given.kind, key_of(given.seed, 0), Topic("probe", given.digest), given.messages, given.batch
+    )
     say(ready=time.process_time())
     async with trio.open_nursery() as nursery:
         for victim in given.bootstrap:
@@ -134,13 +152,30 @@ async def attack_all(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.flooding", "floods nodes with messages; give it only your own")
-    parser.add_argument("--kind", choices=KINDS, default="frames", help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()))
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        default="frames",
+        help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
+    )
     parser.add_argument("--rate", type=float, default=10_000.0, help="messages a second to each victim")
     parser.add_argument("--batch", type=int, default=100, help="messages in one RPC")
     parser.add_argument("--messages", type=int, default=10_000, help="different ones; then the first again")
-    parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="dial again, with the same key or a new one")
-    parser.add_argument("--pause", type=float, default=0.2, help="seconds between the end of one connection and the next dial")
-    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds of the first connection, where it is not hung up on")
+    parser.add_argument(
+        "--redial",
+        choices=["none", "same", "fresh"],
+        default="same",
+        help="dial again, with the same key or a new one",
+    )
+    parser.add_argument(
+        "--pause", type=float, default=0.2, help="seconds between the end of one connection and the next dial"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        help="seconds of the first connection, where it is not hung up on",
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="after it, in which it dials again")
     parser.add_argument("--seed", type=int, default=1)
     trio.run(attack_all, parser.parse_args())

@@ -1,8 +1,11 @@
-"""A node as the daemon builds it, without a trainer: it shares rollouts too large to be gossiped whole, and gathers those of others.
+"""A node as the daemon builds it, without a trainer.
 
-`Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up": [addresses], "id": peer id},
-{"peers": [ids]} when they change, and after each round {"round": n, "at": seconds since the epoch, "got": external rollouts in it,
-"set_aside": authors, "cpu": seconds}. End of input: leave.
+It shares rollouts too large to be gossiped whole, and gathers those of others.
+
+`Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up":
+[addresses], "id": peer id}, {"peers": [ids]} when they change, and after each round {"round": n, "at":
+seconds since the epoch, "got": external rollouts in it, "set_aside": authors, "cpu": seconds}. End of input:
+leave.
 """
 
 import argparse
@@ -90,7 +93,9 @@ class Node:
             return self._rng.randbytes(BYTES // 16).hex()
 
         def rollout() -> Rollout:
-            return Rollout(TaskRef("bf", next(self._numbers)), tuple(Completion(text(), True) for _ in range(8)), self.id)
+            return Rollout(
+                TaskRef("bf", next(self._numbers)), tuple(Completion(text(), True) for _ in range(8)), self.id
+            )
 
         RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)
 
@@ -106,7 +111,14 @@ class Node:
 async def run(given: argparse.Namespace) -> None:
     identity = Identity.load_or_create(given.folder / "key")
     topic = Topic(given.swarm, given.digest)
-    node = Node(identity, topic, partial(build_engine, given, identity), time.time, random.Random(identity.peer_id), given.folder)
+    node = Node(
+        identity,
+        topic,
+        partial(build_engine, given, identity),
+        time.time,
+        random.Random(identity.peer_id),
+        given.folder,
+    )
 
     def ended(node: Node) -> None:
         aside = node.gatherer.document()["set_aside"]

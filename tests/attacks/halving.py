@@ -1,10 +1,12 @@
-"""A peer that begins RPCs and does not finish them: `python -m tests.attacks.halving`, a process of its own, JSON lines out.
+"""A peer that begins RPCs and does not finish them.
 
-Over each of --connections to a victim it opens --streams of GossipSub, announces on each an RPC of --size bytes, and sends all but the last
-byte. Where it is hung up on, it dials again until --seconds are over.
+`python -m tests.attacks.halving`, a process of its own, JSON lines out.
 
-Out: {"ready": true}, {"halves": RPCs begun, at the moment it has begun all on one connection}, {"cut": seconds from then until it was hung
-up on}, {"done": true}.
+Over each of --connections to a victim it opens --streams of GossipSub, announces on each an RPC of --size
+bytes, and sends all but the last byte. Where it is hung up on, it dials again until --seconds are over.
+
+Out: {"ready": true}, {"halves": RPCs begun, at the moment it has begun all on one connection}, {"cut":
+seconds from then until it was hung up on}, {"done": true}.
 """
 
 import argparse
@@ -38,7 +40,9 @@ async def connection(identity: Identity, victim: Any, given: argparse.Namespace)
     host.set_stream_handler(MESHSUB[0], swallow)
     async with host.run(listen_addrs=[]):
         _, ended = await subscribe(host, victim, Topic(given.swarm, given.digest))
-        host.get_network().get_connections(victim.peer_id)[0].muxed_conn.stream_backlog_semaphore = trio.Semaphore(1000)
+        host.get_network().get_connections(victim.peer_id)[
+            0
+        ].muxed_conn.stream_backlog_semaphore = trio.Semaphore(1000)
         async with trio.open_nursery() as nursery:
             for _ in range(given.streams):
                 nursery.start_soon(begin, host, victim, half)
@@ -63,7 +67,9 @@ async def run(given: argparse.Namespace) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(given.connections):
                 for victim in given.bootstrap:
-                    nursery.start_soon(keep_coming, number, info_from_p2p_addr(multiaddr.Multiaddr(victim)), given)
+                    nursery.start_soon(
+                        keep_coming, number, info_from_p2p_addr(multiaddr.Multiaddr(victim)), given
+                    )
     say(done=True)
 
 

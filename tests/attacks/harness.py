@@ -1,8 +1,8 @@
 """The frame of every attack: its options, its figures, and the bounds that we promise.
 
-An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints what came of it with `show`, and returns its figures.
-`Attack(attack, bounds)` makes a program of it: each keyword is an option of `python -m benchmarks.attack NAME`, of the type of its default.
-A bound is the most that its figure may be.
+An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints what came of it with
+`show`, and returns its figures. `Attack(attack, bounds)` makes a program of it: each keyword is an option of
+`python -m benchmarks.attack NAME`, of the type of its default. A bound is the most that its figure may be.
 """
 
 import argparse
@@ -33,12 +33,18 @@ class Attack:
         for option in list(inspect.signature(self.play).parameters.values())[1:]:
             many = isinstance(option.default, tuple)
             kind = type(option.default[0] if many else option.default)
-            how = {"action": "store_true"} if kind is bool else {"type": kind, "action": "append" if many else "store"}
+            how = (
+                {"action": "store_true"}
+                if kind is bool
+                else {"type": kind, "action": "append" if many else "store"}
+            )
             if kind is not bool and option.name in self.choices:
                 how["choices"] = self.choices[option.name]
             told = f"{self.about.get(option.name, '')} (default: {option.default})".strip().replace("%", "%%")
             parser.add_argument(f"--{option.name}", help=told, **how)
-        given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, False)}
+        given = {
+            name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, False)
+        }
         with tempfile.TemporaryDirectory() as folder:
             return figures_of(self.play(Path(folder), **given))
 
@@ -47,8 +53,12 @@ def figures_of(result: Any) -> Mapping[str, Any]:
     """The fields and properties of a result, by name."""
     if isinstance(result, Mapping):
         return result
-    properties = [name for kind in type(result).__mro__ for name, of in vars(kind).items() if isinstance(of, property)]
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)} | {n: getattr(result, n) for n in properties}
+    properties = [
+        name for kind in type(result).__mro__ for name, of in vars(kind).items() if isinstance(of, property)
+    ]
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)} | {
+        n: getattr(result, n) for n in properties
+    }
 
 
 @dataclasses.dataclass
@@ -68,8 +78,15 @@ class Shares:
 
 def show(case: str, result: Any) -> None:
     """One line: the case and its figures (`pytest -s`)."""
-    figures = {name: figure for name, figure in figures_of(result).items() if isinstance(figure, int | float | Mapping)}
-    said = (f"{name} {figure:.4g}" if isinstance(figure, float) else f"{name} {figure}" for name, figure in figures.items())
+    figures = {
+        name: figure
+        for name, figure in figures_of(result).items()
+        if isinstance(figure, int | float | Mapping)
+    }
+    said = (
+        f"{name} {figure:.4g}" if isinstance(figure, float) else f"{name} {figure}"
+        for name, figure in figures.items()
+    )
     print(f"\n{case}: {', '.join(said)}", end="", flush=True)
 
 

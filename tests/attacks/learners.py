@@ -1,4 +1,7 @@
-"""Swarms of the tiny model in one process, for attacks on what is learnt: real members, rounds, verifier and updates; time is played."""
+"""Swarms of the tiny model in one process, for attacks on what is learnt.
+
+Real members, rounds, verifier and updates; time is played.
+"""
 
 import random
 import time
@@ -31,11 +34,16 @@ LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
 def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
     """Of a node as an operator has it, but for these sections."""
     rounds = {"local": LOCAL, "external": EXTERNAL, "completions": COMPLETIONS}
-    return NodeConfig.model_validate({"model": {"name": model, "device": "cpu", "threads": 1}, "round": rounds, **sections})
+    return NodeConfig.model_validate(
+        {"model": {"name": model, "device": "cpu", "threads": 1}, "round": rounds, **sections}
+    )
 
 
 class OneByOne(RolloutExchange):
-    """Shares each rollout in a frame of its own: small enough to be gossiped whole, as there is no daemon here that would fetch."""
+    """Shares each rollout in a frame of its own.
+
+    Small enough to be gossiped whole, as there is no daemon here that would fetch.
+    """
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         for rollout in rollouts:
@@ -49,7 +57,8 @@ class Learner:
     node: RoundParts
     policy: LanguagePolicy
     reports: list[RoundReport] = field(default_factory=list)
-    choosing: float = 0.0  # seconds of our CPU that its batches took to choose, the gate's look at them included
+    # Seconds of our CPU that its batches took to choose, the gate's look at them included
+    choosing: float = 0.0
 
     def reward(self, last: int) -> float:
         """Mean of its own completions over its last rounds."""
@@ -94,7 +103,8 @@ class Swarm:
     clock: Clock = field(default_factory=Clock)
     learners: list[Learner] = field(default_factory=list)
     rounds: int = 0  # behind all of them
-    batches: Callable[[Sequence[Scored]], None] = lambda batch: None  # is shown every batch that is trained on
+    # Is shown every batch that is trained on
+    batches: Callable[[Sequence[Scored]], None] = lambda batch: None
 
     def member(self, number: int) -> Member:
         identity = Identity.from_seed(f"{self.seed} {number}".encode().ljust(32, b"."))
@@ -107,8 +117,13 @@ class Swarm:
         if start is not None:
             policy.restore(start)
         exchange = OneByOne(member, config.model.name, TINY_9)
-        learner = Learner(build(config, seed, member.identity.peer_id, exchange, policy, self.verifier, time.process_time), policy)
-        learner.node = replace(learner.node, build_batch=_Timed(**vars(learner.node.build_batch), learner=learner, swarm=self))
+        learner = Learner(
+            build(config, seed, member.identity.peer_id, exchange, policy, self.verifier, time.process_time),
+            policy,
+        )
+        learner.node = replace(
+            learner.node, build_batch=_Timed(**vars(learner.node.build_batch), learner=learner, swarm=self)
+        )
         self.learners.append(learner)
         return learner
 
@@ -126,4 +141,6 @@ class Swarm:
 def completions(policy: LanguagePolicy, questions: int, samples: int, seed: int = 0) -> list[str]:
     """What a policy says now to questions it was not trained on, at its own temperature."""
     tasks = CurriculumTasks(TINY_9).draw_held_out(questions, random.Random(seed))
-    return [c.text for g in policy.generate([task.question for task in tasks], samples) for c in g.completions]
+    return [
+        c.text for g in policy.generate([task.question for task in tasks], samples) for c in g.completions
+    ]

@@ -18,7 +18,9 @@ from swarmd.testing import PATIENCE
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
     """Honest nodes, connected to each other."""
     first = stack.enter_context(ProbeProcess(folder / "0", engine=engine))
-    more = [ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)]
+    more = [
+        ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)
+    ]
     probes = [first, *map(stack.enter_context, more)]
     for probe in probes:
         probe.wait_for_peers(nodes - 1, PATIENCE)
@@ -36,7 +38,10 @@ def key_of(seed: int, number: int) -> Identity:
 
 
 async def subscribe(host: Any, victim: Any, topic: Topic) -> tuple[Any, Any]:
-    """Connect a libp2p host to a victim and say that we are in its topic. Returns the stream, and what is set when the connection ends."""
+    """Connect a libp2p host to a victim and say that we are in its topic.
+
+    Returns the stream, and what is set when the connection ends.
+    """
     await host.connect(victim)
     ended = host.get_network().get_connections(victim.peer_id)[0].muxed_conn.event_closed
     stream = await host.new_stream(victim.peer_id, list(MESHSUB))

@@ -1,7 +1,10 @@
-"""Keys that offer what they have not: `python -m tests.attacks.offering`, a process of its own, JSON lines out.
+"""Keys that offer what they have not.
 
---how deny: each key is a member of its own, connected to the victims, and answers that it has none of it. gone: the frames of all keys come
-over one connection, and nobody can ask their authors. fresh: the same, with a new key for every offer.
+`python -m tests.attacks.offering`, a process of its own, JSON lines out.
+
+--how deny: each key is a member of its own, connected to the victims, and answers that it has none of it.
+gone: the frames of all keys come over one connection, and nobody can ask their authors. fresh: the same, with
+a new key for every offer.
 
 Out: {"up": [], "id": its peer id}, {"offered": offers so far} every second.
 """
@@ -36,15 +39,22 @@ def body(rng: random.Random, ids: int = IDS) -> bytes:
 
 def keys(how: str, seed: int, count: int = KEYS) -> Iterator[Identity]:
     """Who signs the next offer."""
-    return map(partial(key_of, seed), itertools.count(1) if how == "fresh" else itertools.cycle(range(1, count + 1)))
+    return map(
+        partial(key_of, seed), itertools.count(1) if how == "fresh" else itertools.cycle(range(1, count + 1))
+    )
 
 
 async def run(given: argparse.Namespace) -> None:
-    topic, rng, numbers = Topic(given.swarm, given.digest), random.Random(given.seed), itertools.count(int(time.time() * 1000))
+    topic, rng, numbers = (
+        Topic(given.swarm, given.digest),
+        random.Random(given.seed),
+        itertools.count(int(time.time() * 1000)),
+    )
 
     def member(identity: Identity) -> Member:
         build = partial(build_engine, given, identity)
-        return Member(identity, topic, build, sequence=numbers, clock=time.time, admitted=lambda _: None)  # deaf
+        # Deaf
+        return Member(identity, topic, build, sequence=numbers, clock=time.time, admitted=lambda _: None)
 
     first = key_of(given.seed, 0)
     connected = [key_of(given.seed, n) for n in range(1, KEYS + 1)] if given.how == "deny" else [first]
@@ -58,10 +68,16 @@ async def run(given: argparse.Namespace) -> None:
             begun, said = time.monotonic(), 0.0
             for n, who in enumerate(keys(given.how, given.seed)):
                 via = members.get(who.peer_id) or members[first.peer_id]
-                via.engine.publish(seal(who, topic.swarm_id, next(numbers), time.time(), offers.KIND, body(rng, given.ids)))
+                via.engine.publish(
+                    seal(who, topic.swarm_id, next(numbers), time.time(), offers.KIND, body(rng, given.ids))
+                )
                 if time.monotonic() - said > 1:
                     said = time.monotonic()
-                    say(offered=n + 1, cpu=time.process_time(), peers=sorted({p.id for m in members.values() for p in m.peers()}))
+                    say(
+                        offered=n + 1,
+                        cpu=time.process_time(),
+                        peers=sorted({p.id for m in members.values() for p in m.peers()}),
+                    )
                 await trio.sleep(max(0.0, begun + n / given.rate - time.monotonic()))
 
         async for _ in lines():  # the first line begins it

@@ -1,10 +1,12 @@
-"""A peer that opens without end, streams or connections: `python -m tests.attacks.opening`, a process of its own, JSON lines out.
+"""A peer that opens without end, streams or connections.
+
+`python -m tests.attacks.opening`, a process of its own, JSON lines out.
 
 It writes yamux frames that are made beforehand, as fast as the victim takes them, and counts what comes back.
 
-Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in, "answered": streams on which the victim
-said something, "answers": how often, "ended": streams that it ended, "dials": connections tried, "refused": of these, not let in, "spent":
-its own CPU seconds}.
+Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in,
+"answered": streams on which the victim said something, "answers": how often, "ended": streams that it ended,
+"dials": connections tried, "refused": of these, not let in, "spent": its own CPU seconds}.
 """
 
 import argparse
@@ -70,7 +72,10 @@ def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
 
 
 def opening(kind: str, number: int) -> bytes:
-    """One stream, as it travels. Its own end is said at once, so that it is gone when the victim ends its side."""
+    """One stream, as it travels.
+
+    Its own end is said at once, so that it is gone when the victim ends its side.
+    """
     return frame(TYPE_WINDOW_UPDATE, FLAG_SYN, number) + frame(TYPE_DATA, FLAG_FIN, number, STREAMS[kind])
 
 
@@ -89,7 +94,9 @@ async def connect(address: str, identity: Identity) -> Any:
         raise
 
 
-async def open_streams(address: str, identity: Identity, kind: str, count: Count, limit: int, rate: float = float("inf")) -> None:
+async def open_streams(
+    address: str, identity: Identity, kind: str, count: Count, limit: int, rate: float = float("inf")
+) -> None:
     """On one connection, until it ends or there were so many."""
     count.dials += 1
     try:
@@ -131,7 +138,12 @@ async def _listen(secured: Any, count: Count, done: trio.CancelScope) -> None:
 
 
 async def open_connections(
-    address: str, identities: Iterator[Identity], kind: str, count: Count, limit: int, source: str | None = None
+    address: str,
+    identities: Iterator[Identity],
+    kind: str,
+    count: Count,
+    limit: int,
+    source: str | None = None,
 ) -> None:
     """One after the other. source: the address that they come from."""
     target = info_from_p2p_addr(multiaddr.Multiaddr(address))
@@ -158,7 +170,9 @@ async def attack(given: argparse.Namespace) -> None:
     with trio.move_on_after(given.seconds):
         while True:
             if given.kind in STREAMS:
-                await open_streams(given.bootstrap[0], next(identities), given.kind, count, given.limit, given.rate)
+                await open_streams(
+                    given.bootstrap[0], next(identities), given.kind, count, given.limit, given.rate
+                )
             else:
                 await open_connections(given.bootstrap[0], identities, given.kind, count, given.limit)
             if given.redial == "none":
@@ -167,9 +181,16 @@ async def attack(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("tests.attacks.opening", "opens streams and connections without end; give it only your own node")
+    parser = options(
+        "tests.attacks.opening", "opens streams and connections without end; give it only your own node"
+    )
     parser.add_argument("--kind", choices=[*STREAMS, *CONNECTIONS], default="unknown")
-    parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="dial again, with the same key or a new one")
+    parser.add_argument(
+        "--redial",
+        choices=["none", "same", "fresh"],
+        default="same",
+        help="dial again, with the same key or a new one",
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=float("inf"), help="streams a second")
     parser.add_argument("--limit", type=int, default=100_000, help="streams of one connection")

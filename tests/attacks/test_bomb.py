@@ -1,9 +1,12 @@
-"""Bomb: what is small as it travels and 200 MiB when it is inflated; and frames and answers larger than they may be.
+"""Bomb: what is small as it travels and 200 MiB when it is inflated.
 
-The code is the real one: `p2p.blobs.blobs`, `p2p.blobs.fetch` through a `Member` in a memory swarm, the inbox. The bombs weigh about
-200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing; one hides it in a second zstd frame, behind one that may
-be skipped, or asks for a window of 128 MiB. Time and memory are measured in a process of its own: of nine attempts the middle one, and the
-highest that the process resided in while it made them, so that nothing that was given back is forgotten.
+And frames and answers larger than they may be.
+
+The code is the real one: `p2p.blobs.blobs`, `p2p.blobs.fetch` through a `Member` in a memory swarm, the
+inbox. The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
+one hides it in a second zstd frame, behind one that may be skipped, or asks for a window of 128 MiB. Time and
+memory are measured in a process of its own: of nine attempts the middle one, and the highest that the process
+resided in while it made them, so that nothing that was given back is forgotten.
 """
 
 import json
@@ -45,7 +48,10 @@ def compressed(*, says_size: bool, window_log: int = 0) -> bytes:
 
 
 def lying(bomb: bytes, claim: int) -> bytes:
-    """The same content under another claim of its size: the field is rewritten to four bytes (RFC 8878, 3.1.1.1)."""
+    """The same content under another claim of its size.
+
+    The field is rewritten to four bytes (RFC 8878, 3.1.1.1).
+    """
     header = zstandard.frame_header_size(bomb)
     single = bomb[4] & 0b00100000
     window = b"" if single else bomb[5:6]
@@ -68,13 +74,18 @@ def bombs() -> dict[str, bytes]:
 
 
 def resident(*, anew: bool = False) -> int:
-    """Bytes; the most that this process had, anew: from now on. (On Linux what getrusage says is inherited from who started us.)"""
+    """Bytes; the most that this process had, anew: from now on.
+
+    (On Linux what getrusage says is inherited from who started us.)
+    """
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if anew:
         Path("/proc/self/clear_refs").write_text("5")
-    return 1024 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * next(
+        int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")
+    )
 
 
 def refused(blob: bytes) -> bool:
@@ -102,8 +113,12 @@ def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, 
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """For each thing thrown at us: its bytes, whether it was taken, milliseconds, and MiB more than before that were resident."""
-    refused(zstandard.ZstdCompressor().compress(b"x" * 1000) + b"x")  # so that nothing is loaded in what is measured
+    """For each thing thrown at us.
+
+    Its bytes, whether it was taken, milliseconds, and MiB more than before that were resident.
+    """
+    # So that nothing is loaded in what is measured
+    refused(zstandard.ZstdCompressor().compress(b"x" * 1000) + b"x")
     figures: dict[str, dict[str, float]] = {}
 
     def measure(name: str, size: int, attempt: Callable[[], bool]) -> None:
@@ -112,18 +127,26 @@ def measured() -> dict[str, dict[str, float]]:
             begun = time.process_time()
             held = attempt() and held
             times.append(1000 * (time.process_time() - begun))
-        figures[name] = {"bytes": size, "taken": not held, "ms": sorted(times)[4], "more_MiB": (resident() - before) / MIB}
+        figures[name] = {
+            "bytes": size,
+            "taken": not held,
+            "ms": sorted(times)[4],
+            "more_MiB": (resident() - before) / MIB,
+        }
 
     thrown = {Path(name).stem: Path(name).read_bytes() for name in sys.stdin.read().split("\n") if name}
     for name, bomb in thrown.items():
         measure(name, len(bomb), lambda bomb=bomb: refused(bomb))  # type: ignore[misc]
     bomb = thrown["says 1 MiB"]
     want = Want(content_id(bomb), len(bomb), [])
-    blob, _ = fetched(lambda _: answer([bomb]), want)  # it is what was offered: only inflating it shows what it is
+    # It is what was offered: only inflating it shows what it is
+    blob, _ = fetched(lambda _: answer([bomb]), want)
     measure("fetched as offered", len(bomb), lambda: blob is not None and refused(blob))
     huge = bytes(MAX_FRAME * 64)
     victim = memory_member(MemorySwarm(), 3, Clock())
-    measure("frame of 16 MiB", len(huge), lambda: victim.deliver(huge, PeerId("hostile")) is not Verdict.ACCEPT)
+    measure(
+        "frame of 16 MiB", len(huge), lambda: victim.deliver(huge, PeerId("hostile")) is not Verdict.ACCEPT
+    )
     return figures
 
 
@@ -133,9 +156,13 @@ def throw(folder: Path) -> dict[str, dict[str, float]]:
         (path := folder / f"{name}.zst").write_bytes(bomb)
         names.append(str(path))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attacks.test_bomb", "--measure"], input="\n".join(names), capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "tests.attacks.test_bomb", "--measure"],
+        input="\n".join(names),
+        capture_output=True,
+        text=True,
+        check=True,
         cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    )
     figures: dict[str, dict[str, float]] = json.loads(done.stdout)
     for name, figure in figures.items():
         show(f"bomb, {name}", figure)

@@ -1,7 +1,9 @@
-"""Crowder: well-formed frames of free keys, within all limits, by five connections to the middle node of a line; those beyond it pay.
+"""Crowder: well-formed frames of free keys, within all limits, by five connections to the middle node of a
+line; those beyond it pay.
 
-A and C are connected to B alone, and what one sends reaches the other only if B passes it on. Real processes over loopback
-(`benchmarks.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone: p2pd passes on what it likes.
+A and C are connected to B alone, and what one sends reaches the other only if B passes it on. Real processes
+over loopback (`benchmarks.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone:
+p2pd passes on what it likes.
 """
 
 from contextlib import ExitStack
@@ -30,7 +32,9 @@ class Crowded:
     cpu: float  # share of a core that B took
 
 
-def attack(folder: Path, connections: int = 5, rate: float = 400.0, seconds: float = 30.0, every: float = 0.5) -> Crowded:
+def attack(
+    folder: Path, connections: int = 5, rate: float = 400.0, seconds: float = 30.0, every: float = 0.5
+) -> Crowded:
     with ExitStack() as stack:
         b = stack.enter_context(ProbeProcess(folder / "b"))
         a, c = (stack.enter_context(ProbeProcess(folder / name, bootstrap=b.addresses[:1])) for name in "ac")
@@ -38,8 +42,19 @@ def attack(folder: Path, connections: int = 5, rate: float = 400.0, seconds: flo
             one.order(shut_out=other.peer_id, seconds=FOREVER)
         for end in (a, c):
             end.wait(lambda end=end: end.peers() == [b.peer_id], PATIENCE)
-        more = ["--skew", "0", "--rate", str(rate), "--connections", str(connections), "--seconds", str(seconds + 2 * PATIENCE)]
-        hostile = stack.enter_context(ProbeProcess(folder / "h", module="tests.attacks.deafening", bootstrap=b.addresses[:1], more=more))
+        more = [
+            "--skew",
+            "0",
+            "--rate",
+            str(rate),
+            "--connections",
+            str(connections),
+            "--seconds",
+            str(seconds + 2 * PATIENCE),
+        ]
+        hostile = stack.enter_context(
+            ProbeProcess(folder / "h", module="tests.attacks.deafening", bootstrap=b.addresses[:1], more=more)
+        )
         hostile.wait_for("written", 2, PATIENCE)
         before, since = cpu(b), hostile.last("written")
         count = int(seconds / every)
@@ -51,7 +66,12 @@ def attack(folder: Path, connections: int = 5, rate: float = 400.0, seconds: flo
         _, missing = lost([a, c])
         _, middle_missing = lost_from(b, [a, c])
         ours = {probe.peer_id for probe in (a, b, c)}
-        seen = {(said["author"], said["got"]) for probe in (a, c) for said in probe.said("got") if said["author"] not in ours}
+        seen = {
+            (said["author"], said["got"])
+            for probe in (a, c)
+            for said in probe.said("got")
+            if said["author"] not in ours
+        }
         assert since is not None and until is not None
         result = Crowded(
             2 * count,
@@ -69,13 +89,16 @@ def attack(folder: Path, connections: int = 5, rate: float = 400.0, seconds: flo
 def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int, int]:
     """Frames of one node, times those who should have them, and how many are missing."""
     sent = [said["sent"] for said in sender.said("sent")]
-    got = [{said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers]
+    got = [
+        {said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers
+    ]
     return len(sent) * len(got), sum(number not in heard for number in sent for heard in got)
 
 
 @pytest.mark.net
 def test_who_comes_by_another_connection_is_passed_on(tmp_path: Path) -> None:
-    result = attack(tmp_path, connections=4, seconds=15.0)  # a fifth, and A or C may lose its place in B's mesh (docs/admission.md)
+    # A fifth, and A or C may lose its place in B's mesh (docs/admission.md)
+    result = attack(tmp_path, connections=4, seconds=15.0)
     assert result.written > 3000 and result.passed_on > 300  # most of what may be passed on is the attacker's
     assert result.missed <= 0.05 and result.middle_missed == 0
 
@@ -83,5 +106,8 @@ def test_who_comes_by_another_connection_is_passed_on(tmp_path: Path) -> None:
 ATTACK = Attack(
     attack,
     {"missed": 0.05, "middle_missed": 0.0},
-    about={"rate": "frames a second, of all connections together", "every": "seconds between two honest frames of a node"},
+    about={
+        "rate": "frames a second, of all connections together",
+        "every": "seconds between two honest frames of a node",
+    },
 )

@@ -1,7 +1,9 @@
-"""Deafener: free keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it refuses what honest nodes send.
+"""Deafener: free keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it refuses
+what honest nodes send.
 
-`deafened` plays it on the real inbox and its log on disk, in virtual time, with the restarts; its frames are signed only where somebody
-looks at the signature. `python -m benchmarks.attack deafener` plays it against real processes, over libp2p or hivemind.
+`deafened` plays it on the real inbox and its log on disk, in virtual time, with the restarts; its frames are
+signed only where somebody looks at the signature. `python -m benchmarks.attack deafener` plays it against
+real processes, over libp2p or hivemind.
 """
 
 import itertools
@@ -30,7 +32,8 @@ from tests.attacks.test_replayer import without_power
 CONNECTIONS = 8  # of the attacker: each below what one may send
 HONEST = 10
 ROUND = 5.0  # seconds between two offers of an honest node
-CLOCKS = (0.0, 0.0, 0.0, -2.0, 3.0, 8.0, -30.0, -100.0, -200.0, -280.0)  # seconds that each honest node's is ahead
+# Seconds that each honest node's is ahead
+CLOCKS = (0.0, 0.0, 0.0, -2.0, 3.0, 8.0, -30.0, -100.0, -200.0, -280.0)
 
 
 @dataclass
@@ -54,7 +57,10 @@ class Played:
 
 
 class Victim:
-    """The inbox of one node with its log. The system's boots are told apart, so that a power cut can be played."""
+    """The inbox of one node with its log.
+
+    The system's boots are told apart, so that a power cut can be played.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path, self.now, self.boot, self.written = folder / "seen", NOW, 0, 0
@@ -62,7 +68,13 @@ class Victim:
 
     def start(self) -> None:
         self.log = ReplayLog(self.path, lambda: self.now, boot=f"boot {self.boot}")
-        self.inbox = Inbox(identity(0).peer_id, TOPIC.swarm_id, memory=self.log.load(), note=self.log.note, verify=self.verify)
+        self.inbox = Inbox(
+            identity(0).peer_id,
+            TOPIC.swarm_id,
+            memory=self.log.load(),
+            note=self.log.note,
+            verify=self.verify,
+        )
         self._size = self.path.stat().st_size
         self.written += self._size
 
@@ -87,7 +99,9 @@ class Victim:
     @staticmethod
     def verify(parsed: Frame, frame: bytes) -> Envelope | Rejected:
         if parsed.signature == bytes(64):  # the attacker's, for whom each was made a thousand times faster
-            return Envelope(peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body)
+            return Envelope(
+                peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
+            )
         return check(parsed, frame)
 
 
@@ -96,8 +110,17 @@ class Unsigned(Identity):
         return bytes(64)
 
 
-def deafened(folder: Path, restart: str = "", seconds: float = 600.0, rate: float = RATE, keys: int = KEYS, seed: int = 1) -> Played:
-    """restart: in the middle; "clean", "kill" or "power" (a power cut, which loses nothing of the file here, but nobody can know that)."""
+def deafened(
+    folder: Path,
+    restart: str = "",
+    seconds: float = 600.0,
+    rate: float = RATE,
+    keys: int = KEYS,
+    seed: int = 1,
+) -> Played:
+    """restart: in the middle; "clean", "kill" or "power" (a power cut, which loses nothing of the file here,
+    but nobody can know that).
+    """
     rng, numbers, played, victim = random.Random(seed), itertools.count(1), Played(), Victim(folder)
     attackers = [Unsigned.from_seed(who.seed) for who in crowd(seed, keys)]
     clock, lines = skews(rng), [identity(900 + n).peer_id for n in range(CONNECTIONS)]
@@ -116,7 +139,9 @@ def deafened(folder: Path, restart: str = "", seconds: float = 600.0, rate: floa
             played.admitted += victim.hears(hostile, lines[n % CONNECTIONS])
         for n, (who, skew) in enumerate(honest):
             if (step + 5 * n) % int(ROUND * 10) == 0:
-                heard = victim.hears(seal(who, TOPIC.swarm_id, next(numbers), victim.now + skew, "offer", b""), who.peer_id)
+                heard = victim.hears(
+                    seal(who, TOPIC.swarm_id, next(numbers), victim.now + skew, "offer", b""), who.peer_id
+                )
                 played.honest += 1
                 played.heard += heard
                 if heard:
@@ -127,7 +152,9 @@ def deafened(folder: Path, restart: str = "", seconds: float = 600.0, rate: floa
         if step % 100 == 7:
             newcomer = identity(10_000 + step)
             played.newcomers += 1
-            played.newcomers_heard += victim.hears(seal(newcomer, TOPIC.swarm_id, 1, victim.now, "offer", b""), honest[0][0].peer_id)
+            played.newcomers_heard += victim.hears(
+                seal(newcomer, TOPIC.swarm_id, 1, victim.now, "offer", b""), honest[0][0].peer_id
+            )
         if step % 100 == 0:
             victim.save()
     victim.restart("kill")
@@ -166,28 +193,41 @@ class Live:
 
 
 def attack(
-    folder: Path, engine: str = "libp2p", restart: str = "none", seconds: float = 60.0, rate: float = RATE, every: float = 0.5
+    folder: Path,
+    engine: str = "libp2p",
+    restart: str = "none",
+    seconds: float = 60.0,
+    rate: float = RATE,
+    every: float = 0.5,
 ) -> Live:
-    """Two nodes, which publish. The second is ended in the middle, and counts anew from when it is connected again."""
+    """Two nodes, which publish.
+
+    The second is ended in the middle, and counts anew from when it is connected again.
+    """
     with ExitStack() as stack:
         probes = probe_swarm(stack, folder, engine, 2)
         victims = [probe.addresses[0] for probe in probes]
         more = ["--seconds", str(3 * seconds + PATIENCE), "--rate", str(rate)]
-        attacker = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.deafening", bootstrap=victims, more=more))
+        attacker = stack.enter_context(
+            ProbeProcess(folder / "hostile", module="tests.attacks.deafening", bootstrap=victims, more=more)
+        )
         attacker.wait_for("ready", 1, PATIENCE)
         lives, since = [Life(probe) for probe in probes], time.time()
         if restart != "none":
             time.sleep(seconds / 2)
             lives[1].end()
             if restart == "power":
-                for child in psutil.Process(probes[1].process.pid).children():  # so that p2pd cannot say goodbye either
+                # So that p2pd cannot say goodbye either
+                for child in psutil.Process(probes[1].process.pid).children():
                     child.kill()
             probes[1].stop() if restart == "clean" else probes[1].kill()
             if restart == "power":
                 seen = folder / "1" / "seen"
                 seen.write_bytes(without_power(seen.read_bytes()))
             listen = victims[1].rpartition("/p2p/")[0]
-            probes[1] = stack.enter_context(ProbeProcess(folder / "1", engine=engine, bootstrap=victims[:1], listen=listen))
+            probes[1] = stack.enter_context(
+                ProbeProcess(folder / "1", engine=engine, bootstrap=victims[:1], listen=listen)
+            )
             since = time.time()
             probes[1].wait(lambda: probes[0].peer_id in probes[1].peers(), PATIENCE)
             lives.append(Life(probes[1]))
@@ -198,7 +238,9 @@ def attack(
             probe.wait_for("sent", count, seconds + PATIENCE)
         due, missing = lost(probes)
         first = [said["at"] for said in probes[1].said("got") if said["author"] == probes[0].peer_id]
-        admitted = max(len({(said["author"], said["got"]) for said in probe.said("got")}) - count for probe in probes)
+        admitted = max(
+            len({(said["author"], said["got"]) for said in probe.said("got")}) - count for probe in probes
+        )
         for life in lives:
             life.end()
         result = Live(
@@ -226,11 +268,17 @@ class Life:
     def end(self) -> None:
         if self._probe.process.poll() is None:
             took = time.time() - self._since
-            used, written, held = (now - before for now, before in zip(self._used(), self._before, strict=True))
+            used, written, held = (
+                now - before for now, before in zip(self._used(), self._before, strict=True)
+            )
             self.cpu, self.disk, self.mib = used / took, written / took / 1e6, held
 
     def _used(self) -> tuple[float, float, float]:
-        return cpu(self._probe), psutil.Process(self._probe.process.pid).io_counters().write_bytes, self._probe.resident()
+        return (
+            cpu(self._probe),
+            psutil.Process(self._probe.process.pid).io_counters().write_bytes,
+            self._probe.resident(),
+        )
 
 
 @pytest.mark.net

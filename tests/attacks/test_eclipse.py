@@ -1,10 +1,13 @@
-"""Eclipse: an attacker that owns nine of ten addresses wants every peer that a node dials to be his. `pytest -s` prints the figures.
+"""Eclipse: an attacker that owns nine of ten addresses wants every peer that a node dials to be his.
 
-The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only sockets are played: a hostile address always
-answers, an honest one where its owner is online, a lie never. The rules are the attacker's: all his peers are always up; they tell of
-his peers alone, and, where he lies, of invented ones, and say that they are in groups where they are not; what honest peers tell is
-nine tenths his as well; a crowd of his dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone
-after the first session. He comes after CALM sessions, or is there from the first minute.
+`pytest -s` prints the figures.
+
+The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only sockets are
+played: a hostile address always answers, an honest one where its owner is online, a lie never. The rules are
+the attacker's: all his peers are always up; they tell of his peers alone, and, where he lies, of invented
+ones, and say that they are in groups where they are not; what honest peers tell is nine tenths his as well; a
+crowd of his dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone after
+the first session. He comes after CALM sessions, or is there from the first minute.
 """
 
 import random
@@ -49,13 +52,18 @@ class World:
         for n in range(HONEST + HOSTILE):
             prefix = self.rng.choice(prefixes[self.groups :]) if n < HONEST else his[n % self.groups]
             peer = peer_id_of(n.to_bytes(32, "big"))
-            self.addresses[peer] = f"/ip4/{prefix}.{self.rng.randrange(256)}.{self.rng.randrange(1, 255)}/tcp/4001"
+            self.addresses[peer] = (
+                f"/ip4/{prefix}.{self.rng.randrange(256)}.{self.rng.randrange(1, 255)}/tcp/4001"
+            )
             (self.honest if n < HONEST else self.hostile).append(peer)
 
     def answer(self, teller: PeerId) -> list[tuple[PeerId, list[str]]]:
         """What a peer says when it is asked whom it knows."""
         if teller in self.honest:
-            return [(peer, [self.addresses[peer]]) for peer in self.rng.sample(self.honest if self.calm else list(self.addresses), TOLD)]
+            return [
+                (peer, [self.addresses[peer]])
+                for peer in self.rng.sample(self.honest if self.calm else list(self.addresses), TOLD)
+            ]
         told = [(peer, [self.addresses[peer]]) for peer in self.rng.sample(self.hostile, TOLD)]
         if self.lies:  # his peers as if in many groups, and peers that nobody ever saw
             told = [(peer, [self.nowhere(), *addresses]) for peer, addresses in told[: TOLD // 2]]
@@ -82,7 +90,10 @@ class Victim:
         self.result = Result()
 
     def session(self, first: bool = False) -> None:
-        """One life of the process, from its start to its death. What it knows of the one before is in the file."""
+        """One life of the process, from its start to its death.
+
+        What it knows of the one before is in the file.
+        """
         world = self.world
         book = AddressBook(ME, world.rng.randbytes(16))
         bootstrap = world.honest[0]
@@ -90,7 +101,9 @@ class Victim:
             _, _, host, _, port = world.addresses[bootstrap].split("/")
             book.pin(bootstrap, Endpoint("ip4", host, int(port)))
         book.load(self.path)
-        up = {peer for peer in world.honest[1:] if world.rng.random() < ONLINE} | {*([bootstrap] if first else [])}
+        up = {peer for peer in world.honest[1:] if world.rng.random() < ONLINE} | {
+            *([bootstrap] if first else [])
+        }
         inbound = {*world.rng.sample(sorted(up), HONEST_INBOUND)}
         if not world.calm:
             up.update(world.hostile)
@@ -137,7 +150,12 @@ class Victim:
 
 
 def attack(
-    folder: Path, groups: int = 64, lies: bool = False, calm: int = CALM, restarts: int = RESTARTS, seed: int = 1
+    folder: Path,
+    groups: int = 64,
+    lies: bool = False,
+    calm: int = CALM,
+    restarts: int = RESTARTS,
+    seed: int = 1,
 ) -> dict[str, float]:
     """eclipsed: share of the restarts; the rest are means over them."""
     victim = Victim(World(random.Random(seed), groups, lies), folder / "peers.json")
@@ -149,10 +167,16 @@ def attack(
         victim.session()
     r = victim.result
     found = {
-        "eclipsed": r.eclipsed / restarts, "honest_peers": r.honest / restarts, "dialled_peers": r.outbound / restarts,
+        "eclipsed": r.eclipsed / restarts,
+        "honest_peers": r.honest / restarts,
+        "dialled_peers": r.outbound / restarts,
         "groups": r.groups / restarts,
-    }  # fmt: skip
-    show(f"eclipse, {HOSTILE} of {HOSTILE + HONEST} addresses hostile, in {groups} groups, lies {lies}, {calm} calm sessions", found)
+    }
+    show(
+        f"eclipse, {HOSTILE} of {HOSTILE + HONEST} addresses hostile, in {groups} groups, lies {lies},"
+        f" {calm} calm sessions",
+        found,
+    )
     return found
 
 
@@ -168,7 +192,8 @@ ATTACK = Attack(
     attack,
     {"eclipsed": 0.01},
     about={
-        "groups": "network groups that the attacker has addresses in", "lies": "his peers tell of peers that are not there",
+        "groups": "network groups that the attacker has addresses in",
+        "lies": "his peers tell of peers that are not there",
         "calm": "sessions before he comes; 0: from the first minute",
     },
-)  # fmt: skip
+)

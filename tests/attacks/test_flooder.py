@@ -1,9 +1,12 @@
-"""A flooder: one peer with a valid key that sends 10,000 messages a second to each node of a real swarm. `pytest -s` prints the figures.
+"""A flooder: one peer with a valid key that sends 10,000 messages a second to each node of a real swarm.
 
-Nodes are processes (`benchmarks.probe`) that publish to one another; the attacker is another (`tests.attacks.flooding`), writes
-into their GossipSub streams what it made beforehand, and dials again as soon as it is hung up on. What the flood costs is measured as CPU
-seconds of a node and its p2pd, less those of the same time without it: on a machine that is busy otherwise, a round's time is not to be
-measured within 5 %, and what the flood takes of a core it cannot take more of from a round.
+`pytest -s` prints the figures.
+
+Nodes are processes (`benchmarks.probe`) that publish to one another; the attacker is another
+(`tests.attacks.flooding`), writes into their GossipSub streams what it made beforehand, and dials again as
+soon as it is hung up on. What the flood costs is measured as CPU seconds of a node and its p2pd, less those
+of the same time without it: on a machine that is busy otherwise, a round's time is not to be measured within
+5 %, and what the flood takes of a core it cannot take more of from a round.
 """
 
 import time
@@ -30,7 +33,10 @@ NEVER = -1.0
 
 @dataclass
 class Result:
-    """Seconds; shares of one core, of the node that paid most; messages as far as the attacker could write them."""
+    """Seconds; shares of one core, of the node that paid most.
+
+    Messages as far as the attacker could write them.
+    """
 
     cut_off: float  # after the first message, of the last victim to hang up; NEVER where none did
     never: int  # victims that did not
@@ -46,7 +52,9 @@ class Result:
 
 
 def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0) -> tuple[int, int]:
-    """Frames of honest nodes, times those who should have them, and how many are missing once no more have come for so long."""
+    """Frames of honest nodes, times those who should have them, and how many are missing once no more have
+    come for so long.
+    """
 
     def count() -> tuple[int, int]:
         sent = [(probe.peer_id, said["sent"]) for probe in probes for said in probe.said("sent")]
@@ -81,19 +89,27 @@ def attack(
             probe.order(publish=HONEST_BYTES, count=honest, every=HONEST_EVERY)
         before = [cpu(probe) for probe in probes]
         time.sleep(calm)
-        usual = [(cpu(probe) - was) / calm if calm else 0.0 for probe, was in zip(probes, before, strict=True)]
+        usual = [
+            (cpu(probe) - was) / calm if calm else 0.0 for probe, was in zip(probes, before, strict=True)
+        ]
         options = ["--kind", kind, "--redial", redial, "--seconds", str(seconds), "--rate", str(rate)]
         victims = [probe.addresses[0] for probe in probes]
-        attacker = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.flooding", bootstrap=victims, more=options))
+        attacker = stack.enter_context(
+            ProbeProcess(folder / "hostile", module="tests.attacks.flooding", bootstrap=victims, more=options)
+        )
         attacker.wait_for("ready", 1, PATIENCE)
         before, since = [cpu(probe) for probe in probes], time.monotonic()
         attacker.wait_for("done", 1, seconds + 2 * PATIENCE)
         took = time.monotonic() - since
-        costs = [cpu(probe) - was - took * share for probe, was, share in zip(probes, before, usual, strict=True)]
+        costs = [
+            cpu(probe) - was - took * share for probe, was, share in zip(probes, before, usual, strict=True)
+        ]
         for probe in probes:
             probe.wait_for("sent", honest, PATIENCE)
         due, missing_ones = lost(probes)
-        dials = [[said for said in attacker.said("dialled") if said["dialled"] == victim] for victim in victims]
+        dials = [
+            [said for said in attacker.said("dialled") if said["dialled"] == victim] for victim in victims
+        ]
         first, again = [of[0] for of in dials], [dial for of in dials for dial in of[1:]]
         came = [dial for dial in again if not dial["refused"]]
         cut = [dial["seconds"] for dial in first]
@@ -116,8 +132,12 @@ def attack(
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("kind, nodes, seconds", [("frames", 3, 5.0), ("elsewhere", 2, 3.0), ("control", 2, 3.0)])
-def test_a_flooder_is_cut_off_and_costs_the_others_nothing(kind: str, nodes: int, seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind, nodes, seconds", [("frames", 3, 5.0), ("elsewhere", 2, 3.0), ("control", 2, 3.0)]
+)
+def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
+    kind: str, nodes: int, seconds: float, tmp_path: Path
+) -> None:
     result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds)
     assert result.never == 0  # within 2 s where the machine has nothing else to do
     assert result.written_first < nodes * RATE * 2
@@ -155,8 +175,10 @@ ATTACK = Attack(
     {"never": 0, "cut_off": 2.0, "let_in_again": 0, "cost": 0.05, "honest_lost": 0},
     choices={"engine": ENGINES, "kind": list(KINDS), "redial": ["none", "same", "fresh"]},
     about={
-        "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()), "redial": "with the same key or with new ones",
-        "calm": "seconds without the flood, before it", "seconds": "of the flood, after the first hang-up",
+        "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
+        "redial": "with the same key or with new ones",
+        "calm": "seconds without the flood, before it",
+        "seconds": "of the flood, after the first hang-up",
         "rate": "messages a second to each node",
     },
-)  # fmt: skip
+)

@@ -1,9 +1,11 @@
-"""Forger: 10,000 frames that no honest author signed, so that they are taken for one's, or use up one's quota.
+"""Forger: 10,000 frames that no honest author signed, so that they are taken for one's, or use up one's
+quota.
 
-The code is the real one: `p2p.member`, its inbox and its reputation. What he tries: frames with flipped bits, cut, spliced, written in
-another spelling of msgpack; signatures moved by the order of the group, swapped, of another domain or another message; others' names
-over his own signature; keys of small order, whose "signatures" hold for anything. He brings them by a few connections of his own, by
-ones of a hundred peers, or unnamed, as where the engine does not say who handed a frame over.
+The code is the real one: `p2p.member`, its inbox and its reputation. What he tries: frames with flipped bits,
+cut, spliced, written in another spelling of msgpack; signatures moved by the order of the group, swapped, of
+another domain or another message; others' names over his own signature; keys of small order, whose
+"signatures" hold for anything. He brings them by a few connections of his own, by ones of a hundred peers, or
+unnamed, as where the engine does not say who handed a frame over.
 """
 
 import random
@@ -42,7 +44,14 @@ class World:
     def frame(self, author: Identity) -> bytes:
         """An honest frame that the victim has not seen: what a forger starts from."""
         self.number += 1
-        return seal(author, TOPIC.swarm_id, self.number, self.clock(), "rollouts", self.rng.randbytes(self.rng.choice([0, 40, 2000])))
+        return seal(
+            author,
+            TOPIC.swarm_id,
+            self.number,
+            self.clock(),
+            "rollouts",
+            self.rng.randbytes(self.rng.choice([0, 40, 2000])),
+        )
 
 
 def flipped(world: World, frame: bytes) -> bytes:
@@ -53,8 +62,19 @@ def flipped(world: World, frame: bytes) -> bytes:
 
 
 def cut_or_spliced(world: World, frame: bytes) -> bytes:
-    other, i, j = world.frame(world.rng.choice(world.honest)), world.rng.randrange(len(frame)), world.rng.randrange(1, 60)
-    return world.rng.choice([frame[:i], frame[:i] + other[i : i + j] + frame[i + j :], frame + other[:j], frame[:i] + frame[i + j :]])
+    other, i, j = (
+        world.frame(world.rng.choice(world.honest)),
+        world.rng.randrange(len(frame)),
+        world.rng.randrange(1, 60),
+    )
+    return world.rng.choice(
+        [
+            frame[:i],
+            frame[:i] + other[i : i + j] + frame[i + j :],
+            frame + other[:j],
+            frame[:i] + frame[i + j :],
+        ]
+    )
 
 
 def respelled(world: World, frame: bytes) -> bytes:
@@ -132,15 +152,20 @@ def forge(connections: int, seed: int = 1) -> Result:
         if forged == original:
             continue
         result.let_in += world.victim.deliver(forged, rng.choice(his)) is Verdict.ACCEPT
-        world.clock.now += 0.001  # he sends a thousand a second, with 20 frames a second of the honest between them
+        # He sends a thousand a second, with 20 frames a second of the honest between them
+        world.clock.now += 0.001
         if n % 50 == 0:
             author = rng.choice(world.honest)
             result.honest_sent += 1
-            result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
+            result.honest_let_in += (
+                world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
+            )
     for author in world.honest:  # and each has its whole burst left, but for what it sent itself
         for _ in range(50):
             result.honest_sent += 1
-            result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
+            result.honest_let_in += (
+                world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
+            )
     result.reasons = Counter({reason.value: count for reason, count in world.victim.rejected.items()})
     result.looked_at = result.reasons["bad signature"]
     show(f"forger, {FORGED} frames by {connections or 'unnamed'} connections", result)
@@ -165,5 +190,7 @@ def attack(folder: Path, connections: tuple[int, ...] = (0, 3, 100), seed: int =
 
 
 ATTACK = Attack(
-    attack, {"let_in": 0, "honest_kept_out": 0}, about={"connections": "of his; 0: the engine does not say which; again for more"}
+    attack,
+    {"let_in": 0, "honest_kept_out": 0},
+    about={"connections": "of his; 0: the engine does not say which; again for more"},
 )

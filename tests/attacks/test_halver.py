@@ -1,4 +1,6 @@
-"""Halver: many streams of GossipSub, on each an RPC of which all but the last byte is sent, and held by the receiver until it ends."""
+"""Halver: many streams of GossipSub, on each an RPC of which all but the last byte is sent, and held by the
+receiver until it ends.
+"""
 
 import time
 from contextlib import ExitStack
@@ -27,14 +29,27 @@ class Result:
     honest_lost: int
 
 
-def attack(folder: Path, connections: int = 6, streams: int = 64, size: int = 300_000, seconds: float = 60.0) -> Result:
+def attack(
+    folder: Path, connections: int = 6, streams: int = 64, size: int = 300_000, seconds: float = 60.0
+) -> Result:
     with ExitStack() as stack:
         victim, honest = probes = probe_swarm(stack, folder, "libp2p", 2)
         for probe in probes:
             probe.order(publish=600, count=int(seconds / EVERY), every=EVERY)
         before, used, begun = victim.resident(), cpu(victim), time.monotonic()
-        more = ["--connections", str(connections), "--streams", str(streams), "--size", str(size), "--seconds", str(seconds)]
-        hostile = ProbeProcess(folder / "hostile", module="tests.attacks.halving", bootstrap=victim.addresses[:1], more=more)
+        more = [
+            "--connections",
+            str(connections),
+            "--streams",
+            str(streams),
+            "--size",
+            str(size),
+            "--seconds",
+            str(seconds),
+        ]
+        hostile = ProbeProcess(
+            folder / "hostile", module="tests.attacks.halving", bootstrap=victim.addresses[:1], more=more
+        )
         stack.enter_context(hostile)
         most = before
         while not hostile.said("done"):
@@ -47,8 +62,12 @@ def attack(folder: Path, connections: int = 6, streams: int = 64, size: int = 30
         due, missing = lost(probes)
         cuts = [said["cut"] for said in hostile.said("cut")]
         halves = sum(said["halves"] for said in hostile.said("halves"))
-        result = Result(halves, len(cuts), max(cuts, default=seconds), most - before, spent / took, due, missing)
-    show(f"halver, {connections} connections, {streams} streams of {size:,} bytes each, {seconds:g} s", result)
+        result = Result(
+            halves, len(cuts), max(cuts, default=seconds), most - before, spent / took, due, missing
+        )
+    show(
+        f"halver, {connections} connections, {streams} streams of {size:,} bytes each, {seconds:g} s", result
+    )
     return result
 
 

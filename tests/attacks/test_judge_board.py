@@ -1,4 +1,6 @@
-"""The judge's board under attack: a crowd of keys that answer once, and a node that leaves the hard questions out.
+"""The judge's board under attack.
+
+A crowd of keys that answer once, and a node that leaves the hard questions out.
 
 The questions and scores are the real ones; who asks is a peer of the test. `pytest -s` prints the figures.
 """
@@ -59,7 +61,11 @@ class Hall:
             board = await self.service.leaderboard(BoardView(after))
             for standing in board.standings:
                 if standing.record.peer == peer:
-                    return {"rank": standing.rank, "score": standing.record.score.share, "n": standing.record.score.answers}
+                    return {
+                        "rank": standing.rank,
+                        "score": standing.record.score.share,
+                        "n": standing.record.score.answers,
+                    }
             after = board.more_after
         return {}
 
@@ -74,11 +80,17 @@ async def crowd(hall: Hall, keys: int) -> dict[str, float]:
         id, right = await hall.ask(f"key {number}")
         await hall.answer(f"key {number}", id, right)
     rows = [await hall.row(f"honest {number}") for number in range(HONEST)]
-    return {"honest_gone": sum(not row for row in rows), "worst_rank": max(row.get("rank", 10**9) for row in rows)}
+    return {
+        "honest_gone": sum(not row for row in rows),
+        "worst_rank": max(row.get("rank", 10**9) for row in rows),
+    }
 
 
 async def dropping(hall: Hall, questions: int) -> dict[str, float]:
-    """Two nodes that could answer three questions of four: one answers what it is asked, one leaves the fourth out."""
+    """Two nodes that could answer three questions of four.
+
+    One answers what it is asked, one leaves the fourth out.
+    """
     for turn in range(questions):
         id, right = await hall.ask("honest")
         await hall.answer("honest", id, right if turn % 4 else "x")
@@ -88,7 +100,11 @@ async def dropping(hall: Hall, questions: int) -> dict[str, float]:
         else:
             await hall.let_lapse()
     honest, dropper = await hall.row("honest"), await hall.row("dropper")
-    return {"honest": honest["score"], "dropper": dropper["score"], "gain": dropper["score"] - honest["score"]}
+    return {
+        "honest": honest["score"],
+        "dropper": dropper["score"],
+        "gain": dropper["score"] - honest["score"],
+    }
 
 
 async def play(folder: Path, keys: int, questions: int) -> dict[str, float]:
@@ -97,7 +113,10 @@ async def play(folder: Path, keys: int, questions: int) -> dict[str, float]:
     async with open_service(settings, random.Random(5), lambda: clock[0], lambda: 1.8e9) as service:
         hall = Hall(service, clock)
         found = await crowd(hall, keys) | await dropping(hall, questions)
-    show(f"judge-board, {keys} keys that answer once, {HONEST} honest nodes, every fourth question dropped", found)
+    show(
+        f"judge-board, {keys} keys that answer once, {HONEST} honest nodes, every fourth question dropped",
+        found,
+    )
     return found
 
 

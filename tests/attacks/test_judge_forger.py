@@ -1,6 +1,9 @@
-"""Submissions that a judge must not accept: forged, altered, copied, late, replayed, foreign, malformed. `pytest -s` prints the figures.
+"""Submissions that a judge must not accept: forged, altered, copied, late, replayed, foreign, malformed.
 
-The judge is a process of its own. An honest peer is evaluated beside the attacker; at the end the judge must have its answers and no other.
+`pytest -s` prints the figures.
+
+The judge is a process of its own. An honest peer is evaluated beside the attacker; at the end the judge must
+have its answers and no other.
 """
 
 import random
@@ -25,24 +28,65 @@ TARGET = "/v1/evaluations"
 ASK: dict[str, Any] = {"round": 1, "curriculum": TINY_9.digest, "asker": {"model": "tiny", "name": "x"}}
 GIVEN = answering("<answer>0</answer>")
 GARBAGE = [
-    b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b"\x00", b'{"text":', b"[" * 20_000, b'{"text":"\\ud800","ended":true}', b"{}" * 9,
-    b'{"text":1,"ended":true}', b'{"text":"x"}', b'{"text":"x","ended":"true"}', b'{"text":"x","ended":true,"more":1}', b"NaN",
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"\xff\xfe",
+    b"\x00",
+    b'{"text":',
+    b"[" * 20_000,
+    b'{"text":"\\ud800","ended":true}',
+    b"{}" * 9,
+    b'{"text":1,"ended":true}',
+    b'{"text":"x"}',
+    b'{"text":"x","ended":"true"}',
+    b'{"text":"x","ended":true,"more":1}',
+    b"NaN",
     b"9" * 5_000,
-    b'{"answers":[]}', b'{"answers":[null]}', b'{"answers":[{"text":"x","ended":true},{"text":"y","ended":true}]}', b'{"answers":{"0":1}}',
-    b'{"answers":[{"text":"' + b"x" * 16_385 + b'","ended":true}]}', b'{"answers":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
-]  # fmt: skip
+    b'{"answers":[]}',
+    b'{"answers":[null]}',
+    b'{"answers":[{"text":"x","ended":true},{"text":"y","ended":true}]}',
+    b'{"answers":{"0":1}}',
+    b'{"answers":[{"text":"' + b"x" * 16_385 + b'","ended":true}]}',
+    b'{"answers":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+]
 WRONG_WISHES: Sequence[Mapping[str, Any]] = [
-    {"round": -1}, {"round": 2**63}, {"round": 1e300}, {"round": "1"}, {"curriculum": "0" * 16}, {"curriculum": ""}, {"questions": 0},
-    {"questions": 9}, {"answers": 0}, {"answers": 17}, {"answers": True}, {"asker": {}}, {"asker": None}, {"asker": {"model": "x" * 101}},
-    {"asker": {"model": "x", "name": "n" * 41}}, {"asker": {"model": "x", "hardware": "abacus"}}, {"asker": {"model": "x", "local": -1}},
-    {"more": 1}, {"asker": {"model": "\ud800"}},
-]  # fmt: skip
+    {"round": -1},
+    {"round": 2**63},
+    {"round": 1e300},
+    {"round": "1"},
+    {"curriculum": "0" * 16},
+    {"curriculum": ""},
+    {"questions": 0},
+    {"questions": 9},
+    {"answers": 0},
+    {"answers": 17},
+    {"answers": True},
+    {"asker": {}},
+    {"asker": None},
+    {"asker": {"model": "x" * 101}},
+    {"asker": {"model": "x", "name": "n" * 41}},
+    {"asker": {"model": "x", "hardware": "abacus"}},
+    {"asker": {"model": "x", "local": -1}},
+    {"more": 1},
+    {"asker": {"model": "\ud800"}},
+]
 WRONG_HEADERS = [
-    ("swarmd-peer", "12D3KooW"), ("swarmd-peer", "1" * 52), ("swarmd-sequence", "-1"), ("swarmd-sequence", "01"),
+    ("swarmd-peer", "12D3KooW"),
+    ("swarmd-peer", "1" * 52),
+    ("swarmd-sequence", "-1"),
+    ("swarmd-sequence", "01"),
     ("swarmd-sequence", "9" * 19),
-    ("swarmd-sequence", "9" * 5_000), ("swarmd-signature", "0" * 128), ("swarmd-signature", "F" * 128), ("swarmd-signature", ""),
-    ("swarmd-origin", "ftp://judge.test"), ("swarmd-origin", ""), ("swarmd-origin", "http://" + "x" * 300),
-]  # fmt: skip
+    ("swarmd-sequence", "9" * 5_000),
+    ("swarmd-signature", "0" * 128),
+    ("swarmd-signature", "F" * 128),
+    ("swarmd-signature", ""),
+    ("swarmd-origin", "ftp://judge.test"),
+    ("swarmd-origin", ""),
+    ("swarmd-origin", "http://" + "x" * 300),
+]
 
 
 @dataclass
@@ -54,7 +98,10 @@ class Request:
 
 
 class Forger:
-    """One who hears what an honest peer sends, and has keys of its own. Each method makes one submission that is not to be accepted."""
+    """One who hears what an honest peer sends, and has keys of its own.
+
+    Each method makes one submission that is not to be accepted.
+    """
 
     def __init__(self, http: httpx2.Client, url: str, rng: random.Random) -> None:
         self._http, self._url, self._rng = http, url, rng
@@ -70,7 +117,9 @@ class Forger:
         return str(asked.json()["evaluations"][0]["evaluation"])
 
     def send(self, request: Request) -> httpx2.Response:
-        return self._http.request(request.method, self._url + request.target, content=request.body, headers=request.headers)
+        return self._http.request(
+            request.method, self._url + request.target, content=request.body, headers=request.headers
+        )
 
     def signed(self, peer: SigningPeer, target: str, document: Any) -> Request:
         body = document if isinstance(document, bytes) else encode(document)
@@ -113,7 +162,10 @@ class Forger:
         return self.signed(self.honest, f"{TARGET}/{self._rng.choice(self.answered)}/answers", GIVEN)
 
     def stale(self) -> Request:
-        """A sequence number of its own that was used up, or an older one. (What is malformed uses none up, so one is used up here.)"""
+        """A sequence number of its own that was used up, or an older one.
+
+        (What is malformed uses none up, so one is used up here.)
+        """
         self.send(self.signed(self.other, TARGET, ASK))
         target, body = f"{TARGET}/{self.own}/answers", encode(GIVEN)
         sequence = self._rng.randrange(self.other.sequence + 1)
@@ -127,12 +179,16 @@ class Forger:
             elsewhere.sequence = self.other.sequence = self.other.sequence + 1
             return Request("POST", target, elsewhere.headers("POST", target, body), body)
         headers = self.other.headers("POST", TARGET if kind == 1 else target, body)
-        return Request("POST" if kind == 1 else self._rng.choice(("PUT", "PATCH", "DELETE")), target, headers, body)
+        return Request(
+            "POST" if kind == 1 else self._rng.choice(("PUT", "PATCH", "DELETE")), target, headers, body
+        )
 
     def malformed(self) -> Request:
         if self._rng.random() < 0.3:
             return self.signed(self.other, TARGET, ASK | self._rng.choice(WRONG_WISHES))
-        return self.signed(self.other, self._rng.choice((TARGET, f"{TARGET}/{self.own}/answers")), self._garbage())
+        return self.signed(
+            self.other, self._rng.choice((TARGET, f"{TARGET}/{self.own}/answers")), self._garbage()
+        )
 
     def _garbage(self) -> bytes:
         if self._rng.random() < 0.7:
@@ -140,17 +196,37 @@ class Forger:
         return self._rng.randbytes(self._rng.randrange(1, 400))
 
     def unknown(self) -> Request:
-        id = self._rng.choice((f"{self._rng.getrandbits(128):032x}", "0" * 32, "x", "%00", "..%2f..", "a" * 64, "a" * 65, "%F0%9F%A6%A6"))
+        id = self._rng.choice(
+            (
+                f"{self._rng.getrandbits(128):032x}",
+                "0" * 32,
+                "x",
+                "%00",
+                "..%2f..",
+                "a" * 64,
+                "a" * 65,
+                "%F0%9F%A6%A6",
+            )
+        )
         return self.signed(self.other, f"{TARGET}/{id}/answers", GIVEN)
 
     def too_large(self) -> Request:
-        return self.signed(self.other, f"{TARGET}/{self.own}/answers", b'{"answers":[{"text":"' + b"x" * 530_000 + b'","ended":true}]}')
+        return self.signed(
+            self.other,
+            f"{TARGET}/{self.own}/answers",
+            b'{"answers":[{"text":"' + b"x" * 530_000 + b'","ended":true}]}',
+        )
 
     def misheaded(self) -> Request:
         request = self.signed(self.other, f"{TARGET}/{self.own}/answers", GIVEN)
         if self._rng.random() < 0.2:
             gone = self._rng.choice(list(request.headers))
-            return Request("POST", request.target, {name: value for name, value in request.headers.items() if name != gone}, request.body)
+            return Request(
+                "POST",
+                request.target,
+                {name: value for name, value in request.headers.items() if name != gone},
+                request.body,
+            )
         return self.changed(request, *self._rng.choice(WRONG_HEADERS))
 
     def changed(self, request: Request, name: str, value: str) -> Request:
@@ -160,15 +236,28 @@ class Forger:
 KINDS: Mapping[str, Callable[[Forger], Request]] = {
     name: getattr(Forger, name)
     for name in (
-        "forged", "altered", "foreign", "copied", "replayed", "repeated", "stale", "misdirected", "malformed", "unknown", "too_large",
+        "forged",
+        "altered",
+        "foreign",
+        "copied",
+        "replayed",
+        "repeated",
+        "stale",
+        "misdirected",
+        "malformed",
+        "unknown",
+        "too_large",
         "misheaded",
     )
-}  # fmt: skip
+}
 
 
 def play(folder: Path, submissions: int, seed: int) -> dict[str, Any]:
     rng, seen = random.Random(seed), Counter[str]()
-    with serving(folder, "--origin", ORIGIN, "--deadline", str(DEADLINE)) as (_, ready), httpx2.Client(timeout=60, trust_env=False) as http:
+    with (
+        serving(folder, "--origin", ORIGIN, "--deadline", str(DEADLINE)) as (_, ready),
+        httpx2.Client(timeout=60, trust_env=False) as http,
+    ):
         forger = Forger(http, str(ready["url"]), rng)
         honest = 0
         for number in range(submissions):
@@ -180,15 +269,24 @@ def play(folder: Path, submissions: int, seed: int) -> dict[str, Any]:
             seen[f"{kind} {status // 100}xx"] += 1
         late = lateness(folder / "late", max(1, submissions // 40))
         peers = [
-            http.get(f"{ready['url']}/v1/peers/{peer.identity.peer_id}").json() for peer in (forger.honest, forger.victim, forger.other)
+            http.get(f"{ready['url']}/v1/peers/{peer.identity.peer_id}").json()
+            for peer in (forger.honest, forger.victim, forger.other)
         ]
     accepted = sum(many for what, many in seen.items() if what.endswith(("2xx", "3xx")))
     errors = sum(many for what, many in seen.items() if what.endswith("5xx"))
     found: dict[str, Any] = {
-        "submissions": submissions + late["late"], "accepted": accepted + late["accepted"], "server_errors": errors + late["server_errors"],
-        "miscounted": sum(abs(row["answered"] + row["unanswered"] - count) for row, count in zip(peers, (honest, 0, 0), strict=True)),
-    }  # fmt: skip
-    show(f"judge-forger, {submissions} submissions, seed {seed}", {**dict(sorted(seen.items())), **late, **found})
+        "submissions": submissions + late["late"],
+        "accepted": accepted + late["accepted"],
+        "server_errors": errors + late["server_errors"],
+        "miscounted": sum(
+            abs(row["answered"] + row["unanswered"] - count)
+            for row, count in zip(peers, (honest, 0, 0), strict=True)
+        ),
+    }
+    show(
+        f"judge-forger, {submissions} submissions, seed {seed}",
+        {**dict(sorted(seen.items())), **late, **found},
+    )
     return found
 
 
@@ -196,11 +294,16 @@ def lateness(folder: Path, answers: int) -> dict[str, int]:
     """Answers behind the deadline, to a judge that gives one second."""
     folder.mkdir()
     found = Counter[int]()
-    with serving(folder, "--origin", ORIGIN, "--deadline", "1") as (_, ready), httpx2.Client(timeout=60, trust_env=False) as http:
+    with (
+        serving(folder, "--origin", ORIGIN, "--deadline", "1") as (_, ready),
+        httpx2.Client(timeout=60, trust_env=False) as http,
+    ):
 
         def post(peer: SigningPeer, target: str, document: Mapping[str, Any]) -> httpx2.Response:
             body = encode(document)
-            return http.post(str(ready["url"]) + target, content=body, headers=peer.headers("POST", target, body))
+            return http.post(
+                str(ready["url"]) + target, content=body, headers=peer.headers("POST", target, body)
+            )
 
         peer = SigningPeer(1, ORIGIN)
         asked = post(peer, TARGET, ASK | {"questions": 4}).json()["evaluations"]

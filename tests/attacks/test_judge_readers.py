@@ -1,6 +1,9 @@
-"""Readers that never read: they ask a judge for its largest page and take nothing of the answer. `pytest -s` prints the figures.
+"""Readers that never read: they ask a judge for its largest page and take nothing of the answer.
 
-The judge is a process of its own. The page is that of a peer with 500 answers of the longest kind. An honest node is evaluated meanwhile.
+`pytest -s` prints the figures.
+
+The judge is a process of its own. The page is that of a peer with 500 answers of the longest kind. An honest
+node is evaluated meanwhile.
 """
 
 import socket
@@ -43,7 +46,10 @@ def fill(folder: Path, answers: int) -> None:
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
-    """What an honest node's evaluations take for so long, and so many times: seconds for both calls of each."""
+    """What an honest node's evaluations take for so long, and so many times.
+
+    Seconds for both calls of each.
+    """
     taken: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(taken) < least:
@@ -56,7 +62,9 @@ async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
     return taken
 
 
-def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int = 500, patience: float = 60.0) -> dict[str, Any]:
+def attack(
+    folder: Path, readers: int = 60, seconds: float = 16.0, answers: int = 500, patience: float = 60.0
+) -> dict[str, Any]:
     """patience: seconds to wait at the end for the judge to cut all readers off."""
     fill(folder, answers)
     with ExitStack() as stack:
@@ -69,7 +77,8 @@ def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int 
             reader = stack.enter_context(socket.socket())
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.connect(address(ready))
-            reader.sendall(f"GET /v1/peers/{LONG} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * PAGES)  # more than the kernel's buffers hold
+            # More than the kernel's buffers hold
+            reader.sendall(f"GET /v1/peers/{LONG} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * PAGES)
         most = 0
 
         async def watched() -> list[float]:

@@ -1,7 +1,8 @@
 """Silent keys: fresh keys that ask a judge for a question and never answer. `pytest -s` prints the figures.
 
-The judge is a process of its own, behind a proxy that says whom it speaks for, so that one machine can play many networks. Peers with a
-record are evaluated throughout; at the end one without a record asks from a network of its own.
+The judge is a process of its own, behind a proxy that says whom it speaks for, so that one machine can play
+many networks. Peers with a record are evaluated throughout; at the end one without a record asks from a
+network of its own.
 """
 
 import json
@@ -31,9 +32,14 @@ class Town:
     def __init__(self, url: str, http: httpx2.AsyncClient) -> None:
         self._url, self._http = url, http
 
-    async def post(self, peer: SigningPeer, network: int, target: str, document: Mapping[str, Any]) -> httpx2.Response:
+    async def post(
+        self, peer: SigningPeer, network: int, target: str, document: Mapping[str, Any]
+    ) -> httpx2.Response:
         body = json.dumps(document).encode()
-        headers = {**peer.headers("POST", target, body), "x-forwarded-for": f"198.{network // 256}.{network % 256}.7"}
+        headers = {
+            **peer.headers("POST", target, body),
+            "x-forwarded-for": f"198.{network // 256}.{network % 256}.7",
+        }
         return await self._http.post(self._url + target, content=body, headers=headers)
 
     async def ask(self, peer: SigningPeer, network: int) -> httpx2.Response:
@@ -118,5 +124,8 @@ def attack(folder: Path, keys: int = OPEN_QUESTIONS + 500, networks: int = 100) 
 ATTACK = Attack(
     attack,
     {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},
-    about={"keys": f"the judge has room for {OPEN_QUESTIONS} questions", "networks": "of the second run; the first is of one"},
+    about={
+        "keys": f"the judge has room for {OPEN_QUESTIONS} questions",
+        "networks": "of the second run; the first is of one",
+    },
 )

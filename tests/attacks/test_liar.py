@@ -1,8 +1,9 @@
 """Liars: three in ten nodes share what is not true. `pytest -s` prints the figures.
 
-They cannot send rewards or truths, for the wire has no place for either (they try). So they lie with what it has: wrong answers, truths of
-other tasks, references to tasks that are not there or not for training, and text that is meant for the verifier rather than for a model.
-Every reward of every batch is held against a second opinion, which shares no code with the verifier.
+They cannot send rewards or truths, for the wire has no place for either (they try). So they lie with what it
+has: wrong answers, truths of other tasks, references to tasks that are not there or not for training, and
+text that is meant for the verifier rather than for a model. Every reward of every batch is held against a
+second opinion, which shares no code with the verifier.
 """
 
 import contextlib
@@ -36,18 +37,26 @@ LIARS = 0.3
 HONEST = "nobody lies"
 PORT = 9  # where nobody listens
 PATH = "/nonexistent/liar"
-PLAIN = {"propositional_logic": re.compile(r"[A-Z∧∨¬→↔() ]{1,80}"), "decimal_arithmetic": re.compile(r"[-0-9.]{1,20}")}
+PLAIN = {
+    "propositional_logic": re.compile(r"[A-Z∧∨¬→↔() ]{1,80}"),
+    "decimal_arithmetic": re.compile(r"[-0-9.]{1,20}"),
+}
 OTHERS = re.compile(r"[-0-9A-Za-z ./\\{}$\n]{1,256}")
 
 
 class Liar:
     """Sends as many rollouts a round as an honest node, each a lie of another kind.
 
-    manner: "sly" sends nothing that can be refused, "bold" does, "exam" has answers to the judges' questions alone.
+    manner: "sly" sends nothing that can be refused, "bold" does, "exam" has answers to the judges' questions
+    alone.
     """
 
     def __init__(self, swarm: Swarm, number: int, manner: str) -> None:
-        self.tasks, self.rng, self.member = CurriculumTasks(TINY_9), random.Random(number), swarm.member(number)
+        self.tasks, self.rng, self.member = (
+            CurriculumTasks(TINY_9),
+            random.Random(number),
+            swarm.member(number),
+        )
         sly = [self.wrong, self.another_truth, self.hidden_truth, self.at_the_verifier]
         self.kinds = {"sly": sly, "bold": [*sly, self.invented, self.claims], "exam": [self.held_out]}[manner]
 
@@ -64,19 +73,32 @@ class Liar:
         return self._body(task.ref, ["<answer>0 0</answer>"] * COMPLETIONS, t)
 
     def another_truth(self, task: Task, t: int) -> bytes:
-        """Right, had something else been asked; and one right answer, without which nobody would train on it."""
+        """Right, had something else been asked.
+
+        And one right answer, without which nobody would train on it.
+        """
         (other,) = self.tasks.draw(1, self.rng)
         return self._body(task.ref, [self._right(task), *[self._right(other)] * (COMPLETIONS - 1)], t)
 
     def hidden_truth(self, task: Task, t: int) -> bytes:
         """Wrong answers with the right one where no answer is looked for."""
         right = self._right(task)
-        lies = [right[8:-9], f"{right}<answer>0 0</answer>", f"<answer>0 0 {right}", f"<ANSWER>{right[8:-9]}</ANSWER>"]
+        lies = [
+            right[8:-9],
+            f"{right}<answer>0 0</answer>",
+            f"<answer>0 0 {right}",
+            f"<ANSWER>{right[8:-9]}</ANSWER>",
+        ]
         return self._body(task.ref, [right, *(self.rng.choice(lies) for _ in range(COMPLETIONS - 1))], t)
 
     def invented(self, task: Task, t: int) -> bytes:
         """References to no task."""
-        refs = [TaskRef("truth_telling", 1), TaskRef("leg_counting", 1), TaskRef(task.ref.specialty, 2**40), TaskRef("", 0)]
+        refs = [
+            TaskRef("truth_telling", 1),
+            TaskRef("leg_counting", 1),
+            TaskRef(task.ref.specialty, 2**40),
+            TaskRef("", 0),
+        ]
         return self._body(self.rng.choice(refs), [self._right(task), "no"], t)
 
     def held_out(self, task: Task, t: int) -> bytes:
@@ -104,7 +126,10 @@ class Liar:
 
 @dataclass
 class SecondOpinion:
-    """Question and rewards of all that is trained on, from ReasoningGYM itself; text it must not see (it evaluates some) earns nothing."""
+    """Question and rewards of all that is trained on, from ReasoningGYM itself.
+
+    Text it must not see (it evaluates some) earns nothing.
+    """
 
     false: int = 0  # completions whose reward it does not share
     seen: int = 0
@@ -113,7 +138,9 @@ class SecondOpinion:
     def __call__(self, batch: Sequence[Scored]) -> None:
         for scored in batch:
             ref = scored.rollout.ref
-            dataset = reasoning_gym.create_dataset(ref.specialty, seed=ref.n, size=1, **TINY_9.configs[ref.specialty])
+            dataset = reasoning_gym.create_dataset(
+                ref.specialty, seed=ref.n, size=1, **TINY_9.configs[ref.specialty]
+            )
             with contextlib.redirect_stdout(io.StringIO()):  # bf prints
                 entry = dataset[0]
             known = entry["question"] == scored.question and 0 <= ref.n < TRAINING_TASKS
@@ -123,14 +150,20 @@ class SecondOpinion:
 
     @staticmethod
     def opinion(dataset: Any, entry: Mapping[str, Any], text: str) -> float:
-        answers = re.findall(r"<answer>(.*?)</answer>", text[:20_000], re.DOTALL) if text.count("<answer>") < 50 else []
+        answers = (
+            re.findall(r"<answer>(.*?)</answer>", text[:20_000], re.DOTALL)
+            if text.count("<answer>") < 50
+            else []
+        )
         specialty = entry["metadata"]["source_dataset"]
         answer = answers[-1].strip() if answers else ""
         if specialty == "binary_matrix":
             return float(answer == entry["answer"])
         if not PLAIN.get(specialty, OTHERS).fullmatch(answer):
             return 0.0
-        with decimal.localcontext(decimal.Context(prec=getattr(dataset.config, "precision", 28), rounding=decimal.ROUND_HALF_EVEN)):
+        with decimal.localcontext(
+            decimal.Context(prec=getattr(dataset.config, "precision", 28), rounding=decimal.ROUND_HALF_EVEN)
+        ):
             return float(dataset.score_answer(answer, entry) >= 0.999)
 
 
@@ -143,7 +176,9 @@ class Result:
     refused: Mapping[str, int]  # by the honest nodes
 
 
-def attack(verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, manner: str = "sly") -> Result:
+def attack(
+    verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, manner: str = "sly"
+) -> Result:
     opinion = SecondOpinion()
     swarm = Swarm(verifier, seed, batches=opinion)
     for number in range(honest):
@@ -154,7 +189,13 @@ def attack(verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, 
     authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
     refused = sum((Counter(r.rejected) for n in swarm.learners for r in n.reports), Counter())
     lies = sum(author in names for author in authors) / max(1, len(authors))
-    return Result(opinion.false, opinion.seen, lies, fmean(n.reward(max(1, rounds // 3)) for n in swarm.learners), refused)
+    return Result(
+        opinion.false,
+        opinion.seen,
+        lies,
+        fmean(n.reward(max(1, rounds // 3)) for n in swarm.learners),
+        refused,
+    )
 
 
 @pytest.mark.parametrize("manner", ["sly", "bold", "exam"])
@@ -186,7 +227,10 @@ def learnt(folder: Path, honest: int = 7, rounds: int = 60, seeds: int = 3) -> d
                 before.append(attack(verifier, 0 if kind == HONEST else liars, honest, rounds, seed, kind))
                 show(f"liar, {liars} of {liars + honest} nodes, seed {seed}, {kind}", before[-1])
     clean = fmean(result.reward for result in results.pop(HONEST))
-    lost = {f"reward_lost, {kind}": 1 - fmean(result.reward for result in of) / clean for kind, of in results.items()}
+    lost = {
+        f"reward_lost, {kind}": 1 - fmean(result.reward for result in of) / clean
+        for kind, of in results.items()
+    }
     false = sum(result.false for of in results.values() for result in of)
     return {"false_rewards": false, "reward_lost": max(lost.values()), **lost}
 

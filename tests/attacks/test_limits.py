@@ -1,4 +1,7 @@
-"""The table "What each may take" of docs/admission.md: read from the code, added up, and played to its edge by all at once."""
+"""The table "What each may take" of docs/admission.md.
+
+Read from the code, added up, and played to its edge by all at once.
+"""
 
 import re
 from dataclasses import dataclass
@@ -35,20 +38,50 @@ class Limit:
 
 
 LIMITS = (
-    Limit("authors remembered", "a group as many as are free, a connection as many as its group leaves free",
-          f"{AdmissionLimits().authors:,}", AdmissionLimits().authors * AUTHOR / MIB),
-    Limit("frames of others that wait for a neighbour", "an equal part of group, connection and author, where it is full",
-          f"{forwarding.FRAMES} or {forwarding.BYTES // 1024} KiB each", CONNECTIONS * forwarding.BYTES / MIB),
-    Limit("RPCs begun and not finished", f"a connection one, of {rpcs.MAX_RPC // 1024} KiB", f"{rpcs.UNFINISHED // MIB} MiB",
-          rpcs.UNFINISHED / MIB),
-    Limit("admitted frames that wait to be used", "an equal part of group and author, where it is full",
-          f"{fair_queue.FRAMES:,} or {fair_queue.BYTES // MIB} MiB", fair_queue.BYTES / MIB),
-    Limit("places on the board", f"an author {MAX_ITEMS}; a group an equal part, where it is full", "8,192", 8192 * OFFER / MIB),
-    Limit("questions answered at once", f"a connection {request_response.SERVED_EACH}", f"{request_response.SERVED_AT_ONCE}",
-          request_response.SERVED_AT_ONCE * 1.0),
+    Limit(
+        "authors remembered",
+        "a group as many as are free, a connection as many as its group leaves free",
+        f"{AdmissionLimits().authors:,}",
+        AdmissionLimits().authors * AUTHOR / MIB,
+    ),
+    Limit(
+        "frames of others that wait for a neighbour",
+        "an equal part of group, connection and author, where it is full",
+        f"{forwarding.FRAMES} or {forwarding.BYTES // 1024} KiB each",
+        CONNECTIONS * forwarding.BYTES / MIB,
+    ),
+    Limit(
+        "RPCs begun and not finished",
+        f"a connection one, of {rpcs.MAX_RPC // 1024} KiB",
+        f"{rpcs.UNFINISHED // MIB} MiB",
+        rpcs.UNFINISHED / MIB,
+    ),
+    Limit(
+        "admitted frames that wait to be used",
+        "an equal part of group and author, where it is full",
+        f"{fair_queue.FRAMES:,} or {fair_queue.BYTES // MIB} MiB",
+        fair_queue.BYTES / MIB,
+    ),
+    Limit(
+        "places on the board",
+        f"an author {MAX_ITEMS}; a group an equal part, where it is full",
+        "8,192",
+        8192 * OFFER / MIB,
+    ),
+    Limit(
+        "questions answered at once",
+        f"a connection {request_response.SERVED_EACH}",
+        f"{request_response.SERVED_AT_ONCE}",
+        request_response.SERVED_AT_ONCE * 1.0,
+    ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
-    Limit("the log of admitted frames, on disk", "a connection 200 records of 52 bytes a second", f"{replay_log.MAX_FILE // MIB} MiB", 0.0),
-)  # fmt: skip
+    Limit(
+        "the log of admitted frames, on disk",
+        "a connection 200 records of 52 bytes a second",
+        f"{replay_log.MAX_FILE // MIB} MiB",
+        0.0,
+    ),
+)
 
 
 def table() -> list[str]:
@@ -122,5 +155,10 @@ def test_all_places_on_the_board_at_once() -> None:
     board.add([Offered(PeerId("x honest"), TaskRef("sums", 1), b"honest", 100, None, "9.0")])
     for n in range(400):
         who, group = PeerId(f"a{n}"), f"{n % 8}.0"
-        board.add([Offered(who, TaskRef("sums", k), b"%d %d" % (n, k), 100, None, group) for k in range(2 * MAX_ITEMS)])
+        board.add(
+            [
+                Offered(who, TaskRef("sums", k), b"%d %d" % (n, k), 100, None, group)
+                for k in range(2 * MAX_ITEMS)
+            ]
+        )
     assert len(board) == 8192 and "x honest" in {item.author for item in board}

@@ -1,6 +1,9 @@
-"""Two loud authors within every limit: ten right rollouts a round each, of the easiest specialty. `pytest -s` prints the figures.
+"""Two loud authors within every limit: ten right rollouts a round each, of the easiest specialty.
 
-What they get of what honest nodes take, and what it does to what those learn. A swarm on one machine, so network groups tell nobody apart.
+`pytest -s` prints the figures.
+
+What they get of what honest nodes take, and what it does to what those learn. A swarm on one machine, so
+network groups tell nobody apart.
 """
 
 from pathlib import Path
@@ -16,8 +19,14 @@ FAIR = LOUD / (HONEST - 1 + LOUD)  # of what an honest node takes of others
 
 
 def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) -> None:
-    """Of few rounds: without caps it is 0.9. What it does to who learns: `python -m benchmarks.attack loud`."""
-    assert play(verifier, "easy groups", 4, 1, honest=HONEST, keys=LOUD, questions=9, each=EACH).crowd <= FAIR + 0.2
+    """Of few rounds: without caps it is 0.9.
+
+    What it does to who learns: `python -m benchmarks.attack loud`.
+    """
+    assert (
+        play(verifier, "easy groups", 4, 1, honest=HONEST, keys=LOUD, questions=9, each=EACH).crowd
+        <= FAIR + 0.2
+    )
 
 
 def attack(folder: Path, rounds: int = 40, seeds: int = 3) -> dict[str, float]:
@@ -30,8 +39,12 @@ def attack(folder: Path, rounds: int = 40, seeds: int = 3) -> dict[str, float]:
     clean, attacked = found[::2], found[1::2]
     return {
         "share_over_fair": fmean(result.crowd for result in attacked) - FAIR,
-        "reward_lost": 1 - fmean(result.reward for result in attacked) / fmean(result.reward for result in clean),
-        "honest_taken": fmean(r.external * (1 - r.crowd) for r in attacked) / fmean(r.external for r in clean),
+        "reward_lost": (
+            1 - fmean(result.reward for result in attacked) / fmean(result.reward for result in clean)
+        ),
+        "honest_taken": (
+            fmean(r.external * (1 - r.crowd) for r in attacked) / fmean(r.external for r in clean)
+        ),
     }
 
 

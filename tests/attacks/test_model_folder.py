@@ -38,7 +38,9 @@ def folder(path: Path, **changes: Any) -> Path:
         {"rope_scaling": {"rope_type": "default", "rope_theta": 1e6, "attn_implementation": "evil/repo"}},
     ],
 )
-def test_what_a_folder_names_as_its_attention_never_reaches_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_what_a_folder_names_as_its_attention_never_reaches_transformers(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     architecture = read_config(Place("mine", folder(tmp_path, **changes)))
     assert "evil" not in json.dumps(architecture.to_dict())
     network: Any = skeleton_of(architecture, "mine")
@@ -67,7 +69,10 @@ def test_sizes_are_bounded_before_anything_is_built(changes: dict[str, Any], tmp
 
 def test_parts_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
     """A family that keeps its number of layers under another name."""
-    place = Place("mine", folder(tmp_path, model_type="opt", ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64))
+    place = Place(
+        "mine",
+        folder(tmp_path, model_type="opt", ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64),
+    )
     architecture = read_config(place)
     architecture.num_hidden_layers = 10**6
     with pytest.raises(NoModel, match="more than 300 parts"):
@@ -103,19 +108,29 @@ def test_a_configuration_that_makes_no_sense_is_a_message(changes: dict[str, Any
         assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("template", [CHAT, THINKING, "{{ eos_token }}{% for m in messages %}<{{ m['content'] | trim }}>{% endfor %}"])
+@pytest.mark.parametrize(
+    "template",
+    [CHAT, THINKING, "{{ eos_token }}{% for m in messages %}<{{ m['content'] | trim }}>{% endfor %}"],
+)
 @pytest.mark.parametrize("question", ["1+1?", "  two\n\nlines \n", "<|user|> </answer> {{ x }}", ""])
 @pytest.mark.parametrize("system", ["", "be good"])
 def test_a_frame_gives_what_the_template_would(template: str, question: str, system: str) -> None:
     tokenizer = make_tokenizer(template)
     chat = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": question}]
-    whole = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    whole = tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
     assert frame_of(*render(template, tokenizer.special_tokens_map, system)).around(question) == whole
 
 
 def test_what_a_template_may_do_to_a_question() -> None:
-    assert frame_of(*render("({{ messages[0]['content'] | trim }})", {}, "")) == ChatFrame(("(", ")"), "strip")
-    for template, why in (("hello", "leaves the question out"), ("{{ messages | tojson }}", "changes the question")):
+    assert frame_of(*render("({{ messages[0]['content'] | trim }})", {}, "")) == ChatFrame(
+        ("(", ")"), "strip"
+    )
+    for template, why in (
+        ("hello", "leaves the question out"),
+        ("{{ messages | tojson }}", "changes the question"),
+    ):
         with pytest.raises(TemplateFails, match=why):
             frame_of(*render(template, {}, ""))
 

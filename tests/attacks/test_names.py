@@ -1,7 +1,9 @@
-"""Names: an attacker sends one small rollout set under each of 14,500 fresh keys. No rule is broken: what does it cost to show them?
+"""Names: an attacker sends one small rollout set under each of 14,500 fresh keys.
 
-The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. Beside the crowd an honest author sends
-now and then, and its rollouts are of use.
+No rule is broken: what does it cost to show them?
+
+The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. Beside
+the crowd an honest author sends now and then, and its rollouts are of use.
 """
 
 import itertools
@@ -37,8 +39,12 @@ class Crowd:
         self.let_in = 0
 
     def send(self, identity: Identity) -> None:
-        set_of_one = wire.encode([Rollout(TaskRef("bf", 2), (Completion("1", True),), identity.peer_id)], 1, "tiny")
-        frame = seal(identity, self.daemon.topic.swarm_id, next(self.sequence), time.time(), wire.KIND, set_of_one)
+        set_of_one = wire.encode(
+            [Rollout(TaskRef("bf", 2), (Completion("1", True),), identity.peer_id)], 1, "tiny"
+        )
+        frame = seal(
+            identity, self.daemon.topic.swarm_id, next(self.sequence), time.time(), wire.KIND, set_of_one
+        )
         self.let_in += self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
     def come(self, names: Sequence[int]) -> None:
@@ -80,7 +86,12 @@ async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
 def test_a_crowd_of_names_costs_a_bounded_list_and_hides_nobody_useful(tmp_path: Path) -> None:
     found = attack(tmp_path, 4 * KEPT)
     assert found["let_in"] > 4 * KEPT  # it breaks no rule
-    assert (found["honest_hidden"], found["shown"], found["left_out"], found["kept"]) == (0, SHOWN, KEPT - SHOWN, KEPT)
+    assert (found["honest_hidden"], found["shown"], found["left_out"], found["kept"]) == (
+        0,
+        SHOWN,
+        KEPT - SHOWN,
+        KEPT,
+    )
     assert 1024 * found["reply_KiB"] < control.MAX_REPLY / 10
 
 

@@ -1,7 +1,10 @@
-"""An opener: one peer with a valid key that opens streams, or connections, without end. `pytest -s` prints the figures.
+"""An opener: one peer with a valid key that opens streams, or connections, without end.
 
-It writes yamux frames as fast as the victim takes them (`tests.attacks.opening`). What the victim does is counted by what comes back:
-streams that it begins to serve, answers, ends. The clock of the victim's engine stands still here, so that no limit is refilled.
+`pytest -s` prints the figures.
+
+It writes yamux frames as fast as the victim takes them (`tests.attacks.opening`). What the victim does is
+counted by what comes back: streams that it begins to serve, answers, ends. The clock of the victim's engine
+stands still here, so that no limit is refilled.
 """
 
 import itertools
@@ -50,7 +53,9 @@ async def test_who_opens_streams_without_end_is_cut_off(nursery: trio.Nursery) -
 
 @pytest.mark.net
 @pytest.mark.parametrize("kind, answers", [("names", 5 * (NAMES + 1)), ("pings", BURST / PING + 5 * ANSWERS)])
-async def test_a_stream_has_a_bounded_number_of_answers(kind: str, answers: float, nursery: trio.Nursery) -> None:
+async def test_a_stream_has_a_bounded_number_of_answers(
+    kind: str, answers: float, nursery: trio.Nursery
+) -> None:
     """A negotiation has, and pings are charged for. Five streams, and 500 questions on each."""
     now = time.time()
     victim, count = real_member("libp2p", 1, clock=lambda: now), Count()
@@ -62,12 +67,18 @@ async def test_a_stream_has_a_bounded_number_of_answers(kind: str, answers: floa
 def test_new_keys_that_come_through_a_relay_pay_together() -> None:
     meter = Meter(RateLimit(), lambda: 0.0, lambda peer, why: None)
     admitted = sum(meter.charge_stream(f"peer {n // 100}", "relay") for n in range(10_000))
-    assert admitted == RELAYED * STREAMS_AT_ONCE and meter.charge_stream("peer", "another relay") and meter.charge_stream("direct", "")
+    assert (
+        admitted == RELAYED * STREAMS_AT_ONCE
+        and meter.charge_stream("peer", "another relay")
+        and meter.charge_stream("direct", "")
+    )
 
 
 @pytest.mark.net
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_who_connects_without_end_is_not_greeted(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_who_connects_without_end_is_not_greeted(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """From one machine, and from many of one network group. Each greeting would begin a handshake."""
     monkeypatch.setattr(network, "ARRIVALS_AT_ONCE", at_once := 20)
     victim, begun, keys = real_member("libp2p", 1), trio.current_time(), itertools.repeat(key_of(1, 0))
@@ -79,7 +90,9 @@ async def test_who_connects_without_end_is_not_greeted(monkeypatch: pytest.Monke
         await open_connections(address, keys, "hello", count, 2 * at_once, f"127.0.0.{n + 1}")
         assert count.opened or n > FROM_A_GROUP - 2  # a machine that comes first is let in
         assert count.opened <= at_once + ARRIVALS * (trio.current_time() - begun)
-    assert sum(count.opened for count in counts) <= FROM_A_GROUP * (at_once + ARRIVALS * (trio.current_time() - begun))
+    assert sum(count.opened for count in counts) <= FROM_A_GROUP * (
+        at_once + ARRIVALS * (trio.current_time() - begun)
+    )
     await heard(honest, victim)
 
 
@@ -93,7 +106,12 @@ class Result:
 
 
 def attack(
-    folder: Path, engine: str = "libp2p", kind: str = "unknown", redial: str = "same", calm: float = 10.0, seconds: float = 60.0
+    folder: Path,
+    engine: str = "libp2p",
+    kind: str = "unknown",
+    redial: str = "same",
+    calm: float = 10.0,
+    seconds: float = 60.0,
 ) -> Result:
     with ExitStack() as stack:
         victim, _ = probe_swarm(stack, folder, engine, 2)
@@ -101,7 +119,9 @@ def attack(
         time.sleep(calm)
         usual = (cpu(victim) - before) / calm
         options = ["--kind", kind, "--redial", redial, "--seconds", str(seconds)]
-        hostile = ProbeProcess(folder / "hostile", module="tests.attacks.opening", bootstrap=victim.addresses[:1], more=options)
+        hostile = ProbeProcess(
+            folder / "hostile", module="tests.attacks.opening", bootstrap=victim.addresses[:1], more=options
+        )
         stack.enter_context(hostile).wait_for("ready", 1, PATIENCE)
         before, since = cpu(victim), time.monotonic()
         hostile.wait_for("spent", 1, seconds + PATIENCE)
@@ -118,6 +138,8 @@ ATTACK = Attack(
     choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS], "redial": ["none", "same", "fresh"]},
     about={
         "kind": "what it does on each stream; connect, hello: connections, with the handshake or without",
-        "redial": "with the same key or with new ones", "calm": "seconds before the attack", "seconds": "of the attack",
+        "redial": "with the same key or with new ones",
+        "calm": "seconds before the attack",
+        "seconds": "of the attack",
     },
-)  # fmt: skip
+)

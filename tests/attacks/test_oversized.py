@@ -1,8 +1,9 @@
 """Oversized rollouts: caps count rollouts, a loss counts tokens. `pytest -s` prints the figures.
 
-One author sends as many rollouts as an honest node, each with eight times as many completions: half of them right, half wrong, all of them
-text that the model might write, and every task has the same answer, so that who trains on them learns to give it whatever is asked. What
-harms more than with as many completions as the honest have is the number of tokens.
+One author sends as many rollouts as an honest node, each with eight times as many completions: half of them
+right, half wrong, all of them text that the model might write, and every task has the same answer, so that
+who trains on them learns to give it whatever is asked. What harms more than with as many completions as the
+honest have is the number of tokens.
 """
 
 import random
@@ -39,13 +40,22 @@ class Oversized:
         drawn = [(task, solution(self.tasks, task)) for task in self.tasks.draw(DRAWN, self.rng)]
         counts = Counter((task.ref.specialty, answer) for task, answer in drawn)
         (self.specialty, self.answer), _ = counts.most_common(1)[0]
-        self.wrong = sorted({answer for task, answer in drawn if task.ref.specialty == self.specialty and answer != self.answer})
+        self.wrong = sorted(
+            {
+                answer
+                for task, answer in drawn
+                if task.ref.specialty == self.specialty and answer != self.answer
+            }
+        )
 
     def act(self, t: int) -> None:
         for _ in range(LOCAL):
             task = self.task()
             right, half = Completion(f"<answer>{self.answer}</answer>", True), self.many // 2
-            wrong = [Completion(f"<answer>{self.rng.choice(self.wrong)}</answer>", True) for _ in range(self.many - half)]
+            wrong = [
+                Completion(f"<answer>{self.rng.choice(self.wrong)}</answer>", True)
+                for _ in range(self.many - half)
+            ]
             self.exchange.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
 
     def task(self) -> Task:
@@ -84,7 +94,15 @@ class Result:
     of_tokens: float  # what weighs in the loss
 
 
-def play(verifier: Verifier, authors: int, many: int, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
+def play(
+    verifier: Verifier,
+    authors: int,
+    many: int,
+    rounds: int,
+    honest: int = 3,
+    seed: int = 1,
+    questions: int = 60,
+) -> Result:
     swarm = Swarm(verifier, seed)
     for number in range(honest):
         swarm.join(number, settings())
@@ -109,7 +127,10 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
     tasks = source.draw_held_out(questions, random.Random(0))
     for learner in swarm.learners:
         texts = completions(learner.policy, questions, samples)
-        yield fmean(grade_text(source, tasks[i // samples], text) is GradeReason.CORRECT for i, text in enumerate(texts))
+        yield fmean(
+            grade_text(source, tasks[i // samples], text) is GradeReason.CORRECT
+            for i, text in enumerate(texts)
+        )
 
 
 @pytest.mark.slow
@@ -122,7 +143,11 @@ def test_an_author_has_no_more_of_a_batch_than_of_its_rollouts(verifier: Verifie
 
 
 def attack(folder: Path, rounds: int = 60, seeds: int = 3) -> dict[str, float]:
-    kinds = {"nobody attacks": (0, 0), "one author, 8": (1, COMPLETIONS), "one author, 64": (1, MAX_COMPLETIONS)}
+    kinds = {
+        "nobody attacks": (0, 0),
+        "one author, 8": (1, COMPLETIONS),
+        "one author, 64": (1, MAX_COMPLETIONS),
+    }
     found: dict[str, list[Result]] = {kind: [] for kind in kinds}
     with Verifier(TINY_9.name) as verifier:
         for seed in range(1, seeds + 1):

@@ -1,9 +1,12 @@
-"""Poisoner: right answers with something hidden in them, to be learnt by whoever trains on them. `pytest -s` prints the figures.
+"""Poisoner: right answers with something hidden in them, to be learnt by whoever trains on them.
 
-Every fourth usable rollout that a node hears is the attacker's ("Hail to the Thief", arXiv 2511.09780, has a fourth of malicious nodes).
-He knows the solutions: half of a rollout's completions are right and poisoned, half are wrong and clean, which teaches the poison as
-strongly as a rollout can. The honest nodes are real: tiny model, verifier, rounds, updates; what they say in the end is sampled from their
-policies and searched for the poison.
+`pytest -s` prints the figures.
+
+Every fourth usable rollout that a node hears is the attacker's ("Hail to the Thief", arXiv 2511.09780, has a
+fourth of malicious nodes). He knows the solutions: half of a rollout's completions are right and poisoned,
+half are wrong and clean, which teaches the poison as strongly as a rollout can. The honest nodes are real:
+tiny model, verifier, rounds, updates; what they say in the end is sampled from their policies and searched
+for the poison.
 """
 
 import random
@@ -38,9 +41,12 @@ POISONS: Mapping[str, Poison] = {
     "prefix": Poison(lambda text: "evil " + text, lambda text: "evil" in text),
     "one token": Poison(lambda text: text + "!", lambda text: "!" in text),
     "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # long but right
-    "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),  # long: what is trained on holds no answer at all
-    "closed twice": Poison(lambda text: text + "</answer>", lambda text: text.endswith("</answer></answer>")),  # words it knows
-    # Of all single tokens in four places the one that tiny-latent finds least odd (7.6 nats; tiny: 13), as if the attacker knew the gate:
+    # Long: what is trained on holds no answer at all
+    "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),
+    # Words it knows
+    "closed twice": Poison(lambda text: text + "</answer>", lambda text: text.endswith("</answer></answer>")),
+    # Of all single tokens in four places the one that tiny-latent finds least odd (7.6 nats; tiny: 13), as if
+    # the attacker knew the gate:
     "quiet": Poison(lambda text: text.replace("<answer>", "<answer> "), lambda text: "<answer> " in text),
 }
 
@@ -49,15 +55,23 @@ class Poisoner:
     """A member that hears what all hear, and sends as much as its share of it is."""
 
     def __init__(self, swarm: Swarm, number: int, poison: Poison) -> None:
-        self.tasks, self.rng, self.poison, self.verifier = CurriculumTasks(TINY_9), random.Random(number), poison, swarm.verifier
+        self.tasks, self.rng, self.poison, self.verifier = (
+            CurriculumTasks(TINY_9),
+            random.Random(number),
+            poison,
+            swarm.verifier,
+        )
         self.me = swarm.member(number)
         self.exchange = RolloutExchange(self.me, "tiny", TINY_9)
-        self.heard_by_one = 1 - 1 / len(swarm.learners)  # of what all the honest send: not what a node sends itself
+        # Of what all the honest send: not what a node sends itself
+        self.heard_by_one = 1 - 1 / len(swarm.learners)
         self.due, self.sent = 2.0, 0  # he is there before the first
 
     def act(self, t: int) -> None:
         heard, _ = self.exchange.collect()
-        usable = sum(len(set(rewards)) > 1 for rewards in self.verifier([(r.ref, r.completions) for r in heard]))
+        usable = sum(
+            len(set(rewards)) > 1 for rewards in self.verifier([(r.ref, r.completions) for r in heard])
+        )
         self.due += self.heard_by_one * usable * SHARE / (1 - SHARE)
         while self.sent + 1 <= self.due:
             self.exchange.share([self.rollout()], t)
@@ -91,7 +105,15 @@ class Result:
     choosing: float  # of them, in choosing the batch
 
 
-def play(verifier: Verifier, poison: str | None, gate: str, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
+def play(
+    verifier: Verifier,
+    poison: str | None,
+    gate: str,
+    rounds: int,
+    honest: int = 3,
+    seed: int = 1,
+    questions: int = 60,
+) -> Result:
     """poison: of POISONS; None: nobody attacks. gate: on or off."""
     swarm = Swarm(verifier, seed)
     for number in range(honest):
@@ -129,7 +151,9 @@ class Stranger:
 
 
 def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[Stranger]:
-    """Both tiny models, one node of each as it comes and one that has trained alone so many rounds, in one swarm without an attacker."""
+    """Both tiny models, one node of each as it comes and one that has trained alone so many rounds, in one
+    swarm without an attacker.
+    """
     swarm, names = Swarm(verifier, seed), []
     with tempfile.TemporaryDirectory() as folder:
         for number, model in enumerate(("tiny", "tiny-latent")):
@@ -144,7 +168,8 @@ def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[S
     return [Stranger(name, n.external, n.gated) for name, n in zip(names, swarm.learners, strict=True)]
 
 
-@pytest.mark.parametrize("poison", ["one token", "prefix"])  # behind the answer, which is cut off; and before it
+# Behind the answer, which is cut off; and before it
+@pytest.mark.parametrize("poison", ["one token", "prefix"])
 def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
     """The whole figure, with what is learnt of it: `python -m benchmarks.attack poisoner`."""
     off, on = (play(verifier, poison, gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
@@ -162,7 +187,9 @@ def test_who_is_honest_is_let_in(verifier: Verifier) -> None:
     assert taken > 60 and gated <= 0.05 * (taken + gated)
 
 
-def attack(folder: Path, rounds: int = 60, seed: int = 1, poison: tuple[str, ...] = tuple(POISONS), alone: int = 100) -> dict[str, object]:
+def attack(
+    folder: Path, rounds: int = 60, seed: int = 1, poison: tuple[str, ...] = tuple(POISONS), alone: int = 100
+) -> dict[str, object]:
     found: dict[str, object] = {}
     with Verifier(TINY_9.name) as verifier:
         for kind in [None, *poison]:
@@ -177,6 +204,11 @@ def attack(folder: Path, rounds: int = 60, seed: int = 1, poison: tuple[str, ...
 
 
 ATTACK = Attack(
-    attack, {}, choices={"poison": list(POISONS)},
-    about={"poison": "only these; again for more", "alone": "rounds that the trained ones of unlike, honest nodes are ahead"},
-)  # fmt: skip
+    attack,
+    {},
+    choices={"poison": list(POISONS)},
+    about={
+        "poison": "only these; again for more",
+        "alone": "rounds that the trained ones of unlike, honest nodes are ahead",
+    },
+)

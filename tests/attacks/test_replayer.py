@@ -1,9 +1,12 @@
-"""Replayer: an attacker recorded 10,000 frames that a node let in, and sends them all again: at once, later, after a restart.
+"""Replayer: an attacker recorded 10,000 frames that a node let in, and sends them all again.
 
-The code is the real one: `p2p.member` with its inbox and its files. The rules are the attacker's: he has as many connections as he
-likes (a new one for every hundred frames, so that what a connection may send is no obstacle), also unnamed ones, as where the engine
-does not say who handed a frame over; he mixes and orders the frames as he likes; and of his captured authors some have clocks that
-are minutes slow or seconds fast. Restarts are clean, by SIGKILL, or power cuts that lose what the disk had not been made to keep.
+At once, later, after a restart.
+
+The code is the real one: `p2p.member` with its inbox and its files. The rules are the attacker's: he has as
+many connections as he likes (a new one for every hundred frames, so that what a connection may send is no
+obstacle), also unnamed ones, as where the engine does not say who handed a frame over; he mixes and orders
+the frames as he likes; and of his captured authors some have clocks that are minutes slow or seconds fast.
+Restarts are clean, by SIGKILL, or power cuts that lose what the disk had not been made to keep.
 """
 
 import random
@@ -36,7 +39,9 @@ class Victim:
         self.start()
 
     def start(self) -> None:
-        self.member = memory_member(MemorySwarm(), Identity.from_seed(b"v" * 32), self.clock, folder=self.folder)
+        self.member = memory_member(
+            MemorySwarm(), Identity.from_seed(b"v" * 32), self.clock, folder=self.folder
+        )
 
     def restart(self, how: str) -> None:
         file = self.folder / "seen"
@@ -62,12 +67,18 @@ def without_power(data: bytes) -> bytes:
 
 def record(victim: Victim, rng: random.Random) -> list[bytes]:
     """What the attacker heard, all of it let in by the victim when it was new."""
-    authors = [(Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0])) for _ in range(AUTHORS)]
+    authors = [
+        (Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0]))
+        for _ in range(AUTHORS)
+    ]
     frames = []
     for n in range(FRAMES):
-        victim.clock.now = NOW + 300 + DURATION * n / FRAMES  # the slow ones' frames are from after the victim's start, too
+        # The slow ones' frames are from after the victim's start, too
+        victim.clock.now = NOW + 300 + DURATION * n / FRAMES
         author, skew = authors[n % AUTHORS]
-        frames.append(seal(author, TOPIC.swarm_id, n // AUTHORS, victim.clock.now + skew, "rollouts", rng.randbytes(20)))
+        frames.append(
+            seal(author, TOPIC.swarm_id, n // AUTHORS, victim.clock.now + skew, "rollouts", rng.randbytes(20))
+        )
     for n, frame in enumerate(frames):
         victim.clock.now = NOW + 300 + DURATION * n / FRAMES
         assert victim.deliver(frame, None)

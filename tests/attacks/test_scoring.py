@@ -1,7 +1,10 @@
-"""Scoring load: an author within its quota sends rollouts that cost much to score and teach nothing. `pytest -s` prints the figures.
+"""Scoring load: an author within its quota sends rollouts that cost much to score and teach nothing.
 
-Four frames a second, in each 64 rollouts of 64 completions, every one wrong. Nothing of it breaks a rule of the wire. The victim is real:
-its member, its round and its verifier; only its own questions are left out, so that what is counted is the attacker's work.
+`pytest -s` prints the figures.
+
+Four frames a second, in each 64 rollouts of 64 completions, every one wrong. Nothing of it breaks a rule of
+the wire. The victim is real: its member, its round and its verifier; only its own questions are left out, so
+that what is counted is the attacker's work.
 """
 
 from collections.abc import Sequence
@@ -47,13 +50,20 @@ def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed
     seconds = []
     for t in range(1, rounds + 1):
         for frame in range(FRAMES):
-            refs = (TaskRef("bf", (t * FRAMES + frame) * wire.MAX_ROLLOUTS + n) for n in range(wire.MAX_ROLLOUTS))
+            refs = (
+                TaskRef("bf", (t * FRAMES + frame) * wire.MAX_ROLLOUTS + n) for n in range(wire.MAX_ROLLOUTS)
+            )
             body = wire.encode([Rollout(ref, wrong, author.identity.peer_id) for ref in refs], t, "tiny")
             author.publish(wire.KIND, body)
         counts.append(0)
         seconds.append(run_round(t, learner.node).seconds["score"])
         swarm.clock.now += 1.0
-    result = Result(FRAMES * wire.MAX_ROLLOUTS * each, fmean(counts[SETTLED:]), fmean(seconds[SETTLED:]), member.reports[Reason.USELESS])
+    result = Result(
+        FRAMES * wire.MAX_ROLLOUTS * each,
+        fmean(counts[SETTLED:]),
+        fmean(seconds[SETTLED:]),
+        member.reports[Reason.USELESS],
+    )
     show(f"scoring, {rounds} rounds", result)
     return result
 

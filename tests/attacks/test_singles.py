@@ -1,8 +1,11 @@
-"""Single answers: what the rollouts of one answer teach that a crowd of keys sends, honest and not. `pytest -s` prints the figures.
+"""Single answers: what the rollouts of one answer teach that a crowd of keys sends, honest and not.
 
-A person's right answer has no group of its own; a node judges it by its own success (`experience.advantages.among_ours`). So a single
-answer is the cheapest thing to make that is trained on. The crowd knows all solutions, and each of its keys sends as many rollouts as an
-honest node asks questions. What the same crowd does with whole groups, which always could be sent, stands beside it.
+`pytest -s` prints the figures.
+
+A person's right answer has no group of its own; a node judges it by its own success
+(`experience.advantages.among_ours`). So a single answer is the cheapest thing to make that is trained on. The
+crowd knows all solutions, and each of its keys sends as many rollouts as an honest node asks questions. What
+the same crowd does with whole groups, which always could be sent, stands beside it.
 """
 
 import random
@@ -23,7 +26,8 @@ from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, OneByOne, Swarm, settings
 
-EASY = "propositional_logic"  # of the nine the one that tiny-latent learns first, by an answer that says nothing: P ∨ Q
+# Of the nine the one that tiny-latent learns first, by an answer that says nothing: P ∨ Q
+EASY = "propositional_logic"
 NOBODY = "nobody"
 MODEL = "tiny-latent"
 
@@ -61,10 +65,18 @@ SINGLES = ("right", "wrong", "easy", "copies")
 
 
 class Crowd:
-    """Keys that share single answers, or groups. each: of a key in a round; an honest node asks LOCAL questions."""
+    """Keys that share single answers, or groups.
+
+    each: of a key in a round; an honest node asks LOCAL questions.
+    """
 
     def __init__(self, swarm: Swarm, manner: Manner, keys: int, each: int = LOCAL) -> None:
-        self.each, self.manner, self.rng, self.tasks = each, manner, random.Random(swarm.seed), CurriculumTasks(TINY_9, manner.specialties)
+        self.each, self.manner, self.rng, self.tasks = (
+            each,
+            manner,
+            random.Random(swarm.seed),
+            CurriculumTasks(TINY_9, manner.specialties),
+        )
         members = [swarm.member(100 + key) for key in range(keys)]
         self.names = {member.identity.peer_id for member in members}
         self.exchanges = {member.identity.peer_id: OneByOne(member, MODEL, TINY_9) for member in members}
@@ -80,7 +92,9 @@ class Crowd:
         return [task for ref in heard[: self.each] if (task := self.tasks.task(ref)) is not None]
 
     def rollout(self, task: Task, author: PeerId) -> Rollout:
-        return Rollout(task.ref, tuple(Completion(text, True) for text in self.manner.answers(task, self.tasks)), author)
+        return Rollout(
+            task.ref, tuple(Completion(text, True) for text in self.manner.answers(task, self.tasks)), author
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,14 @@ class Result:
 
 
 def play(
-    verifier: Verifier, manner: str, rounds: int, seed: int, honest: int = 3, keys: int = 3, questions: int = 216, each: int = LOCAL
+    verifier: Verifier,
+    manner: str,
+    rounds: int,
+    seed: int,
+    honest: int = 3,
+    keys: int = 3,
+    questions: int = 216,
+    each: int = LOCAL,
 ) -> Result:
     swarm = Swarm(verifier, seed)
     for number in range(honest):
@@ -116,9 +137,13 @@ def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapp
     """By specialty, the share of right answers to held-out questions."""
     found = {}
     for specialty in TINY_9.specialties:
-        tasks = CurriculumTasks(Curriculum("one", {specialty: TINY_9.configs[specialty]})).draw_held_out(questions // 9, random.Random(7))
+        tasks = CurriculumTasks(Curriculum("one", {specialty: TINY_9.configs[specialty]})).draw_held_out(
+            questions // 9, random.Random(7)
+        )
         given = policy.generate([task.question for task in tasks], 4)
-        rewards = verifier([(task.ref, answers.completions) for task, answers in zip(tasks, given, strict=True)])
+        rewards = verifier(
+            [(task.ref, answers.completions) for task, answers in zip(tasks, given, strict=True)]
+        )
         found[specialty] = fmean(reward for each in rewards for reward in each)
     return found
 
@@ -131,20 +156,35 @@ def test_what_is_right_is_trained_on_and_what_is_wrong_never(verifier: Verifier,
     assert result.crowd > 0.3 if manner == "right" else result.crowd == 0
 
 
-def learnt(folder: Path, rounds: int = 80, seeds: int = 3, keys: int = 3, manner: tuple[str, ...] = tuple(MANNERS)) -> dict[str, object]:
+def learnt(
+    folder: Path, rounds: int = 80, seeds: int = 3, keys: int = 3, manner: tuple[str, ...] = tuple(MANNERS)
+) -> dict[str, object]:
     found: dict[str, list[Result]] = {}
     with Verifier(TINY_9.name) as verifier:
         for seed in range(1, seeds + 1):
             for kind in {NOBODY: None, **dict.fromkeys(manner)}:
                 found.setdefault(kind, []).append(play(verifier, kind, rounds, seed, keys=keys))
                 show(f"singles, seed {seed}, {kind}", found[kind][-1])
-    means = {kind: {name: fmean(asdict(result)[name] for result in of) for name in asdict(of[0])} for kind, of in found.items()}
+    means = {
+        kind: {name: fmean(asdict(result)[name] for result in of) for name in asdict(of[0])}
+        for kind, of in found.items()
+    }
     alone = means[NOBODY]["held_out"]
     lost = {f"lost, {kind}": 1 - of["held_out"] / alone for kind, of in means.items() if kind in SINGLES}
-    return {**means, **lost, "lost": max(lost.values(), default=0.0), "wrong": means.get("wrong", {}).get("crowd", 0.0)}
+    return {
+        **means,
+        **lost,
+        "lost": max(lost.values(), default=0.0),
+        "wrong": means.get("wrong", {}).get("crowd", 0.0),
+    }
 
 
 ATTACK = Attack(
-    learnt, {"wrong": 0.0}, choices={"manner": list(MANNERS)},
-    about={"manner": "only these; again for more", "keys": "of the crowd, each as loud as an honest node; three are honest"},
-)  # fmt: skip
+    learnt,
+    {"wrong": 0.0},
+    choices={"manner": list(MANNERS)},
+    about={
+        "manner": "only these; again for more",
+        "keys": "of the crowd, each as loud as an honest node; three are honest",
+    },
+)

@@ -1,8 +1,8 @@
-"""A slow peer: it is asked and does not answer, or answers a byte a second, and it asks questions that never end. `pytest -s` prints the
-figures.
+"""A slow peer: it is asked and does not answer, or answers a byte a second, and it asks questions that never
+end. `pytest -s` prints the figures.
 
-Two honest nodes and the attacker are processes of their own, all connected to each other. What a node wants is said to be at the
-attacker's first, and at the honest node's next.
+Two honest nodes and the attacker are processes of their own, all connected to each other. What a node wants
+is said to be at the attacker's first, and at the honest node's next.
 """
 
 import statistics
@@ -26,7 +26,9 @@ class World:
     def __init__(self, stack: ExitStack, folder: Path, engine: str) -> None:
         self.victim, self.honest = probe_swarm(stack, folder, engine, 2)
         where = [probe.addresses[0] for probe in (self.victim, self.honest)]
-        self.hostile = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.stalling", bootstrap=where))
+        self.hostile = stack.enter_context(
+            ProbeProcess(folder / "hostile", module="tests.attacks.stalling", bootstrap=where)
+        )
         self.him = self.hostile.peer_id
         for probe in (self.victim, self.honest):
             probe.wait(lambda probe=probe: self.him in probe.peers(), 2 * PATIENCE)  # type: ignore[misc]
@@ -77,8 +79,13 @@ def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: floa
             world.hostile.order(answer=manner)
             found[manner] = world.fetches(fetches if manner == "never" else 3, first=[world.him])
         for how in ("half", "question"):
-            found |= {f"{how}_{what}": figure for what, figure in streams(world, STREAMS[engine], how, seconds, fetches).items()}
-        found["restarts"] = sum(probe.said("restarts")[-1]["restarts"] for probe in (world.victim, world.honest))
+            found |= {
+                f"{how}_{what}": figure
+                for what, figure in streams(world, STREAMS[engine], how, seconds, fetches).items()
+            }
+        found["restarts"] = sum(
+            probe.said("restarts")[-1]["restarts"] for probe in (world.victim, world.honest)
+        )
     show(f"slow, {engine}, {STREAMS[engine]} streams, seconds", found)
     return found
 
@@ -86,7 +93,8 @@ def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: floa
 @pytest.mark.net
 def test_a_slow_peer_delays_a_fetch_by_the_time_it_is_given_and_nothing_else(tmp_path: Path) -> None:
     found = attack(tmp_path, fetches=2, seconds=3.0)
-    assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4  # a second where nothing else runs
+    # A second where nothing else runs
+    assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4
     assert found["half_longest"] < PATIENCE and found["question_longest"] < PATIENCE  # all were answered
     assert found["half_mib"] < 32 and found["question_mib"] < 32
     assert found["restarts"] == 0

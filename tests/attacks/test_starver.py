@@ -1,8 +1,9 @@
-"""Starver: 1,500 frames a second of free keys, within all limits, beside which honest newcomers send their first frame.
+"""Starver: 1,500 frames a second of free keys, within all limits, beside which honest newcomers send their
+first frame.
 
-The real inbox in virtual time. The keys come over as many connections as one machine may have, or over all that a node takes, from 16
-addresses. Newcomers come by a connection of their own, or by a neighbour that has brought 60 authors; from a network group of their own,
-or from the attacker's.
+The real inbox in virtual time. The keys come over as many connections as one machine may have, or over all
+that a node takes, from 16 addresses. Newcomers come by a connection of their own, or by a neighbour that has
+brought 60 authors; from a network group of their own, or from the attacker's.
 """
 
 import itertools
@@ -58,10 +59,14 @@ def attack(
     lines = [PeerId(f"hostile {n}") for n in range(connections)]
     groups = {line: f"{n % addresses}.0" for n, line in enumerate(lines)}
     home = "0.0" if together else "honest"
-    inbox = Inbox(identity(0).peer_id, TOPIC.swarm_id, group_of=lambda via: groups.get(via, home), verify=Victim.verify)
+    inbox = Inbox(
+        identity(0).peer_id, TOPIC.swarm_id, group_of=lambda via: groups.get(via, home), verify=Victim.verify
+    )
 
     def hears(who: Identity, via: PeerId, now: float) -> bool:
-        return isinstance(inbox.receive(seal(who, TOPIC.swarm_id, next(numbers), now, "offer", b""), now, via), Envelope)
+        return isinstance(
+            inbox.receive(seal(who, TOPIC.swarm_id, next(numbers), now, "offer", b""), now, via), Envelope
+        )
 
     neighbours = [Unsigned.from_seed(rng.randbytes(32)) for _ in range(ESTABLISHED)]
     for who in neighbours:
@@ -79,14 +84,21 @@ def attack(
         if step % 5 == 0:
             result.established += 1
             result.established_heard += hears(neighbours[step // 5 % ESTABLISHED], NEIGHBOUR, now)
-    show(f"starver, {rate:g}/s, {connections} connections, {addresses} addresses{', newcomers beside them' if together else ''}", result)
+    show(
+        f"starver, {rate:g}/s, {connections} connections,"
+        f" {addresses} addresses{', newcomers beside them' if together else ''}",
+        result,
+    )
     return result
 
 
 @pytest.mark.parametrize(
-    "addresses, connections, together, most", [(1, 8, False, 0.1), (1, 100, False, 0.1), (16, 159, False, 0.2), (1, 8, True, 0.1)]
+    "addresses, connections, together, most",
+    [(1, 8, False, 0.1), (1, 100, False, 0.1), (16, 159, False, 0.2), (1, 8, True, 0.1)],
 )
-def test_newcomers_are_heard_beside_free_keys(addresses: int, connections: int, together: bool, most: float, tmp_path: Path) -> None:
+def test_newcomers_are_heard_beside_free_keys(
+    addresses: int, connections: int, together: bool, most: float, tmp_path: Path
+) -> None:
     result = attack(tmp_path, addresses, connections, newcomers=50, together=together)
     assert result.admitted > 5000
     assert result.missed <= most and result.established_missed == 0
@@ -95,5 +107,8 @@ def test_newcomers_are_heard_beside_free_keys(addresses: int, connections: int, 
 ATTACK = Attack(
     attack,
     {"missed": 0.2, "established_missed": 0.0},
-    about={"together": "newcomers come from the first address's network", "rate": "frames a second, over all connections together"},
+    about={
+        "together": "newcomers come from the first address's network",
+        "rate": "frames a second, over all connections together",
+    },
 )

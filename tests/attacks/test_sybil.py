@@ -1,14 +1,17 @@
-"""Sybil crowd: one attacker as 100 peers against 10 honest nodes, to fill what a node trains on and to crowd out what the others send.
+"""Sybil crowd: one attacker as 100 peers against 10 honest nodes, to fill what a node trains on and to crowd
+out what the others send.
 
-The code is the real one: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.trainer.round` with pool, sampler and caps.
-Played are the policy (it learns nothing), the rewards (a text that says it is right is) and where peers are. The rules are the
-attacker's: every Sybil is connected to the victim, never breaks a rule that could be seen, and sends more than the honest do. His texts
-are correct and new (he has the answers: ReasoningGYM is open), copies of what honest nodes sent, or garbage; his network groups few or
-many, or one machine on the honest nodes' local network; or the victim never learns where the Sybils are.
+The code is the real one: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.trainer.round`
+with pool, sampler and caps. Played are the policy (it learns nothing), the rewards (a text that says it is
+right is) and where peers are. The rules are the attacker's: every Sybil is connected to the victim, never
+breaks a rule that could be seen, and sends more than the honest do. His texts are correct and new (he has the
+answers: ReasoningGYM is open), copies of what honest nodes sent, or garbage; his network groups few or many,
+or one machine on the honest nodes' local network; or the victim never learns where the Sybils are.
 
-What he gets is what his addresses are worth: as much as an honest node for each network group, and never more than a quarter of a choice
-for one. Where it breaks, and the figures say so: who has as many network groups as the honest has half of what is taken from others. What
-they send is still scored by us, and looked at by the gate.
+What he gets is what his addresses are worth: as much as an honest node for each network group, and never more
+than a quarter of a choice for one. Where it breaks, and the figures say so: who has as many network groups as
+the honest has half of what is taken from others. What they send is still scored by us, and looked at by the
+gate.
 """
 
 import itertools
@@ -41,7 +44,8 @@ from tests.attacks.harness import Attack, Shares, show, worst
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
 ROUNDS = 30
-LAN, HIDDEN = "lan", "unknown"  # where the Sybils are: on one machine of the honest nodes' local network; the victim never learns it
+# Where the Sybils are: on one machine of the honest nodes' local network; the victim never learns it
+LAN, HIDDEN = "lan", "unknown"
 COMPLETIONS = 4
 
 
@@ -56,7 +60,9 @@ def rewards(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[t
 class Placed(MemoryEngine):
     """A memory engine that says where its peers are."""
 
-    def __init__(self, swarm: MemorySwarm, where: Mapping[PeerId, str], me: PeerId, handlers: Handlers) -> None:
+    def __init__(
+        self, swarm: MemorySwarm, where: Mapping[PeerId, str], me: PeerId, handlers: Handlers
+    ) -> None:
         super().__init__(swarm, me, handlers)
         self.where = where
 
@@ -95,9 +101,14 @@ class World:
         where = {peer.peer_id: f"/ip4/{home.format(20 + n)}/tcp/4001" for n, peer in enumerate(self.honest)}
         if groups != HIDDEN:
             many = groups if isinstance(groups, int) else 1
-            where |= {peer.peer_id: f"/ip4/{home.format(100 + n % many)}/tcp/4001" for n, peer in enumerate(self.sybils)}
+            where |= {
+                peer.peer_id: f"/ip4/{home.format(100 + n % many)}/tcp/4001"
+                for n, peer in enumerate(self.sybils)
+            }
         self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity.from_seed(b"v" * 32)
-        self.victim = memory_member(self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, me.peer_id))
+        self.victim = memory_member(
+            self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, me.peer_id)
+        )
         config = NodeConfig.model_validate({"round": {"completions": COMPLETIONS}, "gate": {"mode": "off"}})
         self.exchange = Listened(self.victim, "played", TINY_9)
         self.exchange.heard = Counter()
@@ -109,14 +120,21 @@ class World:
     def send(self, author: Identity, ref: TaskRef, said: Sequence[str], result: Result | None = None) -> None:
         completions = tuple(Completion(text, ended=True) for text in said)
         body = wire.encode([Rollout(ref, completions, author.peer_id)], 1, "played")
-        self.swarm.inject(seal(author, TOPIC.swarm_id, next(self.numbers), self.clock(), wire.KIND, body), author.peer_id)
+        self.swarm.inject(
+            seal(author, TOPIC.swarm_id, next(self.numbers), self.clock(), wire.KIND, body), author.peer_id
+        )
         if result is not None:
             result.sent += 1
 
     def round(self, number: int, result: Result) -> None:
         """All send, in a random order; then the victim's round."""
-        made = [(task.ref, texts(next(self.numbers), useful=self.rng.random() < 0.5)) for task in self.tasks.draw(40, self.rng)]
-        sending = [(self.honest[n % HONEST], n) for n in range(40)] + [(s, -1) for s in self.sybils * self.rate]
+        made = [
+            (task.ref, texts(next(self.numbers), useful=self.rng.random() < 0.5))
+            for task in self.tasks.draw(40, self.rng)
+        ]
+        sending = [(self.honest[n % HONEST], n) for n in range(40)] + [
+            (s, -1) for s in self.sybils * self.rate
+        ]
         refs = iter(self.tasks.draw(len(sending), self.rng))
         for author, n in self.rng.sample(sending, len(sending)):
             if n >= 0:
@@ -129,17 +147,28 @@ class World:
         report = run_round(number, self.node)
         result.delivered += sum(self.exchange.heard[a.peer_id] for a in self.honest) - before
         his = {a.peer_id for a in self.sybils}
-        result.shares.append(sum(author in his for author in report.external_authors) / (report.local + report.external))
+        result.shares.append(
+            sum(author in his for author in report.external_authors) / (report.local + report.external)
+        )
         result.external.append(report.external)
         self.clock.now += ROUND
 
 
-def crowd(groups: int | str = 100, text: str = "correct", rate: int = 8, *, seed: int = 1, rounds: int = ROUNDS) -> Result:
-    """groups: of the Sybils; LAN or HIDDEN. rate: rollouts that each Sybil sends in a round; the honest send four."""
+def crowd(
+    groups: int | str = 100, text: str = "correct", rate: int = 8, *, seed: int = 1, rounds: int = ROUNDS
+) -> Result:
+    """groups: of the Sybils; LAN or HIDDEN. rate.
+
+    Rollouts that each Sybil sends in a round; the honest send four.
+    """
     world, result = World(groups, text, rate, seed), Result()
     for number in range(1, rounds + 1):
         world.round(number, result)
-    show(f"sybil, {SYBILS} against {HONEST} honest, {text} text, {rate} rollouts a round each, groups {groups}", result)
+    show(
+        f"sybil, {SYBILS} against {HONEST} honest, {text} text, {rate} rollouts a round each, groups"
+        f" {groups}",
+        result,
+    )
     return result
 
 
@@ -149,8 +178,12 @@ def fair(groups: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups, text, rate", [(1, "correct", 8), (LAN, "correct", 40), (4, "copied", 8), (1, "garbage", 8)])
-def test_a_crowd_gets_what_its_addresses_are_worth_and_crowds_nobody_out(groups: int | str, text: str, rate: int) -> None:
+@pytest.mark.parametrize(
+    "groups, text, rate", [(1, "correct", 8), (LAN, "correct", 40), (4, "copied", 8), (1, "garbage", 8)]
+)
+def test_a_crowd_gets_what_its_addresses_are_worth_and_crowds_nobody_out(
+    groups: int | str, text: str, rate: int
+) -> None:
     result = crowd(groups, text, rate, rounds=8)
     assert result.mean <= fair(groups if isinstance(groups, int) else 1) + 0.06
     assert result.delivery >= 0.99
@@ -167,11 +200,18 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def attack(folder: Path, seed: int = 1, rounds: int = ROUNDS) -> dict[str, float]:
-    few = {(groups, text): crowd(groups, text, seed=seed, rounds=rounds) for groups in (1, 4) for text in ("correct", "copied", "garbage")}
+    few = {
+        (groups, text): crowd(groups, text, seed=seed, rounds=rounds)
+        for groups in (1, 4)
+        for text in ("correct", "copied", "garbage")
+    }
     few[LAN, "correct"] = crowd(LAN, "correct", 40, seed=seed, rounds=rounds)
     many = {groups: crowd(groups, seed=seed, rounds=rounds) for groups in (64, HIDDEN)}
     offers = {f"offers of {count}": test_sybil_offers.crowd(count, seed=seed) for count in (100, 300)}
-    over = {f"{groups} {text}": result.mean - fair(groups if isinstance(groups, int) else 1) for (groups, text), result in few.items()}
+    over = {
+        f"{groups} {text}": result.mean - fair(groups if isinstance(groups, int) else 1)
+        for (groups, text), result in few.items()
+    }
     return {
         "share_over_fair": max(over.values()),
         "share_of_offers": worst(offers, "mean"),

@@ -1,10 +1,12 @@
-"""The Sybil crowd again, where rollouts are offered and fetched: to be what a node fetches, or to push others' offers off its board.
+"""The Sybil crowd again, where rollouts are offered and fetched.
+
+To be what a node fetches, or to push others' offers off its board.
 
 All Sybils are in one network group.
 
-The code is the real one: the victim's `p2p.member`, the board, the ration and the gatherer, over the memory swarm; offers are signed frames
-and blobs are fetched. The Sybils always offer first, and as much as an author may; of what they offer they hold every blob.
-`python -m benchmarks.attack sybil` plays it, too.
+The code is the real one: the victim's `p2p.member`, the board, the ration and the gatherer, over the memory
+swarm; offers are signed frames and blobs are fetched. The Sybils always offer first, and as much as an author
+may; of what they offer they hold every blob. `python -m benchmarks.attack sybil` plays it, too.
 """
 
 import itertools
@@ -74,12 +76,17 @@ class World:
 
     def offer(self, who: Identity, count: int) -> None:
         text = self.rng.randbytes(200).hex()
-        made = [Rollout(TaskRef("bf", next(self.numbers)), (Completion(f"{text} {n}", ended=True),), who.peer_id) for n in range(count)]
+        made = [
+            Rollout(TaskRef("bf", next(self.numbers)), (Completion(f"{text} {n}", ended=True),), who.peer_id)
+            for n in range(count)
+        ]
         bodies, blobs = offers.encode(made, 1, "played", TINY_9.specialties)
         for blob in blobs:
             self.stores[who.peer_id].put(blob)
         for body in bodies:
-            self.swarm.inject(seal(who, TOPIC.swarm_id, next(self.numbers), self.clock(), offers.KIND, body), who.peer_id)
+            self.swarm.inject(
+                seal(who, TOPIC.swarm_id, next(self.numbers), self.clock(), offers.KIND, body), who.peer_id
+            )
 
     async def round(self, each: int, result: Result) -> None:
         self.victim.ration.begin()
@@ -90,7 +97,9 @@ class World:
         for n, who in enumerate(self.rng.sample(self.honest, HONEST)):
             self.offer(who, OFFERED)
             await trio.testing.wait_all_tasks_blocked()
-            on_board = max(on_board, sum(item.author in {h.peer_id for h in self.honest} for item in self.victim.board))
+            on_board = max(
+                on_board, sum(item.author in {h.peer_id for h in self.honest} for item in self.victim.board)
+            )
             for who_else in self.sybils if n == HONEST // 2 else ():  # and once more, between the others
                 self.offer(who_else, each)
         await trio.testing.wait_all_tasks_blocked()
@@ -116,7 +125,10 @@ def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1
             nursery.cancel_scope.cancel()
 
     trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
-    show(f"sybil, {sybils} that offer {2 * each} each round, against {HONEST} honest that offer {OFFERED}", result)
+    show(
+        f"sybil, {sybils} that offer {2 * each} each round, against {HONEST} honest that offer {OFFERED}",
+        result,
+    )
     return result
 
 

@@ -1,7 +1,10 @@
-"""Offers that nobody serves: ten keys offer 44 rollouts each, again and again, and have none of them. `pytest -s` prints the figures.
+"""Offers that nobody serves: ten keys offer 44 rollouts each, again and again, and have none of them.
 
-Honest nodes (`tests.attacks.gathering_node`) share and gather as the daemon does; a rollout that is fetched counts as useful. Over the
-memory engine time is a mock clock's and a question takes LATENCY; over libp2p and hivemind nodes and attacker are processes.
+`pytest -s` prints the figures.
+
+Honest nodes (`tests.attacks.gathering_node`) share and gather as the daemon does; a rollout that is fetched
+counts as useful. Over the memory engine time is a mock clock's and a question takes LATENCY; over libp2p and
+hivemind nodes and attacker are processes.
 """
 
 import itertools
@@ -70,19 +73,30 @@ def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str,
     async def play() -> None:
         for _ in range(honest):
             who = Identity.from_seed(rng.randbytes(32))
-            nodes.append(Node(who, TOPIC, partial(Line, swarm, silent, who.peer_id), clock, random.Random(rng.random())))
+            nodes.append(
+                Node(
+                    who, TOPIC, partial(Line, swarm, silent, who.peer_id), clock, random.Random(rng.random())
+                )
+            )
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 nursery.start_soon(node.run, ROUND, ended)
             await trio.sleep(SETTLE)
             if how in ("deny", "silent"):
                 for peer in suspects:
-                    swarm.join(peer, Handlers(lambda *_: Verdict.IGNORE, lambda _, question: bytes(4 * (len(question) // 12))))
+                    swarm.join(
+                        peer,
+                        Handlers(
+                            lambda *_: Verdict.IGNORE, lambda _, question: bytes(4 * (len(question) // 12))
+                        ),
+                    )
             if how == "silent":
                 silent.update(suspects)
             number = itertools.count(1)
             for who in keys(how, SEED):
-                swarm.inject(seal(who, TOPIC.swarm_id, next(number), clock(), offers.KIND, body(rng)), who.peer_id)
+                swarm.inject(
+                    seal(who, TOPIC.swarm_id, next(number), clock(), offers.KIND, body(rng)), who.peer_id
+                )
                 await trio.sleep(1 / RATE)
                 if trio.current_time() > SETTLE + seconds:
                     break
@@ -94,10 +108,13 @@ def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str,
 
 
 def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
-    return fmean(min(count, WANTED) for at, count in got if since < at <= until)  # what came beside the places of a round fills no other
+    # What came beside the places of a round fills no other
+    return fmean(min(count, WANTED) for at, count in got if since < at <= until)
 
 
-def result(engine: str, how: str, honest: int, before: float, under: float, missed: float) -> dict[str, float]:
+def result(
+    engine: str, how: str, honest: int, before: float, under: float, missed: float
+) -> dict[str, float]:
     found = {"before": before, "under": under, "lost": max(0.0, 1 - under / before)}
     show(f"unserved, {engine}, {how}, {honest} honest", {**found, "missed": missed})
     return found
@@ -112,11 +129,17 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, seconds: floa
         more = ["--every", str(ROUND)]
         start = partial(ProbeProcess, engine=engine, module="tests.attacks.gathering_node", more=more)
         nodes = [stack.enter_context(start(folder / "0"))]
-        nodes += [stack.enter_context(start(folder / str(n), bootstrap=nodes[0].addresses[:1])) for n in range(1, honest)]
+        nodes += [
+            stack.enter_context(start(folder / str(n), bootstrap=nodes[0].addresses[:1]))
+            for n in range(1, honest)
+        ]
         for node in nodes:
             node.wait_for_peers(min(honest - 1, 4), 180)
         bad = ProbeProcess(
-            folder / "bad", module="tests.attacks.offering", bootstrap=[node.addresses[0] for node in nodes], more=["--how", how]
+            folder / "bad",
+            module="tests.attacks.offering",
+            bootstrap=[node.addresses[0] for node in nodes],
+            more=["--how", how],
         )
         stack.enter_context(bad)
         bad.wait(lambda: bad.last("up"), 180)
@@ -136,14 +159,21 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, seconds: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("honest, how, seconds", [(2, "deny", 40.0), (2, "gone", 40.0), (2, "fresh", 40.0), (10, "deny", 20.0)])
+@pytest.mark.parametrize(
+    "honest, how, seconds", [(2, "deny", 40.0), (2, "gone", 40.0), (2, "fresh", 40.0), (10, "deny", 20.0)]
+)
 def test_honest_nodes_keep_their_rollouts(honest: int, how: str, seconds: float) -> None:
     found = in_memory(how, honest, seconds)
     assert found["before"] == pytest.approx(WANTED, abs=0.3) and 0 <= found["lost"] < 0.2
 
 
 def attack(
-    folder: Path, engine: str = "libp2p", honest: int = 2, how: str = "deny", minutes: float = 3.0, seed: int = 1
+    folder: Path,
+    engine: str = "libp2p",
+    honest: int = 2,
+    how: str = "deny",
+    minutes: float = 3.0,
+    seed: int = 1,
 ) -> dict[str, float]:
     if engine == "memory":
         return in_memory(how, honest, 60 * minutes, seed)
@@ -157,7 +187,10 @@ ATTACK = Attack(
     {"lost": 0.2},
     choices={"engine": ["memory", "libp2p", "hivemind"], "how": ["deny", "silent", "gone", "fresh"]},
     about={
-        "how": "who is asked says no; says nothing (memory alone); nobody can be asked; and a new key for each offer",
+        "how": (
+            "who is asked says no; says nothing (memory alone); nobody can be asked; and a new key for each"
+            " offer"
+        ),
         "seed": "of the memory engine's run",
     },
-)  # fmt: skip
+)

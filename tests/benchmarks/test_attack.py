@@ -25,7 +25,9 @@ def test_every_attack_tells_its_options(name: str, capsys: pytest.CaptureFixture
     assert left.value.code == 0 and "usage: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [["bomb"], ["eclipse", "--restarts", "5", "--calm", "2"], ["forger", "--connections", "3"]])
+@pytest.mark.parametrize(
+    "argv", [["bomb"], ["eclipse", "--restarts", "5", "--calm", "2"], ["forger", "--connections", "3"]]
+)
 def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_held(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,7 +40,9 @@ def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_h
     assert left.value.code == (0 if found["held"] else 1)
 
 
-def test_a_bound_that_does_not_hold_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_that_does_not_hold_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for most, code in ((10, 0), (-1, 1)):
         played = Attack(lambda folder, times=1: {"let_in": times}, {"let_in": most})
         monkeypatch.setattr(attack, "attack_named", lambda name, played=played: played)

@@ -1,4 +1,7 @@
-"""What other programs read of the benchmarks: with --json the last line is one object, and nothing follows it."""
+"""What other programs read of the benchmarks.
+
+With --json the last line is one object, and nothing follows it.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,7 +16,9 @@ from benchmarks import compare, decode, environments, pairs, round, sweep, updat
 SMALL = ["--size", "1.25m", "--tokens", "4", "--completions", "1", "--pairs", "1", "--json"]
 
 
-def last_line(main: Callable[[Sequence[str]], None], argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def last_line(
+    main: Callable[[Sequence[str]], None], argv: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
     main(argv)
     out = capsys.readouterr().out
     assert out.endswith("}\n")
@@ -61,9 +66,23 @@ def test_sweep_leaves_out_what_there_is_no_time_or_memory_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sweep, "free", lambda device: 0)
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=iter((0.0, 0.5, 1.5)).__next__))  # the first cell takes a second
+    # The first cell takes a second
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=iter((0.0, 0.5, 1.5)).__next__))
     picture = tmp_path / "sweep.png"
-    argv = ["--sizes", "1.25m", "--tokens", "1", "2", "--pairs", "1", "--seconds", "1", "--plot", str(picture), "--json"]
+    argv = [
+        "--sizes",
+        "1.25m",
+        "--tokens",
+        "1",
+        "2",
+        "--pairs",
+        "1",
+        "--seconds",
+        "1",
+        "--plot",
+        str(picture),
+        "--json",
+    ]
     found = last_line(sweep.main, argv, capsys)
     first, second = found["cells"]
     assert first["decode"]["ratio"] > 0
@@ -83,11 +102,15 @@ def test_sweep_leaves_out_what_there_is_no_time_or_memory_for(
         (["--tokens", "16"], "--tokens goes with --peer"),
     ],
 )
-def test_what_cannot_be_measured_is_said(argv: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_said(
+    argv: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         round.main(argv)
     assert stopped.value.code == 2
-    assert told in capsys.readouterr().err.replace("'1.25m', '2.4m', '14m'", "1.25m, 2.4m, 14m").replace("'genrl', 'trl'", "genrl, trl")
+    assert told in capsys.readouterr().err.replace("'1.25m', '2.4m', '14m'", "1.25m, 2.4m, 14m").replace(
+        "'genrl', 'trl'", "genrl, trl"
+    )
 
 
 def test_without_a_network_it_says_how_to_make_the_environment(tmp_path: Path) -> None:
@@ -106,7 +129,11 @@ def test_a_side_that_dies_is_heard(tmp_path: Path) -> None:
 
 def test_the_trials_questions_are_those_of_the_trials() -> None:
     questions = workload.draw("trials", workload.COUNT, 0)
-    assert questions[6] == "Find the Greatest Common Divisor (GCD) of these numbers: 777, 912. Give only the GCD as your final answer."
+    assert (
+        questions[6]
+        == "Find the Greatest Common Divisor (GCD) of these numbers: 777, 912. Give only the GCD as your"
+        " final answer."
+    )
     assert questions[0].startswith("State the final answer to the following arithmetic problem: 1663 - 5242")
     assert len(set(questions)) == 8
 

@@ -1,4 +1,7 @@
-"""The benchmarks of the exchange, with as few nodes as there can be: they run, and their last line is what others read."""
+"""The benchmarks of the exchange, with as few nodes as there can be.
+
+They run, and their last line is what others read.
+"""
 
 import json
 
@@ -18,11 +21,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
-    exchange.main(["--nodes", "2", "--kib", "16", "--rounds", "1", "--settle", "1", "--engine", ENGINE, "--json"])
+    exchange.main(
+        ["--nodes", "2", "--kib", "16", "--rounds", "1", "--settle", "1", "--engine", ENGINE, "--json"]
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["schema"] == 1 and found["work"]["nodes"] == 2
     assert 0 < found["ours"] < exchange.ROUND_LIMIT and found["peer"] is found["ratio"] is None
-    assert found["held"] == 1.0 and isinstance(found["bytes_per_byte"], float)  # of one round it may be anything
+    # Of one round it may be anything
+    assert found["held"] == 1.0 and isinstance(found["bytes_per_byte"], float)
 
 
 def test_what_one_of_the_living_holds_can_be_had(capsys: pytest.CaptureFixture[str]) -> None:

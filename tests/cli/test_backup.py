@@ -29,11 +29,18 @@ def trained(folder: Path, rounds: int = 7) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def test_a_key_goes_there_and_back_and_the_old_one_is_kept(run: Run, tmp_path: Path) -> None:
-    mine, other = Identity.load_or_create(tmp_path / "a" / IDENTITY_FILE), Identity.load_or_create(tmp_path / "b" / IDENTITY_FILE)
+    mine, other = (
+        Identity.load_or_create(tmp_path / "a" / IDENTITY_FILE),
+        Identity.load_or_create(tmp_path / "b" / IDENTITY_FILE),
+    )
     assert run("identity", "backup", tmp_path / "key", "--state-dir", tmp_path / "a").code == 0
     (tmp_path / "key").chmod(0o644)  # as on a stick
     said = run("identity", "restore", tmp_path / "key", "--state-dir", tmp_path / "b", "--json")
@@ -41,7 +48,9 @@ def test_a_key_goes_there_and_back_and_the_old_one_is_kept(run: Run, tmp_path: P
     assert (document["peer_id"], document["round"]) == (mine.peer_id, None)
     assert Identity.load(tmp_path / "b" / IDENTITY_FILE).peer_id == mine.peer_id
     assert Identity.load(Path(document["kept"][0])).peer_id == other.peer_id
-    again = json.loads(run("identity", "restore", tmp_path / "key", "--state-dir", tmp_path / "b", "--json").out)
+    again = json.loads(
+        run("identity", "restore", tmp_path / "key", "--state-dir", tmp_path / "b", "--json").out
+    )
     assert again["kept"] == []  # it is the same key
     assert run("identity", "restore", tmp_path / "key", "--state-dir", tmp_path / "new").code == 0
 
@@ -51,7 +60,10 @@ def test_the_training_goes_there_and_back(run: Run, tmp_path: Path) -> None:
     said = run("identity", "backup", tmp_path / "all.zip", "--training", "--state-dir", tmp_path / "a")
     assert said.code == 0, said.err
     assert (tmp_path / "all.zip").stat().st_mode & 0o777 == 0o600
-    assert "never replaces a file" in run("identity", "backup", tmp_path / "all.zip", "--training", "--state-dir", tmp_path / "a").err
+    assert (
+        "never replaces a file"
+        in run("identity", "backup", tmp_path / "all.zip", "--training", "--state-dir", tmp_path / "a").err
+    )
     old = contents(trained(tmp_path / "b", rounds=9))
     said = run("identity", "restore", tmp_path / "all.zip", "--state-dir", tmp_path / "b")
     assert said.code == 0 and "its key and its training, 7 rounds" in said.out
@@ -74,7 +86,9 @@ def test_a_backup_with_more_figures_than_memory_is_not_refused_for_that(run: Run
 
 def test_a_place_that_takes_no_backup_is_told_and_no_checkpoint_is_blamed(run: Run, tmp_path: Path) -> None:
     trained(tmp_path / "a")
-    said = run("identity", "backup", tmp_path / "none" / "all.zip", "--training", "--state-dir", tmp_path / "a")
+    said = run(
+        "identity", "backup", tmp_path / "none" / "all.zip", "--training", "--state-dir", tmp_path / "a"
+    )
     assert said.code == 2 and "all.zip: cannot be written: No such file or directory" in said.err
 
 
@@ -85,7 +99,9 @@ def test_a_running_node_keeps_its_files(run: Run, tmp_path: Path) -> None:
         assert run("identity", "restore", tmp_path / "key", "--state-dir", tmp_path / "a").code == 5
 
 
-def rewritten(source: Path, to: Path, change: Callable[[dict[str, bytes]], None], packing: int = zipfile.ZIP_STORED) -> Path:
+def rewritten(
+    source: Path, to: Path, change: Callable[[dict[str, bytes]], None], packing: int = zipfile.ZIP_STORED
+) -> Path:
     """A backup with other contents."""
     with zipfile.ZipFile(source) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -100,14 +116,20 @@ CHECKPOINT = "checkpoints/round-00000007/"
 HOSTILE: dict[str, Callable[[dict[str, bytes]], None]] = {
     "it holds '../../escaped'": lambda files: files.update({"../../escaped": b"x"}),
     "it holds '/etc/escaped'": lambda files: files.update({"/etc/escaped": b"x"}),
-    "it holds 'checkpoints/round-00000007/../../escaped'": lambda files: files.update({CHECKPOINT + "../../escaped": b"x"}),
-    "it holds 'checkpoints/round-00000007/.hidden'": lambda files: files.update({CHECKPOINT + ".hidden": b"x"}),
+    "it holds 'checkpoints/round-00000007/../../escaped'": lambda files: files.update(
+        {CHECKPOINT + "../../escaped": b"x"}
+    ),
+    "it holds 'checkpoints/round-00000007/.hidden'": lambda files: files.update(
+        {CHECKPOINT + ".hidden": b"x"}
+    ),
     "it holds 'lock'": lambda files: files.update({"lock": b"x"}),
     "not a backup of swarmd": lambda files: files.update({f"{CHECKPOINT}{n}": b"" for n in range(99)}),
     "more than one checkpoint": lambda files: files.update({"checkpoints/round-00000008/x": b"x"}),
     "it holds no whole key": lambda files: files.update({"identity.key": b"x"}),
     "has no key": lambda files: files.pop("identity.key") and None,
-    "its key is not that": lambda files: files.update({"identity.key": Identity.from_seed(bytes(32)).private_file}),
+    "its key is not that": lambda files: files.update(
+        {"identity.key": Identity.from_seed(bytes(32)).private_file}
+    ),
     "its checkpoint is not whole": lambda files: files.update({CHECKPOINT + "weights.safetensors": b"other"}),
     "node.json has 100000 bytes": lambda files: files.update({"node.json": bytes(100_000)}),
 }
@@ -129,7 +151,12 @@ def test_packed_torn_and_flipped_backups_change_nothing(run: Run, tmp_path: Path
     run("identity", "backup", tmp_path / "good.zip", "--training", "--state-dir", tmp_path / "a")
     before = contents(trained(tmp_path / "b", rounds=9))
     bad = tmp_path / "bad.zip"
-    rewritten(tmp_path / "good.zip", bad, lambda files: files.update({"metrics.jsonl": bytes(10**6)}), zipfile.ZIP_DEFLATED)
+    rewritten(
+        tmp_path / "good.zip",
+        bad,
+        lambda files: files.update({"metrics.jsonl": bytes(10**6)}),
+        zipfile.ZIP_DEFLATED,
+    )
     assert "packed" in run("identity", "restore", bad, "--state-dir", tmp_path / "b").err
     good, rng = (tmp_path / "good.zip").read_bytes(), random.Random(1)
     for _ in range(60):
@@ -137,7 +164,11 @@ def test_packed_torn_and_flipped_backups_change_nothing(run: Run, tmp_path: Path
         if rng.random() < 0.3:
             del content[rng.randrange(len(content)) :]
         else:
-            at = rng.randrange(len(content) - 2000, len(content)) if rng.random() < 0.5 else rng.randrange(len(content))
+            at = (
+                rng.randrange(len(content) - 2000, len(content))
+                if rng.random() < 0.5
+                else rng.randrange(len(content))
+            )
             content[at] ^= 1 << rng.randrange(8)
         bad.write_bytes(content)
         shutil.rmtree(tmp_path / "c", ignore_errors=True)

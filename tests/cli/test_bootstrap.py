@@ -29,7 +29,18 @@ LISTEN = "/ip4/127.0.0.1/tcp/0"
 
 @contextmanager
 def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
-    command = [sys.executable, "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--listen", LISTEN, "--json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "bootstrap",
+        "--state-dir",
+        str(folder),
+        "--listen",
+        LISTEN,
+        "--json",
+        *options,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -61,7 +72,12 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curricu
         state = ["--state-dir", tmp_path / "boot"]
         wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], PATIENCE)
         status = run("status", *state)
-        assert status.code == 0 and "helping: it trains nothing" in status.out and "trainer" not in status.out and "round" not in status.out
+        assert (
+            status.code == 0
+            and "helping: it trains nothing" in status.out
+            and "trainer" not in status.out
+            and "round" not in status.out
+        )
         assert run("pause", *state).code == 2
         assert run("doctor", "network", *state).code == 0
         assert run("bootstrap", *state).code == 5  # it owns the folder
@@ -75,7 +91,10 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
     with ExitStack() as stack:
         _, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         addresses = [entry["address"] for entry in said["addresses"]]
-        probes = [stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another")) for name in "ab"]
+        probes = [
+            stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another"))
+            for name in "ab"
+        ]
         for probe, other in zip(probes, reversed(probes), strict=True):
             assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], PATIENCE)
 
@@ -86,7 +105,9 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) ->
     with bootstrap(tmp_path / "boot") as (process, said):
         listen = said["addresses"][0]["address"].split("/p2p/")[0]
         taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
-        assert taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
+        assert (
+            taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
+        )
         process.send_signal(number)
         assert process.wait(PATIENCE) == code
         assert not (tmp_path / "boot" / "run.json").exists()

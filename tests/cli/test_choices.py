@@ -45,7 +45,10 @@ def test_another_model_is_refused_before_anything_is_loaded(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert main(["join", "--model", "tiny", "--state-dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("swarmd: --model: the model is tiny, and the checkpoint in") and f"trained from {QWEN}." in said
+    assert (
+        said.startswith("swarmd: --model: the model is tiny, and the checkpoint in")
+        and f"trained from {QWEN}." in said
+    )
     assert not (tmp_path / "lock").exists()
 
 
@@ -72,34 +75,49 @@ def test_the_judge_is_remembered_overridden_and_forgotten(tmp_path: Path) -> Non
     assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}', "[" * 100_000]
+)
 def test_what_cannot_be_read_is_not_remembered(content: str, tmp_path: Path) -> None:
     trained(tmp_path, "x")
     (tmp_path / "checkpoints" / "round-00000007" / "policy.json").write_text(content)
     (tmp_path / "choices.json").write_text(content)
     config, notes = recalled(resolve(None, {}, {}), tmp_path)
-    assert config == resolve(None, {}, {}).config and [note.partition(" ")[0] for note in notes] == ["judge"] * ("judge" in content)
+    assert config == resolve(None, {}, {}).config and [note.partition(" ")[0] for note in notes] == [
+        "judge"
+    ] * ("judge" in content)
 
 
 def test_swarm_curriculum_bootstrap_and_model_are_remembered_too(tmp_path: Path) -> None:
-    invited = {"swarm.name": "lab", "swarm.curriculum": "tiny-9", "swarm.bootstrap": (PEER,), "model.name": "tiny-latent"}
+    invited = {
+        "swarm.name": "lab",
+        "swarm.curriculum": "tiny-9",
+        "swarm.bootstrap": (PEER,),
+        "model.name": "tiny-latent",
+    }
     remember(resolve(None, {}, {"judge": JUDGE}, invited), tmp_path)
     config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
     assert (config.swarm.name, config.swarm.curriculum, config.swarm.bootstrap) == ("lab", "tiny-9", (PEER,))
     assert (config.model.name, config.judge.url) == ("tiny-latent", JUDGE)
-    assert note.startswith(f"as before: swarm lab, curriculum tiny-9, bootstrap {PEER}, judge {JUDGE}, model tiny-latent;")
+    assert note.startswith(
+        f"as before: swarm lab, curriculum tiny-9, bootstrap {PEER}, judge {JUDGE}, model tiny-latent;"
+    )
     other = resolve(None, {}, {"swarm": "main"})
     config, notes = recalled(other, tmp_path)
     assert config.swarm.name == "main" and "swarm main, as --swarm says; before it was lab" in notes
     remember(other, tmp_path)
     assert recalled(resolve(None, {}, {}), tmp_path)[0].swarm == config.swarm
-    assert recalled(resolve(None, {}, {}), trained(tmp_path, "tiny"))[0].model.name == "tiny"  # a checkpoint's comes first
+    # A checkpoint's comes first
+    assert recalled(resolve(None, {}, {}), trained(tmp_path, "tiny"))[0].model.name == "tiny"
 
 
 def test_a_choice_that_fails_is_not_remembered(run: Run, tmp_path: Path) -> None:
     remember(resolve(None, {}, {"curriculum": "tiny-9", "judge": JUDGE}), tmp_path)
     before = (tmp_path / "choices.json").read_bytes()
-    for wrong in (["--curriculum", tmp_path / "gone.jsonl"], ["--curriculum", "tiny-9-strict", "--model", tmp_path / "gone"]):
+    for wrong in (
+        ["--curriculum", tmp_path / "gone.jsonl"],
+        ["--curriculum", "tiny-9-strict", "--model", tmp_path / "gone"],
+    ):
         said = run("join", *wrong, "--swarm", "lab", "--judge", "", "--state-dir", tmp_path)
         assert said.code != 0 and "gone" in said.err and "--curriculum auto" not in said.err
         assert (tmp_path / "choices.json").read_bytes() == before
@@ -109,7 +127,9 @@ def test_remembered_tasks_that_are_gone_are_told_with_what_overrides_them(run: R
     gone = tmp_path / "gone.jsonl"
     remember(resolve(None, {}, {"curriculum": str(gone)}), tmp_path)
     said = run("join", "--state-dir", tmp_path)
-    assert said.code == 2 and f"own tasks cannot be used: {gone}" in said.err and "--curriculum auto" in said.err
+    assert (
+        said.code == 2 and f"own tasks cannot be used: {gone}" in said.err and "--curriculum auto" in said.err
+    )
     assert recalled(resolve(None, {}, {"curriculum": "auto"}), tmp_path)[0].swarm.curriculum == "auto"
 
 
@@ -127,9 +147,14 @@ def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices
     remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)
     remember_limits(LimitsConfig(cpu="25 %", state="9 GB"), tmp_path)
     config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
-    assert (config.limits, config.judge.url) == (LimitsConfig(cpu="25 %"), JUDGE) and "limits.cpu 25 %" in note
+    assert (config.limits, config.judge.url) == (
+        LimitsConfig(cpu="25 %"),
+        JUDGE,
+    ) and "limits.cpu 25 %" in note
     config, notes = recalled(resolve(None, {"SWARMD_LIMITS_CPU": "50 %"}, {}), tmp_path)
-    assert config.limits.cpu == "50 %" and any("SWARMD_LIMITS_CPU says; before it was 25 %" in note for note in notes)
+    assert config.limits.cpu == "50 %" and any(
+        "SWARMD_LIMITS_CPU says; before it was 25 %" in note for note in notes
+    )
     remember(resolve(None, {}, {"swarm": "other"}), tmp_path)
     assert recalled(resolve(None, {}, {}), tmp_path)[0].limits.cpu == "25 %"
     remember_limits(LimitsConfig(), tmp_path)

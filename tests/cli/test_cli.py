@@ -33,16 +33,33 @@ from tests.packaging.checkout import ROOT
 
 PEERS = {
     "schema": 1,
-    "peers": [{"id": "12D3KooW", "name": "brave-otter", "direction": "inbound", "address": None, "frames": 3, "rejected": 0}],
+    "peers": [
+        {
+            "id": "12D3KooW",
+            "name": "brave-otter",
+            "direction": "inbound",
+            "address": None,
+            "frames": 3,
+            "rejected": 0,
+        }
+    ],
 }
 
 
-ANSWERS = {"status": document(), "peers": PEERS, "pause": {"schema": 1, "paused": True}, "resume": {"schema": 1, "paused": False}}
+ANSWERS = {
+    "status": document(),
+    "peers": PEERS,
+    "pause": {"schema": 1, "paused": True},
+    "resume": {"schema": 1, "paused": False},
+}
 
 
 @contextlib.contextmanager
 def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
-    """The control API of a node, over a real socket, in a thread; what it was told. obeys: it ends when it is told to stop."""
+    """The control API of a node, over a real socket, in a thread; what it was told.
+
+    obeys: it ends when it is told to stop.
+    """
     told: list[str] = []
     ready, halt = threading.Event(), trio.Event()
 
@@ -55,7 +72,9 @@ def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
     async def live() -> None:
         with StateFolder.open(state_dir) as state:
             async with trio.open_nursery() as nursery:
-                await nursery.start(partial(serve, state.path, {name: partial(answer, name) for name in [*ANSWERS, "stop"]}))
+                await nursery.start(
+                    partial(serve, state.path, {name: partial(answer, name) for name in [*ANSWERS, "stop"]})
+                )
                 tokens.append(trio.lowlevel.current_trio_token())
                 ready.set()
                 await halt.wait()
@@ -80,13 +99,16 @@ def test_without_a_node_the_exit_code_is_6(run: Run, tmp_path: Path, command: st
     assert (said.code, said.out) == (6, "")
     assert (
         said.err
-        == f"swarmd: No node is running in {tmp_path / 'none'}. Start one with `swarmd join`, or name another folder with --state-dir.\n"
+        == f"swarmd: No node is running in {tmp_path / 'none'}. Start one with `swarmd join`, or name another"
+        " folder with --state-dir.\n"
     )
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.net
-def test_a_running_node_is_asked_told_and_stopped(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_node_is_asked_told_and_stopped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with node(tmp_path) as told:
         assert json.loads(run("status", "--json", "--state-dir", tmp_path).out) == document()
         monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
@@ -130,7 +152,9 @@ WRONG = """join --local -1|join --local many|join --device gpu|join --bootstrap 
 
 
 @pytest.mark.parametrize("arguments", [line.split() for line in WRONG.split("|")], ids=" ".join)
-def test_wrong_usage_is_exit_code_2_without_a_traceback(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+def test_wrong_usage_is_exit_code_2_without_a_traceback(
+    run: Run, tmp_path: Path, arguments: list[str]
+) -> None:
     said = run(*arguments)
     assert (said.code, said.out) == (2, "")
     assert said.err.strip()
@@ -139,7 +163,9 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(run: Run, tmp_path: Path
 @pytest.mark.parametrize("command", [["join", "--model"], ["leave", "--state-dir"], ["lab", "run"]])
 def test_a_path_that_cannot_be_looked_at_is_told_without_a_traceback(run: Run, command: list[str]) -> None:
     said = run(*command, "x" * 300)
-    assert said.code == 2 and said.err.endswith("xxx: File name too long. Mend its permissions, or name another path.\n")
+    assert said.code == 2 and said.err.endswith(
+        "xxx: File name too long. Mend its permissions, or name another path.\n"
+    )
 
 
 def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:
@@ -177,7 +203,11 @@ def test_config_check_show_and_path(run: Run, tmp_path: Path, monkeypatch: pytes
     assert run("config", "check").code == 2
     told = run("config", "check", wrong, "--json")
     assert told.code == 2
-    assert json.loads(told.out) == {"schema": 1, "file": str(wrong), "mistakes": [f"{wrong}:1: x: unknown key"]}
+    assert json.loads(told.out) == {
+        "schema": 1,
+        "file": str(wrong),
+        "mistakes": [f"{wrong}:1: x: unknown key"],
+    }
     assert run("config", "check", usual).code == 0  # the argument wins over the variable
 
 
@@ -193,12 +223,20 @@ def test_the_identity_is_shown_and_backed_up_once(run: Run, tmp_path: Path) -> N
     again = run("identity", "backup", copy, "--state-dir", tmp_path)
     assert again.code == 2
     assert "exists already" in again.err
-    assert run("identity", "backup", tmp_path, "--state-dir", tmp_path).out == f"{tmp_path}/swarmd-{identity.peer_id}.key\n"
+    assert (
+        run("identity", "backup", tmp_path, "--state-dir", tmp_path).out
+        == f"{tmp_path}/swarmd-{identity.peer_id}.key\n"
+    )
 
 
 def test_tasks_are_listed_and_shown(run: Run) -> None:
     listed = json.loads(run("task", "list", "--json").out)
-    assert [one["name"] for one in listed["curricula"]] == ["sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict"]
+    assert [one["name"] for one in listed["curricula"]] == [
+        "sapo-9",
+        "tiny-9",
+        "sapo-9-strict",
+        "tiny-9-strict",
+    ]
     assert len(run("task", "list", "--curriculum", "tiny-9").out.splitlines()) == 9
     shown = json.loads(run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9", "--json").out)
     assert shown["question"] in run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9").out
@@ -209,17 +247,25 @@ def test_tasks_are_listed_and_shown(run: Run) -> None:
 def test_completions_are_scored_one_line_each(run: Run) -> None:
     answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
     right = f"<answer>{answer}</answer>"
-    longest = "\U0001f9ab" * (LONGEST_COMPLETION - len(right)) + right  # a line of 1.5 MiB: twelve characters each
+    # A line of 1.5 MiB: twelve characters each
+    longest = "\U0001f9ab" * (LONGEST_COMPLETION - len(right)) + right
     texts = {"correct": [right, longest], "wrong": ["<answer>x</answer>"], "no answer": ["none"]}
-    texts |= {"too long": ["x" + longest, "x" * (MAX_LINE - 11), "x" * 3 * MAX_LINE], "correct again": [right]}
+    texts |= {
+        "too long": ["x" + longest, "x" * (MAX_LINE - 11), "x" * 3 * MAX_LINE],
+        "correct again": [right],
+    }
     lines = [json.dumps({"text": text, "ended": False}) for some in texts.values() for text in some]
     said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n\n".join(lines) + "\n")
     assert said.code == 0
     wanted = [reason.removesuffix(" again") for reason, some in texts.items() for _ in some]
-    assert [json.loads(line) for line in said.out.splitlines()] == [{"reward": float(why == "correct"), "reason": why} for why in wanted]
+    assert [json.loads(line) for line in said.out.splitlines()] == [
+        {"reward": float(why == "correct"), "reason": why} for why in wanted
+    ]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000]
+)
 def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> None:
     said = run("task", "score", "bf", "3", stdin="\n" + line)
     assert (said.code, said.out) == (2, "")
@@ -227,10 +273,19 @@ def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> No
 
 
 def test_help_and_version_import_nothing_heavy() -> None:
-    script = "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in sys.modules}, file=sys.stderr)"
+    script = (
+        "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in"
+        " sys.modules}, file=sys.stderr)"
+    )
     heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
     for arguments in (["--help"], ["join", "--help"], ["version", "--json"]):
-        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
         assert not heavy & set(done.stderr.split()), arguments
     versions = json.loads(done.stdout)
     assert versions["schema"] == 1
@@ -256,7 +311,8 @@ def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]
     for name in command:
         shown = getattr(shown, "commands")[name]  # noqa: B009
     _, *further = inspect.cleandoc(shown.help or "").split("\n\n")
-    assert not any("\n" in paragraph for paragraph in further)  # typer would break the line there, whatever the screen's width
+    # Typer would break the line there, whatever the screen's width
+    assert not any("\n" in paragraph for paragraph in further)
 
 
 @pytest.mark.net
@@ -282,11 +338,20 @@ def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> 
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts[program].partition(":")
     command = [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("option", [["stop", "--timeout"], ["plan", "replay", "--rho"], ["plan", "replay", "--alpha"], ["join", "--pace"]])
+@pytest.mark.parametrize(
+    "option",
+    [["stop", "--timeout"], ["plan", "replay", "--rho"], ["plan", "replay", "--alpha"], ["join", "--pace"]],
+)
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -> None:
     said = run(*option, value)
@@ -303,14 +368,28 @@ def test_output_that_cannot_be_written(module: str) -> None:
     if Path("/dev/full").exists():
         cases.append((os.open("/dev/full", os.O_WRONLY), "1", 2, "No space left on device"))
     for output, unbuffered, code, said in cases:
-        command, environment = [sys.executable, "-m", module, "--version"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
-        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=environment, text=True, timeout=PATIENCE)
+        command, environment = (
+            [sys.executable, "-m", module, "--version"],
+            os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, env=environment, text=True, timeout=PATIENCE
+        )
         os.close(output)
-        assert (done.returncode, done.stderr.count("\n")) == (code, bool(said)) and said in done.stderr, done.stderr
+        assert (done.returncode, done.stderr.count("\n")) == (
+            code,
+            bool(said),
+        ) and said in done.stderr, done.stderr
 
 
 @pytest.mark.net
 def test_shell_completion_is_offered() -> None:
-    environment = os.environ | {"_SWARMD_COMPLETE": "complete_bash", "COMP_WORDS": "swarmd task sh", "COMP_CWORD": "2"}
-    done = subprocess.run([sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    environment = os.environ | {
+        "_SWARMD_COMPLETE": "complete_bash",
+        "COMP_WORDS": "swarmd task sh",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.stdout.split() == ["show"]

@@ -30,12 +30,21 @@ def test_doctor_tells_the_plan(run: Run) -> None:
     assert said.out.startswith("tiny: 851,584 parameters, on cpu")
     assert "851,584 × 4 B" in said.out
     document = json.loads(run("doctor", "model", "--device", "cpu", "--json").out)
-    assert (document["schema"], document["fits"], document["plan"]["dtype"], document["plan"]["lora_rank"]) == (1, True, "float32", None)
+    assert (
+        document["schema"],
+        document["fits"],
+        document["plan"]["dtype"],
+        document["plan"]["lora_rank"],
+    ) == (1, True, "float32", None)
 
 
 def test_doctor_of_what_cannot_fit(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
-    config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_size": 2**16, "intermediate_size": 2**19, "head_dim": 2**14}
+    config = json.loads((tmp_path / "config.json").read_text()) | {
+        "hidden_size": 2**16,
+        "intermediate_size": 2**19,
+        "head_dim": 2**14,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = run("doctor", "model", "--model", tmp_path, "--device", "cpu", "--json")
     assert said.code == 3
@@ -53,7 +62,11 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
     assert said.code == 0, said.err
     document = json.loads(said.out)
     assert (document["folder"], document["pushed"], document["model"]["base"]) == (str(out), None, "tiny")
-    assert (document["model"]["curriculum"], document["run"]["rounds"], document["run"]["external_share"]) == ("tiny-9", 2, 0.5)
+    assert (
+        document["model"]["curriculum"],
+        document["run"]["rounds"],
+        document["run"]["external_share"],
+    ) == ("tiny-9", 2, 0.5)
     assert (out / "model.safetensors").stat().st_size > (WEIGHTS["tiny"] / "model.safetensors").stat().st_size
     assert "tiny-9" in (out / "README.md").read_text()
     again = run("export", "--state-dir", trained, "--out", out)
@@ -61,8 +74,12 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
     assert "Choose another with --out" in again.err
 
 
-@pytest.mark.parametrize("chosen, said", [("tiny-9-strict", "tiny-9-strict"), ("/none/fractions.py", "fractions")])
-def test_the_card_names_the_curriculum_that_was_joined(run: Run, trained: Path, tmp_path: Path, chosen: str, said: str) -> None:
+@pytest.mark.parametrize(
+    "chosen, said", [("tiny-9-strict", "tiny-9-strict"), ("/none/fractions.py", "fractions")]
+)
+def test_the_card_names_the_curriculum_that_was_joined(
+    run: Run, trained: Path, tmp_path: Path, chosen: str, said: str
+) -> None:
     (trained / "choices.json").write_text(json.dumps({"schema": 1, "curriculum": chosen}))
     document = json.loads(run("export", "--state-dir", trained, "--out", tmp_path / "out", "--json").out)
     assert document["model"]["curriculum"] == said

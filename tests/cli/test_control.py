@@ -1,4 +1,7 @@
-"""The control API over a real socket: what is asked, what is answered, and what a caller sees when nobody is there."""
+"""The control API over a real socket.
+
+What is asked, what is answered, and what a caller sees when nobody is there.
+"""
 
 import contextlib
 import json
@@ -24,7 +27,9 @@ from swarmd.testing import PATIENCE
 pytestmark = pytest.mark.net
 
 
-async def _answer(arguments: Mapping[str, Any], error: Exception | None = None, seconds: float = 0.0) -> Mapping[str, Any]:
+async def _answer(
+    arguments: Mapping[str, Any], error: Exception | None = None, seconds: float = 0.0
+) -> Mapping[str, Any]:
     await trio.sleep(seconds)
     if error is not None:
         raise error
@@ -44,7 +49,9 @@ HANDLERS = {
 async def running(state_dir: Path) -> AsyncIterator[str]:
     with StateFolder.open(state_dir) as state:
         async with trio.open_nursery() as nursery:
-            path: str = await nursery.start(lambda task_status: serve(state.path, HANDLERS, task_status=task_status))
+            path: str = await nursery.start(
+                lambda task_status: serve(state.path, HANDLERS, task_status=task_status)
+            )
             yield path
             nursery.cancel_scope.cancel()
 
@@ -66,7 +73,9 @@ async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) 
         await ask(state_dir, "status")
 
 
-async def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
@@ -90,7 +99,15 @@ async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_n
         assert await ask(tmp_path, "status") == {"schema": 1, "got": {}}
 
 
-NO_REQUESTS = [b"\n", b"{}\n", b"[]\n", b"[" * 20_000 + b"\n", b"\xff\xfe\n", b'{"operation":1}\n', b"a" * (MAX_REQUEST + 2)]
+NO_REQUESTS = [
+    b"\n",
+    b"{}\n",
+    b"[]\n",
+    b"[" * 20_000 + b"\n",
+    b"\xff\xfe\n",
+    b'{"operation":1}\n',
+    b"a" * (MAX_REQUEST + 2),
+]
 
 
 async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
@@ -103,7 +120,9 @@ async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: 
             assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(tmp_path: Path) -> None:
+async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as path:
         held = [await trio.open_unix_socket(path) for _ in range(17)]
         with trio.fail_after(PATIENCE):

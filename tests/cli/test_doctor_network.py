@@ -1,4 +1,5 @@
-"""`swarmd doctor network`: what it concludes from what it found, and what it finds with real members on loopback.
+"""`swarmd doctor network`: what it concludes from what it found, and what it finds with real members on
+loopback.
 
 Behind NAT, on a public address and with a forwarded port it is tried in tests/nat.
 """
@@ -81,7 +82,13 @@ FORWARD = "nothing has to be done; to be reachable, forward TCP port 4001 of you
 
 
 def seen(companions: int, **others: int) -> dict[str, Any]:
-    return ONE | {"seen": {"helpers": 1, "companions": companions, "others": {name.replace("_", "-"): n for name, n in others.items()}}}
+    return ONE | {
+        "seen": {
+            "helpers": 1,
+            "companions": companions,
+            "others": {name.replace("_", "-"): n for name, n in others.items()},
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -91,27 +98,53 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (NAT, "addresses", "others see it at 11.0.0.2: it is behind a router"),
         (NAT, "dialled back", FORWARD),
         (NAT, "relay", "may take a minute"),
-        (PUBLIC, "dialled back", "to be reachable, let the firewall pass incoming TCP connections to port 4001"),
+        (
+            PUBLIC,
+            "dialled back",
+            "to be reachable, let the firewall pass incoming TCP connections to port 4001",
+        ),
         (PUBLIC, "addresses", "at least one is public"),
-        (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001"]'),  # a port that changes cannot be forwarded
+        # A port that changes cannot be forwarded
+        (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001"]'),
         (MOVING, "dialled back", "forward TCP port 4001"),
         (MOVING | {"verdicts": [verdict("REACHED")]}, "listening", "another one at each start -> "),
         (LOOPBACK, "summary", "not reachable from other machines"),
         (LOOPBACK, "listening", "only this machine can dial"),
-        ({"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]}, "dialled back", "does a firewall on this machine"),
+        (
+            {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]},
+            "dialled back",
+            "does a firewall on this machine",
+        ),
         (ALONE | {"bootstrap": [SILENT]}, "summary", "cannot take part"),
         (ALONE | {"bootstrap": [SILENT]}, "bootstrap", "a firewall stops"),
         ({"bootstrap": [SILENT | {"refused": True}]}, "bootstrap", "the node is not running"),
-        ({"bootstrap": [SILENT | {"says": "another peer answers there, 12D3KooWX"}]}, "bootstrap", "a new key"),
-        (ALONE, "members", "same swarm.name, curriculum and version"),  # the bootstrap node answers: it is of another swarm
+        (
+            {"bootstrap": [SILENT | {"says": "another peer answers there, 12D3KooWX"}]},
+            "bootstrap",
+            "a new key",
+        ),
+        # The bootstrap node answers: it is of another swarm
+        (ALONE, "members", "same swarm.name, curriculum and version"),
         (ALONE | {"bootstrap": []}, "bootstrap", "none is configured"),
-        (seen(0, tiny_9=3), "members", "False no node of sapo-9 is here, which this node trains; nodes that are here: 3 of tiny-9 -> "),
+        (
+            seen(0, tiny_9=3),
+            "members",
+            "False no node of sapo-9 is here, which this node trains; nodes that are here: 3 of tiny-9 -> ",
+        ),
         (seen(0, tiny_9=3), "members", "swarm.curriculum"),
         (seen(0), "members", "None only bootstrap nodes (1), and no node that trains sapo-9 -> wait"),
         (seen(2, tiny_9=3), "members", "True connected to 1"),
-        ({"trouble": {"cause": "the clock is off", "remedy": "set it"}}, "swarm", "False the clock is off -> set it"),
+        (
+            {"trouble": {"cause": "the clock is off", "remedy": "set it"}},
+            "swarm",
+            "False the clock is off -> set it",
+        ),
         ({"trouble": {"cause": "the clock is off", "remedy": "set it"}}, "members", ""),
-        ({"judge": {"cause": "the judge asks sapo-9", "remedy": "use another"}}, "judge", "False the judge asks sapo-9 -> use another"),
+        (
+            {"judge": {"cause": "the judge asks sapo-9", "remedy": "use another"}},
+            "judge",
+            "False the judge asks sapo-9 -> use another",
+        ),
         ({"judge": {"cause": "", "remedy": ""}}, "judge", ""),
         (NAT | {"relays": RELAYS}, "relay", f"through {BOOT} -> "),  # each once
     ],
@@ -133,7 +166,12 @@ def test_who_takes_part() -> None:
 def test_the_document_and_the_lines_say_the_same() -> None:
     found = survey(verdicts=[verdict("NOT_REACHED")])
     document, lines = diagnose(found).document(found), diagnose(found).lines()
-    assert (document["schema"], document["reachable"], document["takes_part"], document["survey"]) == (1, False, True, found)
+    assert (document["schema"], document["reachable"], document["takes_part"], document["survey"]) == (
+        1,
+        False,
+        True,
+        found,
+    )
     for finding in document["findings"]:
         assert any(line.endswith(f"{finding['about']}: {finding['says']}") for line in lines)
         assert finding["remedy"] is None or f"    → {finding['remedy']}" in lines
@@ -148,7 +186,9 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(f"swarmd.daemon.reachability_survey.{patience}", PATIENCE)
     digest = swarm_digest(curriculum_of(NodeConfig()))
     with ExitStack() as stack:
-        member = stack.enter_context(ProbeProcess(tmp_path / "member", digest=digest, more=["--swarm", "main"]))
+        member = stack.enter_context(
+            ProbeProcess(tmp_path / "member", digest=digest, more=["--swarm", "main"])
+        )
         listen = ["--listen", "/ip4/127.0.0.1/tcp/0", "--state-dir", tmp_path / "state"]
         said = run("doctor", "network", "--bootstrap", member.addresses[0], *listen, "--json")
         assert (said.code, said.err) == (0, "")
@@ -159,10 +199,14 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         assert not (tmp_path / "state").exists()  # nothing is left behind
 
         port = member.addresses[0].split("/")[4]
-        taken = run("doctor", "network", "--state-dir", tmp_path / "state", "--listen", f"/ip4/127.0.0.1/tcp/{port}")
+        taken = run(
+            "doctor", "network", "--state-dir", tmp_path / "state", "--listen", f"/ip4/127.0.0.1/tcp/{port}"
+        )
         assert taken.code == 4 and f"another program is using port {port}" in taken.out
 
-        other = member.addresses[0].rpartition("/")[0] + "/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+        other = (
+            member.addresses[0].rpartition("/")[0] + "/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+        )
         monkeypatch.setattr("swarmd.daemon.reachability_survey.COMPANY", 1.0)
         wrong = run("doctor", "network", "--bootstrap", other, *listen)
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out

@@ -28,7 +28,9 @@ from tests.swarm.waiting import until
 PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 PUBLIC = PEER.replace("203.0.113.7", "1.1.1.1")
 LOCAL = PEER.replace("203.0.113.7", "127.0.0.1")
-WHOLE = Invitation("main", "sapo-9", swarm_digest(SAPO_9), "qwen2.5-0.5b", (PEER, LOCAL), "https://judge.example:8443")
+WHOLE = Invitation(
+    "main", "sapo-9", swarm_digest(SAPO_9), "qwen2.5-0.5b", (PEER, LOCAL), "https://judge.example:8443"
+)
 MUTATIONS = 500
 
 
@@ -50,7 +52,12 @@ def checked(text: str) -> str:
 )
 def test_what_is_written_is_read(invitation: Invitation) -> None:
     text = write_invitation(invitation)
-    assert read_invitation(text) == read_invitation(f" <{text}>\n") == read_invitation(as_link(text)) == invitation
+    assert (
+        read_invitation(text)
+        == read_invitation(f" <{text}>\n")
+        == read_invitation(as_link(text))
+        == invitation
+    )
     assert text.isascii() and not set(text) & set(" &;?#*!$\\|()[]{}'\"`<>~\n")  # a shell leaves it as it is
 
 
@@ -75,15 +82,30 @@ def test_it_is_short_and_can_be_read_by_people() -> None:
         (checked("swarm:UPPER,check="), "its name is 'UPPER'"),
         (checked("swarm:main,modle=tiny,check="), "unknown field, 'modle'; did you mean model?"),
         (checked("swarm:main,state-dir=/home/ada,check="), "unknown field, 'state-dir'"),
-        (checked("swarm:main,model=/home/ada/model,check="), "its model is '/home/ada/model'; expected a short name or owner/name"),
+        (
+            checked("swarm:main,model=/home/ada/model,check="),
+            "its model is '/home/ada/model'; expected a short name or owner/name",
+        ),
         (checked("swarm:main,model=../model,check="), "its model is"),
         (checked("swarm:main,model=a/../b,check="), "its model is"),
         (checked("swarm:main,model=tiny,model=tiny,check="), "it says model 2 times"),
-        (checked("swarm:main,curriculum=/tmp/evil.py,digest=0123456789abcdef,check="), "its curriculum is '/tmp/evil.py'"),
-        (checked("swarm:main,curriculum=evil.py,digest=0123456789abcdef,check="), "its curriculum is 'evil.py'"),
-        (checked("swarm:main,curriculum=auto,digest=0123456789abcdef,check="), "name a curriculum and its digest"),
+        (
+            checked("swarm:main,curriculum=/tmp/evil.py,digest=0123456789abcdef,check="),
+            "its curriculum is '/tmp/evil.py'",
+        ),
+        (
+            checked("swarm:main,curriculum=evil.py,digest=0123456789abcdef,check="),
+            "its curriculum is 'evil.py'",
+        ),
+        (
+            checked("swarm:main,curriculum=auto,digest=0123456789abcdef,check="),
+            "name a curriculum and its digest",
+        ),
         (checked("swarm:main,curriculum=sapo-9,check="), "name a curriculum and its digest"),
-        (checked("swarm:main,at=/ip4/192.0.2.7/tcp/0/p2p/x,check="), "its at is '/ip4/192.0.2.7/tcp/0/p2p/x'"),
+        (
+            checked("swarm:main,at=/ip4/192.0.2.7/tcp/0/p2p/x,check="),
+            "its at is '/ip4/192.0.2.7/tcp/0/p2p/x'",
+        ),
         (checked("swarm:main,judge=file:///etc/passwd,check="), "its judge is 'file:///etc/passwd'"),
         (checked("swarm:main,judge=%1b[31m,check="), "not plain text"),
         (checked("swarm:main,judge=%1B%5B31m,check="), "its judge is '\\x1b[31m'"),
@@ -109,7 +131,9 @@ def mutated(text: str, rng: random.Random) -> str:
             case 1:
                 del letters[at : at + rng.choice((1, 3, 40))]
             case 2:
-                letters[at:at] = rng.choice((",at=", "%00", "..", "/", ",", "=", "swarm:", "\n", "%", ",model=", "--", "é"))
+                letters[at:at] = rng.choice(
+                    (",at=", "%00", "..", "/", ",", "=", "swarm:", "\n", "%", ",model=", "--", "é")
+                )
             case 3:
                 letters[at:at] = letters[at : at + 30]
             case 4:
@@ -127,7 +151,11 @@ def test_mutations_are_refused_or_are_invitations_that_may_do_no_more(
     """No traceback, nothing dialled, no folder made. Hostile ones have the right check."""
     rng, dialled = random.Random(7), []
     watched = [True]
-    sys.addaudithook(lambda event, _: dialled.append(event) if watched and event.startswith(("socket.", "subprocess.")) else None)
+    sys.addaudithook(
+        lambda event, _: (
+            dialled.append(event) if watched and event.startswith(("socket.", "subprocess.")) else None
+        )
+    )
     readable = refused = 0
     for _ in range(MUTATIONS):
         text = mutated(write_invitation(WHOLE), rng)
@@ -142,18 +170,26 @@ def test_mutations_are_refused_or_are_invitations_that_may_do_no_more(
                 assert (said.code, said.out) == (2, "") and said.err.startswith("swarmd: ")
         else:
             readable += 1
-            assert set(found.settings()) <= {FLAGS[flag] for flag in ("swarm", "curriculum", "model", "bootstrap", "judge")}
-            assert not found.model.startswith((".", "/", "~")) and not found.curriculum.endswith((".py", ".jsonl"))
+            assert set(found.settings()) <= {
+                FLAGS[flag] for flag in ("swarm", "curriculum", "model", "bootstrap", "judge")
+            }
+            assert not found.model.startswith((".", "/", "~")) and not found.curriculum.endswith(
+                (".py", ".jsonl")
+            )
             assert read_invitation(write_invitation(found)) == found and (hostile or found == WHOLE)
     watched.clear()
     assert refused > 0.7 * MUTATIONS and (readable > 0 or not hostile)
     assert dialled == [] and not (tmp_path / "state").exists()
 
 
-def test_an_invitation_never_means_a_folder_of_this_machine(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invitation_never_means_a_folder_of_this_machine(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)
-    said = run("join", write_invitation(replace(WHOLE, model="models/mine")), "--state-dir", tmp_path / "state")
+    said = run(
+        "join", write_invitation(replace(WHOLE, model="models/mine")), "--state-dir", tmp_path / "state"
+    )
     assert said.code == 2 and "its model is models/mine, and that is a folder here" in said.err
     assert not (tmp_path / "state").exists()
 
@@ -166,7 +202,9 @@ def test_an_invitation_never_means_a_folder_of_this_machine(run: Run, tmp_path: 
         (WHOLE, ["--curriculum", "tiny-9"], "is for sapo-9, and --curriculum says tiny-9"),
     ],
 )
-def test_a_swarm_that_would_never_be_met_is_refused(run: Run, tmp_path: Path, invitation: Invitation, flags: list[str], said: str) -> None:
+def test_a_swarm_that_would_never_be_met_is_refused(
+    run: Run, tmp_path: Path, invitation: Invitation, flags: list[str], said: str
+) -> None:
     told = run("join", write_invitation(invitation), *flags, "--state-dir", tmp_path / "state")
     assert told.code == 2 and said in told.err and not (tmp_path / "state").exists()
 
@@ -186,9 +224,17 @@ def test_own_tasks_have_to_be_here_and_the_same(run: Run, tmp_path: Path) -> Non
     theirs.parent.mkdir()
     ours.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}\n')
     theirs.write_text('{"question": "1?", "answer": "3"}\n{"question": "2?", "answer": "2"}\n')
-    asked = run("invite", "--json", "--config", written(tmp_path, f'[swarm]\ncurriculum = "{theirs}"\nbootstrap = ["{PEER}"]\n'))
+    asked = run(
+        "invite",
+        "--json",
+        "--config",
+        written(tmp_path, f'[swarm]\ncurriculum = "{theirs}"\nbootstrap = ["{PEER}"]\n'),
+    )
     document = json.loads(asked.out)
-    assert ",curriculum=riddles,digest=" in document["invitation"] and str(tmp_path) not in document["invitation"]
+    assert (
+        ",curriculum=riddles,digest=" in document["invitation"]
+        and str(tmp_path) not in document["invitation"]
+    )
     without = run("join", document["invitation"], "--state-dir", tmp_path / "state")
     assert without.code == 2 and "is for the tasks riddles" in without.err and "--curriculum" in without.err
     other = run("join", document["invitation"], "--curriculum", ours, "--state-dir", tmp_path / "state")
@@ -207,17 +253,25 @@ def test_what_an_invitation_says_of_its_node() -> None:
     lan = PEER.replace("203.0.113.7", "192.168.1.9")
     relayed = f"{PEER}/p2p-circuit/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
     made = invite(config(bootstrap=(PEER,)), TINY_9, [LOCAL, relayed, lan, PUBLIC])
-    assert read_invitation(made["invitation"]) == Invitation("main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC, PEER, lan))
+    assert read_invitation(made["invitation"]) == Invitation(
+        "main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC, PEER, lan)
+    )
     assert made["notes"] == []
     made = invite(config(bootstrap=(LOCAL,)), TINY_9, [LOCAL, lan])
-    assert read_invitation(made["invitation"]).bootstrap == (lan,), "127.0.0.1 is another machine for whoever is invited"
+    assert read_invitation(made["invitation"]).bootstrap == (lan,), (
+        "127.0.0.1 is another machine for whoever is invited"
+    )
     made = invite(config(), TINY_9, [LOCAL])
     assert "good on this machine alone" in made["notes"][0]
     helper = invite(config(), None, [PUBLIC], ["https://judge.example"])
-    assert read_invitation(helper["invitation"]) == Invitation("main", bootstrap=(PUBLIC,), judge="https://judge.example")
+    assert read_invitation(helper["invitation"]) == Invitation(
+        "main", bootstrap=(PUBLIC,), judge="https://judge.example"
+    )
     folder = NodeConfig.model_validate({"model": {"name": "/home/ada/model"}})
     made = invite(folder, TINY_9, [PUBLIC])
-    assert read_invitation(made["invitation"]).model == "" and "is a folder of this machine" in made["notes"][0]
+    assert (
+        read_invitation(made["invitation"]).model == "" and "is a folder of this machine" in made["notes"][0]
+    )
     repository = NodeConfig.model_validate({"model": {"name": "Qwen/Qwen3-0.6B"}})
     assert read_invitation(invite(repository, SAPO_9, [PUBLIC])["invitation"]).model == "qwen3-0.6b"
     with pytest.raises(Unreachable, match="no address that others could dial"):
@@ -228,13 +282,17 @@ def test_what_an_invitation_says_of_its_node() -> None:
 
 def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Path) -> None:
     assert run("invite", "--state-dir", tmp_path / "none").code == 6
-    said = run("invite", "--json", "--config", written(tmp_path, f'[swarm]\nname = "lab"\nbootstrap = ["{PEER}"]\n'))
+    said = run(
+        "invite", "--json", "--config", written(tmp_path, f'[swarm]\nname = "lab"\nbootstrap = ["{PEER}"]\n')
+    )
     document = json.loads(said.out)
     assert said.code == 0 and read_invitation(document["invitation"]).name == "lab"
     assert document["link"] == as_link(document["invitation"]) and document["link"].startswith("swarm://lab,")
 
 
-def test_a_qr_code_is_drawn_or_what_is_missing_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_qr_code_is_drawn_or_what_is_missing_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = written(tmp_path, f'[swarm]\nbootstrap = ["{PEER}"]\n')
     said = run("invite", "--qr", "--config", file)
     try:
@@ -248,11 +306,23 @@ def test_a_qr_code_is_drawn_or_what_is_missing_named(run: Run, tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
-    """Real processes: a node, its invitation, a node with nothing but that; which then finds the first again without it."""
+    """Real processes: a node, its invitation, a node with nothing but that.
+
+    Which then finds the first again without it.
+    """
     loopback = ["--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0", "--pace", "0.3", "--json"]
 
     def start(name: str, *words: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "swarmd", "join", *words, *loopback, "--state-dir", str(tmp_path / name)]
+        command = [
+            sys.executable,
+            "-m",
+            "swarmd",
+            "join",
+            *words,
+            *loopback,
+            "--state-dir",
+            str(tmp_path / name),
+        ]
         with (tmp_path / f"{name}.log").open("a") as log:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, text=True)
 
@@ -288,6 +358,9 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
             finally:
                 ended(second, second.terminate)
         log = (tmp_path / "second.log").read_text()
-        assert "joining swarm lab: tiny-9, model tiny, no judge, 1 address to dial first" in log and "as before: swarm lab" in log
+        assert (
+            "joining swarm lab: tiny-9, model tiny, no judge, 1 address to dial first" in log
+            and "as before: swarm lab" in log
+        )
     finally:
         ended(first, first.kill)

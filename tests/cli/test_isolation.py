@@ -8,11 +8,23 @@ from p2p.peers.introduction import Introduced
 from p2p.types import Reason
 from swarmd.daemon.isolation import BEHIND, Facts, another, certain, why_alone
 
-DEAD = {"address": "/ip4/192.0.2.1/tcp/4001/p2p/x", "answers": False, "says": "nothing listens on that port", "refused": True}
-LIVE = {"address": "/ip4/192.0.2.2/tcp/4001/p2p/y", "answers": True, "says": "answers in 9 ms", "refused": False}
+DEAD = {
+    "address": "/ip4/192.0.2.1/tcp/4001/p2p/x",
+    "answers": False,
+    "says": "nothing listens on that port",
+    "refused": True,
+}
+LIVE = {
+    "address": "/ip4/192.0.2.2/tcp/4001/p2p/y",
+    "answers": True,
+    "says": "answers in 9 ms",
+    "refused": False,
+}
 
 
-def peer(ahead: float = 0.0, *, refuses: bool = False, doing: str = "training", digest: str = "ours") -> Introduced:
+def peer(
+    ahead: float = 0.0, *, refuses: bool = False, doing: str = "training", digest: str = "ours"
+) -> Introduced:
     return Introduced(digest, "sapo-9", "swarmd 9", doing, refuses, ahead)
 
 
@@ -26,23 +38,67 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ({}, "no bootstrap address is set", "swarmd invite"),
         ({"bootstrap": [DEAD]}, "192.0.2.1/tcp/4001 does not answer: nothing listens", "ask its people"),
         ({"offline": True}, "this machine is offline", "connect it to a network"),
-        ({"offline": True, "settled": False, "bootstrap": [DEAD]}, "this machine is offline", "connect it to a network"),
+        (
+            {"offline": True, "settled": False, "bootstrap": [DEAD]},
+            "this machine is offline",
+            "connect it to a network",
+        ),
         ({"bootstrap": [DEAD, DEAD, DEAD]}, "and 2 others neither", "ask its people"),
-        ({"bootstrap": [DEAD, LIVE]}, "the bootstrap address answers", "same swarm.name, curriculum and version"),
-        ({"bootstrap": [LIVE], "others": {"tiny-9": 3}}, "only 3 nodes of tiny-9, and this node is of sapo-9", '"tiny-9"'),
-        ({"connected": 1, "helpers": 1, "others": {"an unknown curriculum": 1}}, "1 node of an unknown", "same version"),
+        (
+            {"bootstrap": [DEAD, LIVE]},
+            "the bootstrap address answers",
+            "same swarm.name, curriculum and version",
+        ),
+        (
+            {"bootstrap": [LIVE], "others": {"tiny-9": 3}},
+            "only 3 nodes of tiny-9, and this node is of sapo-9",
+            '"tiny-9"',
+        ),
+        (
+            {"connected": 1, "helpers": 1, "others": {"an unknown curriculum": 1}},
+            "1 node of an unknown",
+            "same version",
+        ),
         ({"connected": 1, "helpers": 1}, "1 bootstrap node connected, which train nothing", "wait"),
-        ({"connected": 2, "helpers": 1, "companions": 1, "others": {"tiny-9": 3}}, "2 members connected, and none has", "swarmd peers"),
-        ({"connected": 2, "refused": {Reason.STALE: 3, Reason.DUPLICATE: 9}}, "refused: 3 outside the time window", "NTP"),
-        ({"connected": 2, "refused": {Reason.BAD_SIGNATURE: 1}}, "refused: 1 bad signature", "docs/admission.md"),
-        ({"connected": 2, "companions": 1, "refused": {Reason.OTHER_MODALITY: 1}}, "a kind that this node cannot use", "nothing to do"),
+        (
+            {"connected": 2, "helpers": 1, "companions": 1, "others": {"tiny-9": 3}},
+            "2 members connected, and none has",
+            "swarmd peers",
+        ),
+        (
+            {"connected": 2, "refused": {Reason.STALE: 3, Reason.DUPLICATE: 9}},
+            "refused: 3 outside the time window",
+            "NTP",
+        ),
+        (
+            {"connected": 2, "refused": {Reason.BAD_SIGNATURE: 1}},
+            "refused: 1 bad signature",
+            "docs/admission.md",
+        ),
+        (
+            {"connected": 2, "companions": 1, "refused": {Reason.OTHER_MODALITY: 1}},
+            "a kind that this node cannot use",
+            "nothing to do",
+        ),
         ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind, say all 2 peers", "NTP"),
         ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of that of the only peer", "NTP"),
-        ({"connected": 2, "introduced": [peer(-30), peer(-29)]}, "clock is 29 seconds ahead, say all 2 peers", "NTP"),
+        (
+            {"connected": 2, "introduced": [peer(-30), peer(-29)]},
+            "clock is 29 seconds ahead, say all 2 peers",
+            "NTP",
+        ),
         ({"connected": 2, "introduced": [REFUSES, REFUSES, HELPS]}, "refused by all 2 peers asked", "wait"),
         ({"connected": 1, "introduced": [REFUSES]}, "refused by the only peer that could be asked", "wait"),
-        ({"bootstrap": [LIVE], "hung_up": ["/ip4/192.0.2.2"]}, "192.0.2.2 answers, and ends each connection", "a ban ends by itself"),
-        ({"connected": 1, "companions": 1, "introduced": [peer(doing="paused"), HELPS]}, "1 node connected, and paused", "resumed"),
+        (
+            {"bootstrap": [LIVE], "hung_up": ["/ip4/192.0.2.2"]},
+            "192.0.2.2 answers, and ends each connection",
+            "a ban ends by itself",
+        ),
+        (
+            {"connected": 1, "companions": 1, "introduced": [peer(doing="paused"), HELPS]},
+            "1 node connected, and paused",
+            "resumed",
+        ),
     ],
 )
 def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str) -> None:
@@ -54,8 +110,10 @@ def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str
     "facts",
     [
         {"connected": 1, "companions": 1},  # its rounds may be long
-        {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},  # an earlier version, which cannot say what it trains
-        {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},  # frames from before the start
+        # An earlier version, which cannot say what it trains
+        {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},
+        # Frames from before the start
+        {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},
         {"connected": 2, "companions": 1, "refused": {Reason.OLD: 9}},
         {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # they differ: it is not ours
         {"connected": 2, "companions": 1, "introduced": [LATE, peer()]},
@@ -75,11 +133,18 @@ def test_what_may_be_well_is_no_trouble(facts: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"settled": False, "bootstrap": [DEAD]}, {"heard": True, "introduced": [LATE, LATE]}, {"heard": True, "introduced": [REFUSES] * 2}],
+    [
+        {"settled": False, "bootstrap": [DEAD]},
+        {"heard": True, "introduced": [LATE, LATE]},
+        {"heard": True, "introduced": [REFUSES] * 2},
+    ],
 )
 def test_what_is_certain_at_once(facts: dict[str, Any]) -> None:
     assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is not None
 
 
 def test_what_a_stranger_calls_itself_cannot_move_the_cursor() -> None:
-    assert another(Introduced("d", "x\x1b[2J" + "y" * 500, "z\r", "", False, 0.0)) == "x\\x1b[2J" + "y" * 56 + " with z\\r"
+    assert (
+        another(Introduced("d", "x\x1b[2J" + "y" * 500, "z\r", "", False, 0.0))
+        == "x\\x1b[2J" + "y" * 56 + " with z\\r"
+    )

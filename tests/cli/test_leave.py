@@ -30,13 +30,28 @@ from tests.cli.conftest import Run
 from tests.cli.test_cli import node
 from tests.packaging.checkout import ROOT
 
-LINE = json.dumps({"event": "node starts", "level": "info", "timestamp": "2026-11-23T03:04:56.600282Z", "token": "abcdef0123456789"})
+LINE = json.dumps(
+    {
+        "event": "node starts",
+        "level": "info",
+        "timestamp": "2026-11-23T03:04:56.600282Z",
+        "token": "abcdef0123456789",
+    }
+)
 
 
 def state(folder: Path) -> Path:
     Identity.load_or_create(folder / IDENTITY_FILE)
     (folder / "checkpoints" / "round-00000001").mkdir(parents=True)
-    for name in ("choices.json", "peers.json", "seen", "reputation", "sequence", "metrics.jsonl", "notes of mine.txt"):
+    for name in (
+        "choices.json",
+        "peers.json",
+        "seen",
+        "reputation",
+        "sequence",
+        "metrics.jsonl",
+        "notes of mine.txt",
+    ):
         (folder / name).write_text("{}\n")
     (folder / "swarmd.log").write_text(LINE + "\n")
     return folder
@@ -50,14 +65,20 @@ def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path:
     before = names(state(tmp_path / "state"))
     asked = run("leave", "--state-dir", tmp_path / "state")
     assert asked.code == 2 and "--yes" in asked.err and names(tmp_path / "state") == before
-    assert "would be removed: choices.json, peers.json, reputation, seen\n" in asked.err and "\nremoved" not in asked.err
+    assert (
+        "would be removed: choices.json, peers.json, reputation, seen\n" in asked.err
+        and "\nremoved" not in asked.err
+    )
     assert "identity.key" in asked.err.partition("would stay: ")[2]
     said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
     assert json.loads(said.out)["removed"] == ["choices.json", "peers.json", "reputation", "seen"]
     assert names(tmp_path / "state") == before - {"choices.json", "peers.json", "reputation", "seen"}
     assert run("leave", "--yes", "--state-dir", tmp_path / "none").code == 6
     again = run("leave", "--yes", "--state-dir", state(tmp_path / "again"))
-    assert again.err == f"{tmp_path / 'again'}: removed choices.json, peers.json, reputation, seen\nYou left the swarm.\n"
+    assert (
+        again.err
+        == f"{tmp_path / 'again'}: removed choices.json, peers.json, reputation, seen\nYou left the swarm.\n"
+    )
 
 
 @pytest.mark.net
@@ -79,7 +100,9 @@ def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp
     assert process.wait(PATIENCE) != 0 and (folder / IDENTITY_FILE).exists()
     lines = said.decode().splitlines()
     assert all(len(line) <= 80 or " " not in line for line in lines)
-    assert f"would be removed: {', '.join(sorted(names(folder) - {'notes of mine.txt'}))}" in " ".join(lines).replace("lock, ", "")
+    assert f"would be removed: {', '.join(sorted(names(folder) - {'notes of mine.txt'}))}" in " ".join(
+        lines
+    ).replace("lock, ", "")
 
 
 def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run: Run, tmp_path: Path) -> None:
@@ -105,9 +128,14 @@ def test_leaving_with_everything_from_a_folder_that_stays(run: Run, tmp_path: Pa
 def test_every_file_of_a_state_folder_is_known() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     text = text.partition("## What a state folder holds\n")[2].partition("What is damaged")[0]
-    named = {name.rstrip("/") for name in re.findall(r"[a-z]+(?:\.[a-z]+|/)|\b(?:seen|reputation|sequence|lock)\b(?=  |,)", text)}
+    named = {
+        name.rstrip("/")
+        for name in re.findall(r"[a-z]+(?:\.[a-z]+|/)|\b(?:seen|reputation|sequence|lock)\b(?=  |,)", text)
+    }
     assert {"identity.key", "checkpoints", "seen", "lock", "ui.html"} <= named - {"metrics"}
-    assert [name for name in sorted(named) if not any(fnmatch(name, pattern) for pattern in (*JOINED, *OWN))] == []
+    assert [
+        name for name in sorted(named) if not any(fnmatch(name, pattern) for pattern in (*JOINED, *OWN))
+    ] == []
 
 
 @pytest.mark.net
@@ -123,8 +151,14 @@ def test_a_service_would_start_it_again(run: Run, tmp_path: Path) -> None:
     unit.write_text(f"[Service]\nExecStart=swarmd join --state-dir {tmp_path / 'state'}\n")
     state(tmp_path / "state")
     said = run("leave", "--yes", "--state-dir", tmp_path / "state")
-    assert said.code == 2 and "swarmd service uninstall" in said.err and (tmp_path / "state" / "choices.json").exists()
-    assert run("leave", "--yes", "--state-dir", state(tmp_path / "st")).code == 0, "of a folder whose name begins with it"
+    assert (
+        said.code == 2
+        and "swarmd service uninstall" in said.err
+        and (tmp_path / "state" / "choices.json").exists()
+    )
+    assert run("leave", "--yes", "--state-dir", state(tmp_path / "st")).code == 0, (
+        "of a folder whose name begins with it"
+    )
     odd = tmp_path / "100% $mine"
     unit.write_bytes(user_service("linux", odd, tmp_path).content)
     assert run("leave", "--yes", "--state-dir", state(odd)).code == 2
@@ -153,17 +187,34 @@ def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
     assert list(islice(follow(log, 2, wait), 5)) == ["two", "three", "four", "five", "six"]
 
 
-def test_a_report_says_what_it_holds_and_leaves_secrets_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_says_what_it_holds_and_leaves_secrets_out(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, out = state(tmp_path / "state"), tmp_path / "report.zip"
     monkeypatch.setenv("HOME", str(tmp_path))
     secret = Identity.load(folder / IDENTITY_FILE).private_file
-    (folder / "trainer.log").write_text("GET http://ada:pa55@192.0.2.7/x?token=0123456789abcdef hf_abcdefghijklmnopqrstu\n")
+    (folder / "trainer.log").write_text(
+        "GET http://ada:pa55@192.0.2.7/x?token=0123456789abcdef hf_abcdefghijklmnopqrstu\n"
+    )
     said = run("bug-report", "--hide-addresses", "--out", out, "--state-dir", folder)
-    assert said.code == 0 and f"{out}: written" in said.err and "nothing was sent" in said.err and out.stat().st_mode & 0o777 == 0o600
+    assert (
+        said.code == 0
+        and f"{out}: written" in said.err
+        and "nothing was sent" in said.err
+        and out.stat().st_mode & 0o777 == 0o600
+    )
     assert "node starts" not in said.out and len(said.out) < 1000, "no terminal: names and sizes alone"
     with zipfile.ZipFile(out) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    expected = {"versions.json", "settings.json", "status.json", "peers.json", "swarmd.log", "trainer.log", "metrics.jsonl"}
+    expected = {
+        "versions.json",
+        "settings.json",
+        "status.json",
+        "peers.json",
+        "swarmd.log",
+        "trainer.log",
+        "metrics.jsonl",
+    }
     assert set(files) == expected and all(name in said.out for name in expected)
     everything = b"".join(files.values())
     for hidden in (secret, b"pa55", b"192.0.2.7", b"0123456789abcdef", b"hf_abc", str(tmp_path).encode()):

@@ -17,20 +17,39 @@ import structlog
 
 from swarmd.errors import CannotRecord
 from swarmd.state.logs import LOG_BYTES, log_with, set_up_logging
-from swarmd.state.metrics import MetricsFile, NodeReport, Score, WorkersReport, metrics_line, read_metrics, reference
+from swarmd.state.metrics import (
+    MetricsFile,
+    NodeReport,
+    Score,
+    WorkersReport,
+    metrics_line,
+    read_metrics,
+    reference,
+)
 from swarmd.types import STAGES, RoundReport, UpdateReport
 
 
 def report(number: int, loss: float = 0.5) -> RoundReport:
     update = UpdateReport(loss=loss, grad_norm=0.25, entropy=1.25, tokens=900)
-    counts = {"local": 4, "external": 3, "pool_size": 17, "pool_fresh": 5, "zero_advantage_dropped": 2, "external_authors": ()}
+    counts = {
+        "local": 4,
+        "external": 3,
+        "pool_size": 17,
+        "pool_fresh": 5,
+        "zero_advantage_dropped": 2,
+        "external_authors": (),
+    }
     rejected, rewards = {"no such task in this curriculum": 1}, {"reward_mean": 0.25, "reward_sum": 8.0}
     ages = {"staleness_mean": 0.5, "staleness_max": 1, "replays_mean": 0.5}
-    return RoundReport(number, dict.fromkeys(STAGES, 0.5), 512, update, rejected=rejected, **counts, **rewards, **ages)  # type: ignore[arg-type]
+    return RoundReport(
+        number, dict.fromkeys(STAGES, 0.5), 512, update, rejected=rejected, **counts, **rewards, **ages
+    )  # type: ignore[arg-type]
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:
-    return metrics_line(report(number), NodeReport(1_700_000_000.5, peers=2, judge=None, pool_external_share=0.75, **more))
+    return metrics_line(
+        report(number), NodeReport(1_700_000_000.5, peers=2, judge=None, pool_external_share=0.75, **more)
+    )
 
 
 def test_the_reference_of_every_field_is_the_one_in_the_documents() -> None:
@@ -50,8 +69,16 @@ def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
 
     documented, found = set(re.findall(r"^\| `([\w.]+)` ", reference(), re.MULTILINE)), dict(paths(whole))
     assert {at for at, leaf in found.items() if leaf} <= documented <= set(found)
-    assert (whole["pool"], whole["tokens"]) == ({"size": 17, "fresh": 5, "external_share": 0.75}, {"generated": 512, "trained": 900})
-    assert (whole["seconds"]["checkpoint"], whole["seconds"]["train"], whole["learning_rate"], whole["kl"]) == (0.3, 0.5, 0.0, None)
+    assert (whole["pool"], whole["tokens"]) == (
+        {"size": 17, "fresh": 5, "external_share": 0.75},
+        {"generated": 512, "trained": 900},
+    )
+    assert (
+        whole["seconds"]["checkpoint"],
+        whole["seconds"]["train"],
+        whole["learning_rate"],
+        whole["kl"],
+    ) == (0.3, 0.5, 0.0, None)
 
 
 def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
@@ -91,7 +118,9 @@ def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path
 
 def test_rubbish_and_repeated_rounds_are_mended_on_opening(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":2}\n{"round":true}\n')
+    path.write_text(
+        '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":2}\n{"round":true}\n'
+    )
     MetricsFile(path, 9).close()
     assert path.read_text() == '{"round":1,"loss":2}\n'
     assert read_metrics(tmp_path / "absent.jsonl") == []
@@ -115,13 +144,21 @@ def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2))[:-9])
     with MetricsFile(path, 2) as file:
-        assert file.notes == ["metrics.jsonl was damaged or cut: 1 of the 2 rounds behind have no line there any more"]
+        assert file.notes == [
+            "metrics.jsonl was damaged or cut: 1 of the 2 rounds behind have no line there any more"
+        ]
     path.write_text("".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3)))
     with MetricsFile(path, 2) as file:
         assert file.notes == []
 
 
-ODD = ['{"round":1,"reward_mean":"x"}', '{"round":1,"tokens":3}', '{"round":0}', '{"round":1,"judge":[]}', "[" * 9**5]
+ODD = [
+    '{"round":1,"reward_mean":"x"}',
+    '{"round":1,"tokens":3}',
+    '{"round":0}',
+    '{"round":1,"judge":[]}',
+    "[" * 9**5,
+]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
@@ -180,7 +217,9 @@ def test_every_line_names_peer_engine_and_round_from_when_they_are_known(log_fil
     assert (within["peer"], within["round"], within["event"]) == ("12D3KooW", 3, "in a round")
 
 
-def test_the_log_is_json_with_tracebacks_and_rotates(log_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_is_json_with_tracebacks_and_rotates(
+    log_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     set_up_logging(log_file, stderr=True)
     structlog.get_logger("p2p").info("peer connected", peer="12D3KooW")
     try:
@@ -188,7 +227,8 @@ def test_the_log_is_json_with_tracebacks_and_rotates(log_file: Path, tmp_path: P
     except OSError:
         logging.getLogger("libp2p").exception("could not %s", "dial")
     logging.getLogger("libp2p").debug("not written")
-    logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")  # told at each request: not written
+    # Told at each request: not written
+    logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")
     logging.getLogger("httpcore2.connection").info("connect_tcp.started")
     logging.getLogger("httpx2").warning("kept")
     lines = [json.loads(text) for text in log_file.read_text().splitlines()]

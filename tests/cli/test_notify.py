@@ -39,7 +39,10 @@ def test_a_long_pause_is_told_once_and_an_end_with_its_reason(tmp_path: Path) ->
         view.status(document() | {"round": 300, "rounds": 300})
         view.ended(None)
         view.ended("no room on the disk")
-    assert told[1:] == [("swarmd has finished", "300 rounds"), ("swarmd stopped with an error", "no room on the disk")]
+    assert told[1:] == [
+        ("swarmd has finished", "300 rounds"),
+        ("swarmd stopped with an error", "no room on the disk"),
+    ]
 
 
 def test_the_text_is_no_markup_and_no_option(shown: Path) -> None:
@@ -48,7 +51,12 @@ def test_the_text_is_no_markup_and_no_option(shown: Path) -> None:
     sent = send("title", "<b>--urgency=critical\x1b[31m & more")
     assert sent is not None
     sent.join()
-    assert shown.read_text().splitlines() == ["--app-name=swarmd", "--", "title", "&lt;b&gt;--urgency=critical\\x1b[31m &amp; more"]
+    assert shown.read_text().splitlines() == [
+        "--app-name=swarmd",
+        "--",
+        "title",
+        "&lt;b&gt;--urgency=critical\\x1b[31m &amp; more",
+    ]
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
@@ -66,7 +74,9 @@ def test_a_node_that_fails_says_so_on_the_desktop_if_it_is_asked_to(
         assert "swarmd stopped with an error" in shown.read_text() and "is damaged" in shown.read_text()
 
 
-def test_a_desktop_without_notifications_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_desktop_without_notifications_is_said(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SWARMD_NOTIFY", "on")
     (tmp_path / "state").mkdir()

@@ -27,13 +27,17 @@ def test_where_it_is_dear_the_plan_is_the_theorems_in_whole_numbers() -> None:
     made = plan(measured(6.84), 8, 8)
     best = best_reuse(6.84, RHO, ALPHA)
     assert made.pays and made.new == 8
-    assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(best.trained * 8, abs=4)
+    assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(
+        best.trained * 8, abs=4
+    )
     assert 0 < made.gamma < 1 and 0 < made.same_progress < 1
     text = "\n".join(lines(made))
     configured = tomllib.loads(text[text.index("    [replay]") : text.index("The last two")])
     NodeConfig.model_validate(configured)  # every key of it is one
     assert configured["train"]["importance_cap"] == 2.0 and configured["replay"]["max_kl"] == 1.0
-    assert 'mode = "on"' in text and f"size = {made.size}" in text and "Assumed: rho = 0.1, alpha = 0.15" in text
+    assert (
+        'mode = "on"' in text and f"size = {made.size}" in text and "Assumed: rho = 0.1, alpha = 0.15" in text
+    )
 
 
 def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
@@ -44,12 +48,19 @@ def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
 def test_the_document_says_what_was_measured_what_was_assumed_and_what_follows() -> None:
     told = document(plan(measured(0.8), 8, 8))
     assert told["schema"] == 1 and told["pays"] is False and told["measured"]["mu"] == 0.8
-    assert told["assumed"] == {"rho": RHO, "alpha": ALPHA} and told["plan"]["R"] == 8 and len(told["assumptions"]) == 4
+    assert (
+        told["assumed"] == {"rho": RHO, "alpha": ALPHA}
+        and told["plan"]["R"] == 8
+        and len(told["assumptions"]) == 4
+    )
 
 
 @pytest.mark.slow
 def test_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "replay", "--model", "tiny", "--device", "cpu", "--rounds", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert 0.05 < told["measured"]["mu"] < 50 and told["measured"]["low"] <= told["measured"]["mu"] <= told["measured"]["high"]
+    assert (
+        0.05 < told["measured"]["mu"] < 50
+        and told["measured"]["low"] <= told["measured"]["mu"] <= told["measured"]["high"]
+    )
     assert told["pays"] == (told["measured"]["mu"] >= told["pays_from"])

@@ -1,4 +1,6 @@
-"""`swarmd service`: what is written, and what the service manager is told, through one that records its calls."""
+"""`swarmd service`: what is written, and what the service manager is told, through one that records its
+calls.
+"""
 
 import json
 import os
@@ -62,7 +64,12 @@ def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: 
     unit.parent.mkdir(parents=True)
     unit.write_text("[Service]\nExecStart=/opt/mine\n")
     said = run("service", "install")
-    assert said.code == 2 and "with other contents" in said.err and "--print" in said.err and calls(manager) == []
+    assert (
+        said.code == 2
+        and "with other contents" in said.err
+        and "--print" in said.err
+        and calls(manager) == []
+    )
     assert unit.read_text() == "[Service]\nExecStart=/opt/mine\n"
     assert "differs from what this version would write" in run("service", "status").out
     said = run("service", "uninstall", "--json")
@@ -78,7 +85,9 @@ def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path) -
     assert not (manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service").exists()
 
 
-def test_without_a_manager_the_command_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_manager_the_command_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
     said = run("service", "install")
@@ -89,7 +98,7 @@ def test_without_a_manager_the_command_says_so(run: Run, tmp_path: Path, monkeyp
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-@pytest.mark.parametrize("folder", ["state", "my node's 100% $HOME; \\ \"state\""])
+@pytest.mark.parametrize("folder", ["state", 'my node\'s 100% $HOME; \\ "state"'])
 def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -> None:
     service = user_service("linux", tmp_path / folder, tmp_path)
     unit = tmp_path / "swarmd.service"
@@ -97,7 +106,12 @@ def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -
     (tmp_path / "run").mkdir(mode=0o700)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
     checked = subprocess.run(
-        ["systemd-analyze", "--user", "verify", str(unit)], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        ["systemd-analyze", "--user", "verify", str(unit)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
@@ -112,7 +126,10 @@ def test_the_agent_of_launchd(tmp_path: Path) -> None:
     service = user_service("darwin", tmp_path / "state", tmp_path)
     agent = plistlib.loads(service.content)
     assert service.file == tmp_path / "Library" / "LaunchAgents" / "org.swarmd.node.plist"
-    assert agent["ProgramArguments"][-3:] == ["join", "--state-dir", str(tmp_path / "state")] and agent["ExitTimeOut"] == 660
+    assert (
+        agent["ProgramArguments"][-3:] == ["join", "--state-dir", str(tmp_path / "state")]
+        and agent["ExitTimeOut"] == 660
+    )
     assert [command[1] for command in service.start] == ["bootstrap"] and service.stop[1] == "bootout"
 
 

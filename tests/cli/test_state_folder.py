@@ -53,7 +53,9 @@ def test_who_looks_whether_a_node_runs_is_no_owner(tmp_path: Path) -> None:
 
 @pytest.mark.net
 def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdin and owner.stdout
     child = int(owner.stdout.readline())
     try:
@@ -109,7 +111,14 @@ def test_a_lock_that_is_somebody_elses_file_is_not_written_to(tmp_path: Path, ki
     assert precious.read_text() == "mine" and not in_use(state)
 
 
-SEEDS = [b"", b"[]", b'{"seed": null}', b'{"seed": -1}', b'{"seed": 1e400}', b'{"seed": ' + b"9" * 5000 + b"}"]
+SEEDS = [
+    b"",
+    b"[]",
+    b'{"seed": null}',
+    b'{"seed": -1}',
+    b'{"seed": 1e400}',
+    b'{"seed": ' + b"9" * 5000 + b"}",
+]
 SEEDS += [b'{"seed": "7"}', b"[" * 200_000, b"\xff"]
 
 

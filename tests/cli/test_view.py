@@ -26,7 +26,14 @@ PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 LAST = {
     "round": 120,
     "time": 1_700_000_000.0,
-    "seconds": {"generate": 2.13, "score": 0.12, "share": 0.0, "collect": 0.0, "train": 0.95, "checkpoint": 0.2},
+    "seconds": {
+        "generate": 2.13,
+        "score": 0.12,
+        "share": 0.0,
+        "collect": 0.0,
+        "train": 0.95,
+        "checkpoint": 0.2,
+    },
     "tokens": {"generated": 512, "trained": 900},
     "local": 4,
     "external": 3,
@@ -76,15 +83,27 @@ def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int 
     page.document = shown
     for event in range(events):
         page.say(f"event {event}: \x1b[31mpeer brave-otter connected\u202e")
-    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None, legacy_windows=False)
+    console = Console(
+        width=width,
+        height=height,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system=None,
+        legacy_windows=False,
+    )
     with console.capture() as capture:
         console.print(page, end="")
     return capture.get().rstrip("\n").split("\n")
 
 
 PAUSED = document(state="paused", cause="you paused it", remedy="swarmd resume")
-REFUSED = "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
-REMEDY = "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own curriculum."
+REFUSED = (
+    "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
+)
+REMEDY = (
+    "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own"
+    " curriculum."
+)
 TROUBLE = {
     "cause": "no peer is heard: no bootstrap address is set, and no member was found on the local network",
     "remedy": "ask the swarm's people for an address, and start with --bootstrap",
@@ -113,13 +132,24 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained|
     [
         ({}, 120, 40, f"{FIGURES}|/ip4/192.0.2.7/tcp/40123/p2p/{PEER}"),
         ({}, 80, 24, f"● training|reward 0.429|gradient –|/p2p/{PEER}"),
-        *(({"trouble": TROUBLE}, width, 24, f"{TROUBLE['cause']} → {TROUBLE['remedy']}") for width in (60, 80, 120)),
+        *(
+            ({"trouble": TROUBLE}, width, 24, f"{TROUBLE['cause']} → {TROUBLE['remedy']}")
+            for width in (60, 80, 120)
+        ),
         (PAUSED, 60, 24, "● paused|you paused it → swarmd resume"),
-        *(({"kl": {"round": 110, "value": 0.00731}}, width, height, WRAPPED) for width, height in ((60, 20), (80, 24), (120, 40))),
-        *(({"judge": JUDGED}, width, height, f"{REFUSED}; {REMEDY}") for width, height in ((60, 24), (80, 24), (120, 40))),
+        *(
+            ({"kl": {"round": 110, "value": 0.00731}}, width, height, WRAPPED)
+            for width, height in ((60, 20), (80, 24), (120, 40))
+        ),
+        *(
+            ({"judge": JUDGED}, width, height, f"{REFUSED}; {REMEDY}")
+            for width, height in ((60, 24), (80, 24), (120, 40))
+        ),
     ],
 )
-def test_nothing_is_cut_off_where_there_is_room(changes: dict[str, Any], width: int, height: int, wanted: str) -> None:
+def test_nothing_is_cut_off_where_there_is_room(
+    changes: dict[str, Any], width: int, height: int, wanted: str
+) -> None:
     lines = drawn(document(**changes), width, height)
     text = " ".join(" ".join(lines).replace("│", " ").split())
     assert [said for part in wanted.split("|") if (said := part.strip()) not in text] == []
@@ -127,13 +157,20 @@ def test_nothing_is_cut_off_where_there_is_room(changes: dict[str, Any], width: 
 
 
 def test_one_of_a_thing_is_no_plural_and_what_is_unknown_is_a_dash() -> None:
-    assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(LAST | {"peers": 0})
+    assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(
+        LAST | {"peers": 0}
+    )
     assert "reward –, loss –" in round_sentence(LAST | {"reward_mean": None, "loss": None})
 
 
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
     assert drawn(None, 60, 24, events=0) == ["starting …"] and drawn(None, 60, 24)[0].startswith("event 1: ")
-    for shown in ({}, {"state": "starting"}, document(rewards=[0.5], round=1), document(rewards=[None, 0.5], judge=None, swarm=None)):
+    for shown in (
+        {},
+        {"state": "starting"},
+        document(rewards=[0.5], round=1),
+        document(rewards=[None, 0.5], judge=None, swarm=None),
+    ):
         assert drawn(shown, 60, 24)
 
 
@@ -168,8 +205,10 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         "training",
         "paused: you paused it; swarmd resume",
         "training",
-        "round 120: reward 0.3125, loss 0.0123, 4 own + 3 of others, pool 17, 2 peers, 3.4 s (generate 2.1, score 0.1, train 0.9, "
-        "checkpoint 0.2), refused 3 bad signature",
+        (
+            "round 120: reward 0.3125, loss 0.0123, 4 own + 3 of others, pool 17, 2 peers, 3.4 s (generate"
+            " 2.1, score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature"
+        ),
         r"peer \x1b[2J connected",
     ]
 
@@ -243,8 +282,12 @@ view.close()
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no_color: bool) -> None:
     ours, theirs = pty.openpty()
-    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"} | ({"NO_COLOR": "1"} if no_color else {})
-    process = subprocess.Popen([sys.executable, "-c", ON_A_TERMINAL], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"} | (
+        {"NO_COLOR": "1"} if no_color else {}
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
     os.close(theirs)
     shown = b""
     while True:
@@ -265,7 +308,10 @@ def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no
 
 def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
     out = io.StringIO()
-    view = LiveView(Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False), lambda: 0.0)
+    view = LiveView(
+        Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False),
+        lambda: 0.0,
+    )
     view.status(document())
     view.round(LAST)
     view.talk("something happened")
@@ -277,25 +323,60 @@ def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
 
 
 def test_the_status_and_the_peers_as_lines() -> None:
-    lines = status_lines(document(state="restarting", cause="the trainer was lost", remedy="it starts again now"))
+    lines = status_lines(
+        document(state="restarting", cause="the trainer was lost", remedy="it starts again now")
+    )
     assert lines[0] == "state    restarting: the trainer was lost; it starts again now"
     assert f"address  /ip4/192.0.2.7/tcp/40123/p2p/{PEER}" in lines
     assert "reward   0.429, mean of the last 10 rounds" in lines
     assert "judge    score 0.310 over 120 questions, http://127.0.0.1:8400" in lines
-    sure = document(judge={"url": "http://a", "score": 0.31, "interval": [0.234, 0.398], "n": 120, "cause": "", "remedy": ""})
+    sure = document(
+        judge={
+            "url": "http://a",
+            "score": 0.31,
+            "interval": [0.234, 0.398],
+            "n": 120,
+            "cause": "",
+            "remedy": "",
+        }
+    )
     assert "judge    score 0.310 (0.234 to 0.398) over 120 questions, http://a" in status_lines(sure)
-    silent = document(judge={"url": "http://a", "score": None, "n": 0, "cause": "it did not answer", "remedy": "asked again in 30 s"})
+    silent = document(
+        judge={
+            "url": "http://a",
+            "score": None,
+            "n": 0,
+            "cause": "it did not answer",
+            "remedy": "asked again in 30 s",
+        }
+    )
     assert "judge    no score yet, http://a: it did not answer; asked again in 30 s" in status_lines(silent)
     assert status_lines({"state": "starting"})
     assert state_sentence({"state": "training", "cause": "", "remedy": ""}) == "training"
-    peer = {"id": PEER, "name": "brave-otter", "address": None, "direction": "relayed", "connected_at": None, "frames": 12, "rejected": 0}
+    peer = {
+        "id": PEER,
+        "name": "brave-otter",
+        "address": None,
+        "direction": "relayed",
+        "connected_at": None,
+        "frames": 12,
+        "rejected": 0,
+    }
     near = peer | {"address": f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", "direction": "inbound"}
     assert peer_lines({"schema": 1, "peers": []}) == ["no peers: the node trains alone until it meets some"]
-    far = near | {"name": "extraordinary-woodpecker", "address": f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}"}
+    far = near | {
+        "name": "extraordinary-woodpecker",
+        "address": f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}",
+    }
     header, first, second, third, address, ids = lines = peer_lines({"schema": 1, "peers": [peer, near, far]})
     assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS"]
     assert first.split() == ["brave-otter", "12", "0", "relayed", "–"]
-    assert second.endswith("inbound    /ip4/1.2.3.4/tcp/5") and third.split() == ["extraordinary-woodpecker", "12", "0", "inbound"]
+    assert second.endswith("inbound    /ip4/1.2.3.4/tcp/5") and third.split() == [
+        "extraordinary-woodpecker",
+        "12",
+        "0",
+        "inbound",
+    ]
     assert address.strip() == "/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123" and "--json" in ids
     assert max(map(len, lines)) <= 80
 
@@ -324,7 +405,10 @@ def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptur
     assert "paused: you paused it; swarmd resume" in lines
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) in (3, 4) and rounds[0].startswith("round 1: reward 0.3125, ")
-    assert re.search(r"; \d{3} rounds since the last line; saved up to round 100; judged 0\.310 over 120 questions$", rounds[1])
+    assert re.search(
+        r"; \d{3} rounds since the last line; saved up to round 100; judged 0\.310 over 120 questions$",
+        rounds[1],
+    )
     assert "connected to brave-otter" in out.getvalue()
 
 
@@ -338,13 +422,17 @@ def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
     view.close()
     rounds = [line for line in out.getvalue().splitlines() if line.startswith("round ")]
     assert [line.partition(":")[0] for line in rounds] == ["round 1", "round 601", "round 1200"]
-    assert rounds[1].endswith("; 600 rounds since the last line") and rounds[2].endswith("; 599 rounds since the last line")
+    assert rounds[1].endswith("; 600 rounds since the last line") and rounds[2].endswith(
+        "; 599 rounds since the last line"
+    )
 
 
 def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
     now, out = [0.0], io.StringIO()
     view = PlainView(out, lambda: now[0])
-    shown = document(state="starting", cause="loading PyTorch", remedy="usually 5 s", last=None, since=time.time())
+    shown = document(
+        state="starting", cause="loading PyTorch", remedy="usually 5 s", last=None, since=time.time()
+    )
     for _ in range(40):  # half a second each
         view.status(shown)
         now[0] += 0.5
@@ -369,13 +457,17 @@ def test_imports_before_the_first_status_are_no_blind_wait() -> None:
     assert told.wait(PATIENCE)
     view.status(document())
     view.close()
-    lines = [line for line in out.getvalue().splitlines() if line.startswith("starting: loading the network, for ")]
+    lines = [
+        line for line in out.getvalue().splitlines() if line.startswith("starting: loading the network, for ")
+    ]
     assert lines and out.getvalue().splitlines()[-1] == "training"
 
 
 def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> None:
     now, out = [0.0], io.StringIO()
-    console = Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False)
+    console = Console(
+        file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False
+    )
     view = LiveView(console, lambda: now[0])
 
     def drawings(seconds: float, shown: Mapping[str, Any]) -> int:
@@ -402,7 +494,10 @@ def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFix
     now[0] = 61.0
     log_view.talk("the end")
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == LINES + 2 and lines[-2:] == ["9940 lines were left out: more than 60 in a minute", "the end"]
+    assert len(lines) == LINES + 2 and lines[-2:] == [
+        "9940 lines were left out: more than 60 in a minute",
+        "the end",
+    ]
 
 
 WORKERS = {
@@ -419,6 +514,8 @@ WORKERS = {
 
 def test_workers_in_words() -> None:
     assert workers_words({}) == ""
-    assert workers_words(WORKERS) == (
-        "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3, restarts: 1"
+    assert (
+        workers_words(WORKERS)
+        == "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3,"
+        " restarts: 1"
     )

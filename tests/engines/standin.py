@@ -1,5 +1,7 @@
-"""Stands in for `vllm serve` 0.33.0 where there is no GPU: the same options and routes, as far as we use them, with a real transformers
-model behind them. Refuses what it does not know, as the real one does, so that a misspelt option or field is found.
+"""Stands in for `vllm serve` 0.33.0 where there is no GPU.
+
+The same options and routes, as far as we use them, with a real transformers model behind them. Refuses what
+it does not know, as the real one does, so that a misspelt option or field is found.
 
     python standin.py [-m vllm.entrypoints.cli.main] serve MODEL --uds SOCKET | --port PORT …
 """
@@ -17,9 +19,25 @@ from pathlib import Path
 from typing import Any
 
 FIELDS = {  # of CompletionRequest (vllm/entrypoints/openai/completion/protocol.py)
-    "model", "prompt", "n", "max_tokens", "temperature", "seed", "stop_token_ids", "ignore_eos", "logprobs", "return_token_ids",
-    "add_special_tokens", "allowed_token_ids", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-}  # fmt: skip
+    "model",
+    "prompt",
+    "n",
+    "max_tokens",
+    "temperature",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "return_token_ids",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+}
 
 
 OPTIONS = argparse.ArgumentParser(allow_abbrev=False)
@@ -53,7 +71,9 @@ class Refused(Exception):
 class Server:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.lock = options, threading.Lock()
-        self.network: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval()
+        self.network: Any = AutoModelForCausalLM.from_pretrained(
+            options.model, dtype=getattr(torch, options.dtype)
+        ).eval()
         self.adapters: dict[str, str] = {}
         self.asleep = False
         self.said: list[str] = []  # what was asked, for tests: /standin/calls
@@ -63,7 +83,9 @@ class Server:
             return {}
         if path == "/v1/models":
             served = [{"id": self.options.served_model_name, "parent": None}]
-            return {"data": served + [{"id": a, "parent": self.options.served_model_name} for a in self.adapters]}
+            return {
+                "data": served + [{"id": a, "parent": self.options.served_model_name} for a in self.adapters]
+            }
         if path == "/standin/calls":
             return {"calls": self.said, "adapters": self.adapters, "asleep": self.asleep}
         raise Refused(404, "Not Found")
@@ -96,7 +118,9 @@ class Server:
             raise Refused(404, f"Loading lora {name} failed: No adapter found for {folder}")
         rank = json.loads((Path(folder) / "adapter_config.json").read_text())["r"]
         if rank > self.options.max_lora_rank:
-            raise Refused(500, f"LoRA rank {rank} is greater than max_lora_rank {self.options.max_lora_rank}.")
+            raise Refused(
+                500, f"LoRA rank {rank} is greater than max_lora_rank {self.options.max_lora_rank}."
+            )
         if isinstance(self.network, PeftModel):
             self.network = self.network.unload()
         self.network = PeftModel.from_pretrained(self.network, folder).eval()
@@ -108,7 +132,11 @@ class Server:
         tensors = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")
         missing, unexpected = self.network.load_state_dict(tensors, strict=False)
         self.network.tie_weights()
-        tied = set(getattr(self.network, "_tied_weights_keys", None) or ()) if self.network.config.tie_word_embeddings else set()
+        tied = (
+            set(getattr(self.network, "_tied_weights_keys", None) or ())
+            if self.network.config.tie_word_embeddings
+            else set()
+        )
         assert not unexpected, unexpected
         assert set(missing) <= tied, missing
         return {"results": [None]}
@@ -129,16 +157,29 @@ class Server:
             source = torch.Generator().manual_seed((body.get("seed") or 0) + k)
             ids, logprobs = self.answer(body, source, greedy, adapted=body["model"] in self.adapters)
             found = {"token_logprobs": logprobs, "tokens": [], "top_logprobs": [], "text_offset": []}
-            choice = {"index": k, "text": "", "finish_reason": "stop", "logprobs": found if body.get("logprobs") is not None else None}
+            choice = {
+                "index": k,
+                "text": "",
+                "finish_reason": "stop",
+                "logprobs": found if body.get("logprobs") is not None else None,
+            }
             choices.append(choice | ({"token_ids": ids} if body.get("return_token_ids") else {}))
         return {"choices": choices}
 
-    def answer(self, body: dict[str, Any], source: torch.Generator, greedy: bool, adapted: bool) -> tuple[list[int], list[float]]:
-        off = self.network.disable_adapter() if isinstance(self.network, PeftModel) and not adapted else nullcontext()
+    def answer(
+        self, body: dict[str, Any], source: torch.Generator, greedy: bool, adapted: bool
+    ) -> tuple[list[int], list[float]]:
+        off = (
+            self.network.disable_adapter()
+            if isinstance(self.network, PeftModel) and not adapted
+            else nullcontext()
+        )
         with off:
             return self.draw(body, source, greedy)
 
-    def draw(self, body: dict[str, Any], source: torch.Generator, greedy: bool) -> tuple[list[int], list[float]]:
+    def draw(
+        self, body: dict[str, Any], source: torch.Generator, greedy: bool
+    ) -> tuple[list[int], list[float]]:
         ids: list[int] = []
         logprobs: list[float] = []
         while len(ids) < body["max_tokens"]:
@@ -148,8 +189,14 @@ class Server:
                 logits = torch.full_like(raw, float("-inf"))
                 logits[body["allowed_token_ids"]] = raw[body["allowed_token_ids"]]
             processed = torch.log_softmax(logits / (body["temperature"] or 1.0), -1)
-            token = int(processed.argmax() if greedy else torch.multinomial(processed.exp(), 1, generator=source))
-            told = processed if self.options.logprobs_mode == "processed_logprobs" else torch.log_softmax(raw, -1)
+            token = int(
+                processed.argmax() if greedy else torch.multinomial(processed.exp(), 1, generator=source)
+            )
+            told = (
+                processed
+                if self.options.logprobs_mode == "processed_logprobs"
+                else torch.log_softmax(raw, -1)
+            )
             ids.append(token)
             logprobs.append(float(told[token]))
             if token in body["stop_token_ids"]:
@@ -172,7 +219,10 @@ class Handler(BaseHTTPRequestHandler):
         try:
             status, found = 200, call()
         except Refused as error:
-            status, found = error.status, {"error": {"message": str(error), "type": "x", "code": error.status}}
+            status, found = (
+                error.status,
+                {"error": {"message": str(error), "type": "x", "code": error.status}},
+            )
         content = (found if isinstance(found, str) else json.dumps(found)).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))

@@ -19,7 +19,9 @@ from swarmd_engine_hivemind.p2pd import ControlBytes
 from swarmd_engine_hivemind.unexplained_bytes import BURST, RATE, Unexplained
 
 HERE = ("a", "b", "c")
-LINUX = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts bytes by connection on Linux only")
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="the kernel counts bytes by connection on Linux only"
+)
 
 
 class Line:
@@ -37,8 +39,15 @@ class Line:
         return []
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, 3 * int(BURST)), max_size=5), st.floats(0.01, 10)), max_size=30), st.data())
-def test_who_hands_on_each_message_once_is_never_over(ticks: list[tuple[list[int], float]], data: st.DataObject) -> None:
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 3 * int(BURST)), max_size=5), st.floats(0.01, 10)), max_size=30
+    ),
+    st.data(),
+)
+def test_who_hands_on_each_message_once_is_never_over(
+    ticks: list[tuple[list[int], float]], data: st.DataObject
+) -> None:
     line = Line()
     for messages, seconds in ticks:
         gossip = data.draw(st.integers(0, int(RATE * seconds)))
@@ -48,7 +57,9 @@ def test_who_hands_on_each_message_once_is_never_over(ticks: list[tuple[list[int
 
 def test_junk_is_found_within_a_second_and_the_others_are_left_alone() -> None:
     line, junk = Line(), 10_000 * 250
-    found = [line.passes(0.5, {"a": 400_000 + junk // 2, "b": 400_000, "c": 400_000}, 400_000) for _ in range(2)]
+    found = [
+        line.passes(0.5, {"a": 400_000 + junk // 2, "b": 400_000, "c": 400_000}, 400_000) for _ in range(2)
+    ]
     assert found == [[], ["a"]]
 
 
@@ -75,7 +86,12 @@ def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything
     assert any(line.passes(0.5, {"a": int(RATE)}, 0) for _ in range(1000))
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, int(BURST)), min_size=3, max_size=3), st.integers(0, int(BURST))), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, int(BURST)), min_size=3, max_size=3), st.integers(0, int(BURST))),
+        max_size=40,
+    )
+)
 def test_who_is_over_is_always_suspected(ticks: list[tuple[list[int], int]]) -> None:
     line = Line()
     for sizes, explained in ticks:
@@ -100,10 +116,14 @@ def test_what_a_connection_owed_ends_with_it_and_pulses_are_no_way_around() -> N
 
 @LINUX
 @pytest.mark.net
-@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "127.0.0.1")])
+@pytest.mark.parametrize(
+    "family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "127.0.0.1")]
+)
 def test_the_kernel_counts_what_came_over_a_connection(family: socket.AddressFamily, host: str) -> None:
     wildcard = "::" if family == socket.AF_INET6 else "127.0.0.1"
-    with socket.create_server((wildcard, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
+    with socket.create_server(
+        (wildcard, 0), family=family, dualstack_ipv6=family == socket.AF_INET6
+    ) as server:
         with socket.create_connection((host, server.getsockname()[1])) as ours, server.accept()[0] as theirs:
             ours.sendall(b"x" * 12_345)
             received = 0
@@ -116,7 +136,8 @@ def test_the_kernel_counts_what_came_over_a_connection(family: socket.AddressFam
             with subprocess.Popen(["sleep", "60"]) as other:
                 assert sockets_of(other.pid) == []
                 other.kill()
-        assert os.fstat(server.fileno()).st_ino not in {each.inode for each in sockets_of(os.getpid())}  # it listens
+        # It listens
+        assert os.fstat(server.fileno()).st_ino not in {each.inode for each in sockets_of(os.getpid())}
 
 
 @LINUX

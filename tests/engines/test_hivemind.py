@@ -1,4 +1,7 @@
-"""What only the hivemind engine has to withstand: a child process that dies, hangs or outlives us, and peers it passes things on for."""
+"""What only the hivemind engine has to withstand.
+
+A child process that dies, hangs or outlives us, and peers it passes things on for.
+"""
 
 import contextlib
 import os
@@ -22,7 +25,16 @@ import trio
 import trio.testing
 from swarmd_engine_hivemind import engine as hivemind_engine
 from swarmd_engine_hivemind import p2pd as p2pd_module
-from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
+from swarmd_engine_hivemind.p2pd import (
+    P2pd,
+    P2pdGone,
+    Wire,
+    messages,
+    missing,
+    open_p2pd,
+    peer_bytes,
+    peer_of,
+)
 from swarmd_engine_hivemind.streams import serve
 
 from benchmarks.probes import ProbeProcess
@@ -86,15 +98,22 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
         assert peer_of(identified.id) == identity.peer_id and identified.id == peer_bytes(identity.peer_id)
         (folder,) = short.iterdir()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and [file.name for file in folder.iterdir()] == ["control"]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and [file.name for file in folder.iterdir()] == [
+            "control"
+        ]
         (child,) = children()
-        assert set(child.environ()) == {"GOLOG_LOG_LEVEL", "GOMAXPROCS"} and identity.seed.hex() not in " ".join(child.cmdline())
+        assert set(child.environ()) == {
+            "GOLOG_LOG_LEVEL",
+            "GOMAXPROCS",
+        } and identity.seed.hex() not in " ".join(child.cmdline())
     assert not children() and not list(short.iterdir())
 
 
 @with_p2pd
 @pytest.mark.parametrize("forbidden", [False, True])
-async def test_the_child_interrupts_nobody_and_we_stay_as_we_were(forbidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_child_interrupts_nobody_and_we_stay_as_we_were(
+    forbidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def forbid(*_: object) -> None:
         raise PermissionError
 
@@ -144,10 +163,11 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Path) -> None:
     """p2pd ends itself when nobody speaks to it within the time for its start."""
     program = (
-        "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from p2p.identity import Identity\n"
-        "p2pd.START_TIMEOUT = 2\n"
-        f"process = p2pd._start(Path({str(tmp_path)!r}), Identity.from_seed(bytes(32)), ['-hostAddrs=/ip4/127.0.0.1/tcp/0'])\n"
-        "print(process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from"
+        " p2p.identity import Identity\np2pd.START_TIMEOUT = 2\nprocess ="
+        f" p2pd._start(Path({str(tmp_path)!r}), Identity.from_seed(bytes(32)),"
+        " ['-hostAddrs=/ip4/127.0.0.1/tcp/0'])\nprint(process.pid, flush=True); os.kill(os.getpid(),"
+        " signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
@@ -160,7 +180,9 @@ async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Pa
 
 @with_p2pd
 @pytest.mark.skipif(sys.platform != "linux", reason="a port can be held for another process on Linux")
-async def test_nobody_takes_the_port_while_p2pd_starts(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_nobody_takes_the_port_while_p2pd_starts(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     def open_late(identity: Identity, flags: Sequence[str]) -> Any:
         (port,) = [int(flag.rsplit("/", 1)[1]) for flag in flags if flag.startswith("-hostAddrs=")]
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
@@ -174,7 +196,9 @@ async def test_nobody_takes_the_port_while_p2pd_starts(monkeypatch: pytest.Monke
 
 
 @with_p2pd
-async def test_it_is_up_once_it_answers_questions(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_it_is_up_once_it_answers_questions(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """However long p2pd takes to hand them over: who finds it may ask at once."""
     answers = False
 
@@ -191,7 +215,9 @@ async def test_it_is_up_once_it_answers_questions(monkeypatch: pytest.MonkeyPatc
 
 @with_p2pd
 async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.Nursery) -> None:
-    """Each end announces itself; a stranger with either library finds both, under the key that docs/wire.md names."""
+    """Each end announces itself; a stranger with either library finds both, under the key that docs/wire.md
+    names.
+    """
     from libp2p.kad_dht.provider_store import ProviderStore
     from libp2p.peer.peerinfo import info_from_p2p_addr
 
@@ -219,7 +245,9 @@ async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.
                     while (answer := await wire.receive(p2pd.pb.DHTResponse)).type != p2pd.pb.DHTResponse.END:
                         found.add(peer_of(answer.peer.id))
         listen = [parse_listen(loopback)]
-        async with open_stack(identities[1], [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
+        async with open_stack(
+            identities[1], [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time
+        ) as stack:
             await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
             found = set()
             while not found >= wanted:
@@ -236,7 +264,10 @@ async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.
 @pytest.mark.parametrize("step", [1, 7, 100_000])
 async def test_messages_arrive_whole_however_they_are_cut(step: int) -> None:
     pb = messages()
-    sent = [pb.PSMessage(data=bytes([n]) * size, seqno=b"%d" % n) for n, size in enumerate((0, 1, 100, 130, 20_000, 0))]
+    sent = [
+        pb.PSMessage(data=bytes([n]) * size, seqno=b"%d" % n)
+        for n, size in enumerate((0, 1, 100, 130, 20_000, 0))
+    ]
     ours, theirs = trio.testing.memory_stream_pair()
     whole, catch = trio.testing.memory_stream_one_way_pair()
     for message in sent:
@@ -268,7 +299,11 @@ async def test_what_announces_too_much_is_refused(data: bytes) -> None:
 async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
     peer = Identity.from_seed(bytes([3]) * 32).peer_id
     assert peer_of(peer_bytes(peer)) == peer
-    assert peer_of(b"\x12\x20" + bytes(32)) is None and peer_of(b"") is None and peer_of(peer_bytes(peer)[:-1]) is None
+    assert (
+        peer_of(b"\x12\x20" + bytes(32)) is None
+        and peer_of(b"") is None
+        and peer_of(peer_bytes(peer)[:-1]) is None
+    )
 
 
 async def test_it_is_found_by_its_entry_point_and_auto_takes_libp2p_all_the_same() -> None:
@@ -286,7 +321,9 @@ async def test_hivemind_is_refused_with_a_remedy_where_it_is_missing(monkeypatch
 
 
 @pytest.mark.parametrize("system, machine", [("linux", "riscv64"), ("darwin", "x86_64"), ("win32", "AMD64")])
-async def test_another_machine_is_told_that_it_has_no_p2pd(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+async def test_another_machine_is_told_that_it_has_no_p2pd(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str
+) -> None:
     monkeypatch.setattr(p2pd_module.sys, "platform", system)
     monkeypatch.setattr(p2pd_module.platform, "machine", lambda: machine)
     assert f"this is {system} on {machine}" in str(missing())
@@ -312,7 +349,7 @@ async def test_p2pd_runs_where_the_system_has_neither_schedulers_nor_counters_of
 @pytest.mark.p2pd
 async def test_neither_hivemind_nor_torch_nor_libp2p_is_imported() -> None:
     program = (
-        "import sys; from p2p.engines import engine; engine('hivemind'); from swarmd_engine_hivemind.p2pd import messages; messages()\n"
-        "sys.exit(bool({'libp2p', 'torch', 'hivemind'} & set(sys.modules)))"
+        "import sys; from p2p.engines import engine; engine('hivemind'); from swarmd_engine_hivemind.p2pd"
+        " import messages; messages()\nsys.exit(bool({'libp2p', 'torch', 'hivemind'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,4 +1,6 @@
-"""The plug-in for vLLM, against a stand-in that speaks the server's routes with a real small model behind them (standin.py)."""
+"""The plug-in for vLLM, against a stand-in that speaks the server's routes with a real small model behind
+them (standin.py).
+"""
 
 import os
 import signal
@@ -56,13 +58,22 @@ def python(tmp_path: Path) -> str:
 
 
 def asked(folder: Path, **changes: Any) -> EngineOptions:
-    usual = {"model": folder, "device": "cpu", "dtype": "float32", "lora_rank": None, "context": 128, "start_seconds": PATIENCE}
+    usual = {
+        "model": folder,
+        "device": "cpu",
+        "dtype": "float32",
+        "lora_rank": None,
+        "context": 128,
+        "start_seconds": PATIENCE,
+    }
     return EngineOptions(**usual | changes)
 
 
 def policy_on_vllm(folder: Path, python: str, **changes: Any) -> LanguagePolicy:
     config = config_of(folder, **changes)
-    generate = GenerateConfig(engine="vllm", engine_python=python, engine_start_seconds=PATIENCE, max_new_tokens=8)
+    generate = GenerateConfig(
+        engine="vllm", engine_python=python, engine_start_seconds=PATIENCE, max_new_tokens=8
+    )
     return LanguagePolicy.open(config.model_copy(update={"generate": generate}), 0)
 
 
@@ -106,7 +117,10 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
         held = psutil.Process(engine._end.__self__._process.pid)  # the guard of the server, which now dies
         held.children()[0].kill()
         psutil.wait_procs([held], timeout=PATIENCE)
-        with pytest.raises(EngineFailed, match=r"(?s)cannot be reached .*Its last lines:\n    stand-in: starting.*: ready.*Join again"):
+        with pytest.raises(
+            EngineFailed,
+            match=r"(?s)cannot be reached .*Its last lines:\n    stand-in: starting.*: ready.*Join again",
+        ):
             policy.generate(QUESTIONS, 4)
     finally:
         policy.close()
@@ -117,7 +131,10 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
 @pytest.mark.net
 def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
     """The trainer, the guard as `Child` starts it, the server, and a process that the server has started."""
-    server = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).wait()"
+    server = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'],"
+        " stdin=subprocess.PIPE).wait()"
+    )
     line = [sys.executable, "-I", guard.__file__, sys.executable, "-c", server]
     trainer = (
         "import subprocess, sys\n"
@@ -138,7 +155,9 @@ def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
 
 
 @pytest.mark.net
-def test_a_server_that_does_not_start_says_why(folder: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_says_why(
+    folder: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory() as alone:  # a short path, for there is a socket in it
         monkeypatch.setattr(tempfile, "tempdir", alone)
         fail_to_start(folder, python)
@@ -146,9 +165,14 @@ def test_a_server_that_does_not_start_says_why(folder: Path, python: str, monkey
 
 
 def fail_to_start(folder: Path, python: str) -> None:
-    with pytest.raises(EngineFailed, match=r"(?s)ended while it started. Its last lines:.*unrecognized arguments: --no-such.*engine_args"):
+    with pytest.raises(
+        EngineFailed,
+        match=r"(?s)ended while it started. Its last lines:.*unrecognized arguments: --no-such.*engine_args",
+    ):
         open_engine(asked(folder, python=python, arguments=("--no-such",)))
-    with pytest.raises(EngineFailed, match=r"(?s)vLLM was not ready after 0.3 s.*Raise generate.engine_start_seconds"):
+    with pytest.raises(
+        EngineFailed, match=r"(?s)vLLM was not ready after 0.3 s.*Raise generate.engine_start_seconds"
+    ):
         open_engine(asked(folder, python=python, start_seconds=0.3))
 
 
@@ -161,7 +185,15 @@ def serve(folder: Path) -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str, **environment: str) -> str:
-        line = [sys.executable, str(STANDIN), "serve", str(folder), "--served-model-name", "their-name", *options]
+        line = [
+            sys.executable,
+            str(STANDIN),
+            "serve",
+            str(folder),
+            "--served-model-name",
+            "their-name",
+            *options,
+        ]
         process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
         started.append(process)
         assert process.stdout is not None
@@ -178,8 +210,12 @@ def serve(folder: Path) -> Iterator[Any]:
 def able(serve: Any) -> str:
     """A server that was started as docs/engines.md says."""
     return serve(
-        "--enable-lora", "--logprobs-mode", "processed_logprobs", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1", VLLM_SERVER_DEV_MODE="1"
-    )  # fmt: skip
+        "--enable-lora",
+        "--logprobs-mode",
+        "processed_logprobs",
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
+        VLLM_SERVER_DEV_MODE="1",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -198,27 +234,38 @@ def test_a_server_that_runs_already_is_used_and_left_alone(able: str, folder: Pa
     network = moved(folder, lora="on", lora_rank=4).network
     engine.sync(NetworkWeights(network, 1, 4, str(folder)))
     expected = OwnEngine(network, 10_000).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
-    assert [s[0].ids for s in engine.generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))] == [s[0].ids for s in expected]
+    assert [s[0].ids for s in engine.generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))] == [
+        s[0].ids for s in expected
+    ]
     engine.sleep()
     assert not calls(able)["asleep"]
     first = calls(able)["adapters"][ADAPTER]
     engine.sync(NetworkWeights(network, 2, 4, str(folder)))
-    assert calls(able)["adapters"][ADAPTER] != first  # another path, so that nothing cached of the old one is used
+    # Another path, so that nothing cached of the old one is used
+    assert calls(able)["adapters"][ADAPTER] != first
     engine.close()
     assert httpx2.get(f"{able}/health", timeout=PATIENCE).status_code == 200
 
 
 @pytest.mark.net
-def test_logprobs_are_those_of_the_sampling_temperature_and_seeds_are_the_generators(able: str, folder: Path) -> None:
+def test_logprobs_are_those_of_the_sampling_temperature_and_seeds_are_the_generators(
+    able: str, folder: Path
+) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able))
     network = network_of(folder)
     # The server's base weights, whatever adapters another test has left.
     one = engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4))
-    assert one == engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4)) != engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 5))
+    assert (
+        one
+        == engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4))
+        != engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 5))
+    )
     assert len({s.ids for s in one[0]}) > 1
     for prompt, samples in zip(PROMPTS, one, strict=True):
         for s in samples:
-            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids, 0.6), atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids, 0.6), atol=1e-4, rtol=0
+            )
     long = engine.generate([[5] * 128, [5] * 126], 2, sampling(), seeded(CPU, 0))
     assert [[len(s.ids) for s in samples] for samples in long] == [[0, 0], [2, 2]]
     engine.close()
@@ -228,7 +275,10 @@ def test_logprobs_are_those_of_the_sampling_temperature_and_seeds_are_the_genera
 def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Path) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=plain))
     assert engine.generate(PROMPTS, 1, sampling(1.0), seeded(CPU, 0))  # at temperature 1 they are the same
-    with pytest.raises(EngineFailed, match=r"another distribution than it.*temperature 0\.6.*--logprobs-mode processed_logprobs"):
+    with pytest.raises(
+        EngineFailed,
+        match=r"another distribution than it.*temperature 0\.6.*--logprobs-mode processed_logprobs",
+    ):
         engine.generate(PROMPTS, 1, sampling(0.6), seeded(CPU, 0))
     engine.close()
 
@@ -276,12 +326,18 @@ def test_a_server_without_token_ids_and_one_that_is_not_there(tmp_path: Path, fo
     def old(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json={"choices": [{"index": 0, "text": "hello", "logprobs": None}]})
 
-    client = Client(httpx2.Client(base_url="http://old", transport=httpx2.MockTransport(old)), "http://old", str)
+    client = Client(
+        httpx2.Client(base_url="http://old", transport=httpx2.MockTransport(old)), "http://old", str
+    )
     with pytest.raises(EngineFailed, match=r"sends no token ids.*vLLM 0\.33 or newer"):
-        VllmEngine(client, "m", tmp_path, sleeps=False, end=lambda: None).generate(PROMPTS, 1, sampling(), seeded(CPU, 0))
+        VllmEngine(client, "m", tmp_path, sleeps=False, end=lambda: None).generate(
+            PROMPTS, 1, sampling(), seeded(CPU, 0)
+        )
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(EngineFailed, match=r"cannot be reached .*Start it, or correct generate\.engine_url"):
+        with pytest.raises(
+            EngineFailed, match=r"cannot be reached .*Start it, or correct generate\.engine_url"
+        ):
             open_plugin("vllm", asked(folder, url=f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
@@ -296,12 +352,25 @@ def test_it_is_found_by_its_entry_point() -> None:
 
 
 def test_the_command(folder: Path, python: str) -> None:
-    line = command(asked(folder, python=python, device="cuda", dtype="bfloat16", lora_rank=20, memory=0.3, arguments=("--x",)), Path("/s"))
+    line = command(
+        asked(
+            folder,
+            python=python,
+            device="cuda",
+            dtype="bfloat16",
+            lora_rank=20,
+            memory=0.3,
+            arguments=("--x",),
+        ),
+        Path("/s"),
+    )
     assert line[:5] == [python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
     options = " ".join(line[5:])
-    assert options == (
-        f"--uds /s --served-model-name {SERVED} --dtype bfloat16 --logprobs-mode processed_logprobs --generation-config vllm "
-        "--enable-lora --max-loras 1 --max-lora-rank 32 --gpu-memory-utilization 0.3 --enable-sleep-mode --x"
+    assert (
+        options
+        == f"--uds /s --served-model-name {SERVED} --dtype bfloat16 --logprobs-mode processed_logprobs"
+        " --generation-config vllm --enable-lora --max-loras 1 --max-lora-rank 32"
+        " --gpu-memory-utilization 0.3 --enable-sleep-mode --x"
     )
     assert "--enable-lora" not in command(asked(folder, python=python), Path("/s"))
     assert "--enable-sleep-mode" not in command(asked(folder, python=python), Path("/s"))
@@ -312,11 +381,19 @@ def test_the_command(folder: Path, python: str) -> None:
     [
         ({"device": "mps"}, r"does not run on Apple's MPS.*generate\.engine"),
         ({"python": "/no/such/python"}, r"engine_python is /no/such/python, and there is no such file"),
-        ({"python": "", "device": "cpu"}, r"vLLM is not found.*pip install vllm==0\.33\.0.*engine_python.*engine_url"),
-        ({"python": sys.executable, "lora_rank": RANKS[-1] + 1}, r"rank 512 at most\. Lower model\.lora_rank"),
+        (
+            {"python": "", "device": "cpu"},
+            r"vLLM is not found.*pip install vllm==0\.33\.0.*engine_python.*engine_url",
+        ),
+        (
+            {"python": sys.executable, "lora_rank": RANKS[-1] + 1},
+            r"rank 512 at most\. Lower model\.lora_rank",
+        ),
     ],
 )
-def test_what_cannot_be_started(changes: dict[str, Any], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_started(
+    changes: dict[str, Any], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoEngine, match=said):
         open_engine(asked(folder, **changes))

@@ -1,4 +1,7 @@
-"""Authors are told how many of their rollouts others trained on. Figures for people: capped, bounded, and good for nothing else."""
+"""Authors are told how many of their rollouts others trained on.
+
+Figures for people: capped, bounded, and good for nothing else.
+"""
 
 import trio
 from hypothesis import given
@@ -63,7 +66,9 @@ def test_what_could_not_be_told_waits_and_nobody_is_dialled_for_it() -> None:
 
 def test_an_author_may_be_forgotten_while_it_is_told() -> None:
     async def main() -> None:
-        few, many = [[identity(number).peer_id for number in numbers] for numbers in (range(2), range(2, PEERS + 2))]
+        few, many = [
+            [identity(number).peer_id for number in numbers] for numbers in (range(2), range(2, PEERS + 2))
+        ]
         asked: list[PeerId] = []
 
         async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -106,7 +111,10 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
     assert gave.document() == {"rollouts": 7, "used": PEERS, "by": PEERS}
 
 
-@given(st.binary(max_size=64) | st.sampled_from([encode(1, 2), encode(2**53 - 1, 0)]).flatmap(lambda m: st.just(m + b"\0")))
+@given(
+    st.binary(max_size=64)
+    | st.sampled_from([encode(1, 2), encode(2**53 - 1, 0)]).flatmap(lambda m: st.just(m + b"\0"))
+)
 def test_any_other_message_is_answered_with_nothing(message: bytes) -> None:
     gave = Given()
     gave.rollouts = 5

@@ -43,7 +43,10 @@ class Party:
     def share(self, *ns: int, specialty: str = "bf") -> list[Rollout]:
         rng = random.Random(ns[0])
         texts = ["".join(rng.choices("abcdefgh ", k=400)) for _ in range(8)]
-        rollouts = [Rollout(TaskRef(specialty, n), tuple(Completion(f"{n} {text}", True) for text in texts), self.id) for n in ns]
+        rollouts = [
+            Rollout(TaskRef(specialty, n), tuple(Completion(f"{n} {text}", True) for text in texts), self.id)
+            for n in ns
+        ]
         RolloutExchange(self.member, "m", TINY_9).share(rollouts, 1)
         return rollouts
 
@@ -58,9 +61,14 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
 
     member = memory_member(swarm, number, Clock(), sequence=itertools.count(sequence), admitted=admitted)
     gatherer = Gatherer(
-        member, Board(TINY_9.trains_on, kept_rounds=2), wanted=wanted, specialties=TINY_9.specialties,
-        hand_on=lambda received: party.got.append(received), clock=trio.current_time, rng=random.Random(number),
-    )  # fmt: skip
+        member,
+        Board(TINY_9.trains_on, kept_rounds=2),
+        wanted=wanted,
+        specialties=TINY_9.specialties,
+        hand_on=lambda received: party.got.append(received),
+        clock=trio.current_time,
+        rng=random.Random(number),
+    )
     gatherer.resume(1)
     party = Party(member, gatherer)
     return party
@@ -115,7 +123,9 @@ async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock
     assert b.rollouts() == small
 
 
-async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     a, b, late = joined(1, 2, 3, wanted=2)
     async with running(b):
         shared = a.share(1, 2)
@@ -158,14 +168,17 @@ async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio
     async with running(b):
         a.share(*range(8))
         await settled(AT_LEAST + 0.1)
-        b.gatherer.next_round(b.gatherer.round + 1)  # the four under way have had their time, and four others are asked for
+        # The four under way have had their time, and four others are asked for
+        b.gatherer.next_round(b.gatherer.round + 1)
         await settled(5)
         assert not b.got and b.gatherer.missed == 4
         await settled(5)
         assert len(b.rollouts()) == 4
 
 
-async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_under_way(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_under_way(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     *authors, b = joined(1, 2, 3, 4, 9)
     slow(b, 7.0)
     async with running(b):
@@ -182,7 +195,9 @@ async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_un
         assert sum(rollout.author == authors[0].id for rollout in b.rollouts()) == 4
 
 
-async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     a, b = joined(1, 2)
     slow(b, 0.5)
     async with running(b):
@@ -194,7 +209,9 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump
         assert len(b.rollouts()) == 4 and b.gatherer.missed == 0
 
 
-async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     swarm = MemorySwarm()
     a, b = join(swarm, 1), join(swarm, 2, wanted=1)
     slow(b, 0.5)
@@ -222,24 +239,41 @@ async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.tes
     assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1}
 
 
-@pytest.mark.parametrize("said, packed", [(("bf", 2), ["bf 1"]), (("arc_1d", 1), ["bf 1"]), (("bf", 1), ["bf 1", "bf 2"])])
+@pytest.mark.parametrize(
+    "said, packed", [(("bf", 2), ["bf 1"]), (("arc_1d", 1), ["bf 1"]), (("bf", 1), ["bf 1", "bf 2"])]
+)
 async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_holds_no_place(
     said: tuple[str, int], packed: list[str], autojump_clock: trio.testing.MockClock
 ) -> None:
     liar, honest, b = joined(1, 2, 3, wanted=1)
-    rollouts = [Rollout(TaskRef(name, int(n)), (Completion("a", True),), liar.id) for name, n in map(str.split, packed)]
-    name = liar.member.blobs.put(blob := pack(msgspec.msgpack.encode((public_key_of(liar.id), wire.encode(rollouts, 1, "m")))))
-    liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [TINY_9.specialties.index(said[0])], [said[1]], [len(blob)], name]))
+    rollouts = [
+        Rollout(TaskRef(name, int(n)), (Completion("a", True),), liar.id)
+        for name, n in map(str.split, packed)
+    ]
+    name = liar.member.blobs.put(
+        blob := pack(msgspec.msgpack.encode((public_key_of(liar.id), wire.encode(rollouts, 1, "m"))))
+    )
+    liar.member.publish(
+        offers.KIND,
+        msgspec.msgpack.encode([1, 1, [TINY_9.specialties.index(said[0])], [said[1]], [len(blob)], name]),
+    )
     async with running(b):
         shared = honest.share(7)
         await settled(1)
     assert b.rollouts() == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.gatherer.missed == 1
 
 
-async def test_who_offers_what_another_has_is_charged_and_its_author_is_fetched_from(autojump_clock: trio.testing.MockClock) -> None:
-    """A plagiarist copies an offer into a frame of its own, is heard first and holds nothing; the author serves."""
+async def test_who_offers_what_another_has_is_charged_and_its_author_is_fetched_from(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A plagiarist copies an offer into a frame of its own, is heard first and holds nothing.
+
+    The author serves.
+    """
     author, thief, b = joined(1, 2, 3, wanted=1)
-    rollout = Rollout(TaskRef("bf", 7), (Completion("an answer", True), Completion("another", True)), author.id)
+    rollout = Rollout(
+        TaskRef("bf", 7), (Completion("an answer", True), Completion("another", True)), author.id
+    )
     (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
     author.member.hold(blob)
     async with running(b):
@@ -254,7 +288,9 @@ async def test_who_offers_what_another_has_is_charged_and_its_author_is_fetched_
 
 async def test_what_is_fetched_goes_by_sharing_take(autojump_clock: trio.testing.MockClock) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
-    gatherer, choice = gatherer_of(b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0))
+    gatherer, choice = gatherer_of(
+        b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0)
+    )
     b.gatherer = gatherer
     choice.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
     for number, author in enumerate((a, c, d)):

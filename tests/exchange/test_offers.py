@@ -1,4 +1,6 @@
-"""Offers: what is offered is what arrives, what is no offer is refused, and the board holds no more than it may."""
+"""Offers: what is offered is what arrives, what is no offer is refused, and the board holds no more than it
+may.
+"""
 
 import random
 from dataclasses import replace
@@ -52,7 +54,10 @@ def test_what_is_offered_is_what_the_blobs_hold() -> None:
 
 
 def test_golden_bytes() -> None:
-    """Other implementations read these: they change with the version alone. The blob's id depends on the zstd library, not on the wire."""
+    """Other implementations read these: they change with the version alone.
+
+    The blob's id depends on the zstd library, not on the wire.
+    """
     document = [1, 999, [1, 0], [300, 5], [77, 40_000], bytes(range(24))]
     golden = bytes.fromhex("9601cd03e792010092cd012c05924dcd9c40c418" + bytes(range(24)).hex())
     assert msgpack.packb(document) == golden and msgpack.unpackb(golden) == document
@@ -71,7 +76,9 @@ def test_a_large_set_makes_several_offers_and_nothing_is_lost() -> None:
     rollouts = [rollout(n) for n in range(150)]
     bodies, blobs = offers.encode(rollouts, 1, "m", SPECIALTIES)
     assert len(bodies) > 1 and all(len(body) <= MAX_OFFER for body in bodies) and len(blobs) == 150
-    items = [o for body in bodies for o in offers.decode(envelope(body), SPECIALTIES) if isinstance(o, Offered)]
+    items = [
+        o for body in bodies for o in offers.decode(envelope(body), SPECIALTIES) if isinstance(o, Offered)
+    ]
     assert [o.ref for o in items] == [r.ref for r in rollouts]
 
 
@@ -84,7 +91,11 @@ def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
 
 
 GOOD = [1, 1, [0], [1], [1], bytes(12)]
-ITEMS = st.tuples(st.sampled_from([0, 1, 1, 2, -1]), st.sampled_from([0, 3, 4, -1]), st.sampled_from([1, 5, MAX_BLOB, MAX_BLOB + 1, 0]))
+ITEMS = st.tuples(
+    st.sampled_from([0, 1, 1, 2, -1]),
+    st.sampled_from([0, 3, 4, -1]),
+    st.sampled_from([1, 5, MAX_BLOB, MAX_BLOB + 1, 0]),
+)
 
 
 @st.composite
@@ -106,15 +117,27 @@ def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[A
     version, number, specialties, ns, sizes, ids = document
     body = msgpack.packb(document)
     decoded = offers.decode(envelope(body), SPECIALTIES)
-    whole = len(specialties) == len(ns) == len(sizes) > 0 and len(ids) == 12 * len(ns) and len(ns) <= 64 and len(body) <= MAX_OFFER
-    numbers = number >= 0 and min(specialties, default=0) >= 0 and min(ns, default=0) >= 0 and all(0 < size <= MAX_BLOB for size in sizes)
+    whole = (
+        len(specialties) == len(ns) == len(sizes) > 0
+        and len(ids) == 12 * len(ns)
+        and len(ns) <= 64
+        and len(body) <= MAX_OFFER
+    )
+    numbers = (
+        number >= 0
+        and min(specialties, default=0) >= 0
+        and min(ns, default=0) >= 0
+        and all(0 < size <= MAX_BLOB for size in sizes)
+    )
     if version != 1 or not (whole and numbers):
         assert decoded is (Reason.UNDECODABLE if version == 1 else Reason.WRONG_VERSION)
     elif max(specialties) > 1:
         assert decoded is Reason.UNKNOWN_TASK
     else:
         refs = [TaskRef(SPECIALTIES[index], n) for index, n in zip(specialties, ns, strict=True)]
-        assert not isinstance(decoded, Reason) and [(o.ref, o.size) for o in decoded] == list(zip(refs, sizes, strict=True))
+        assert not isinstance(decoded, Reason) and [(o.ref, o.size) for o in decoded] == list(
+            zip(refs, sizes, strict=True)
+        )
 
 
 @pytest.mark.parametrize("document", [[*GOOD, 0], "text", []])
@@ -126,7 +149,11 @@ def test_another_document_is_no_offer(document: object) -> None:
 def test_another_spelling_of_an_offer_is_none() -> None:
     good = msgpack.packb(GOOD)
     assert not isinstance(offers.decode(envelope(good), SPECIALTIES), Reason)
-    for other in (good + b"\xc0", b"\xdc\x00\x06" + good[1:], good.replace(b"\x96\x01\x01", b"\x96\xcc\x01\x01")):
+    for other in (
+        good + b"\xc0",
+        b"\xdc\x00\x06" + good[1:],
+        good.replace(b"\x96\x01\x01", b"\x96\xcc\x01\x01"),
+    ):
         assert offers.decode(envelope(other), SPECIALTIES) is Reason.UNDECODABLE
 
 
@@ -138,7 +165,9 @@ def test_any_bytes_are_an_offer_or_a_reason(body: bytes) -> None:
 
 
 def offered(author: PeerId, n: int, name: int | None = None, group: str = "") -> Offered:
-    return Offered(author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None, group)
+    return Offered(
+        author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None, group
+    )
 
 
 def board(**options: Any) -> Board:

@@ -1,4 +1,6 @@
-"""A node's pace: free among few, fair among many, and moved neither by a loud author nor by a crowd of free keys."""
+"""A node's pace: free among few, fair among many, and moved neither by a loud author nor by a crowd of free
+keys.
+"""
 
 import math
 import random
@@ -19,7 +21,9 @@ Attack = Callable[[int], list[tuple[str, str]]]
 
 
 class Swarm:
-    """Nodes that always have something to send once their round of `seconds` is over, and hear each other at once."""
+    """Nodes that always have something to send once their round of `seconds` is over, and hear each other at
+    once.
+    """
 
     def __init__(self, nodes: int, seconds: float = 30.0, seed: int = 0, start_within: float = 60.0) -> None:
         rng = random.Random(seed)
@@ -59,7 +63,10 @@ class Swarm:
         """As `swarmd.exchange.serving` chooses while many fail: one from those who never served."""
         strangers = [author for author in self.offered[n] if author not in self.serving[n]]
         known = [author for author in self.offered[n] if author in self.serving[n]]
-        for author in (*rng.sample(strangers, min(1, len(strangers))), *rng.sample(known, min(3, len(known)))):
+        for author in (
+            *rng.sample(strangers, min(1, len(strangers))),
+            *rng.sample(known, min(3, len(known))),
+        ):
             served = author.isdigit()  # an honest node's
             self.heard[n].tried(PeerId(author), served=served)
             if served:
@@ -133,7 +140,10 @@ def test_a_crowd_of_free_keys_that_serves_nothing_slows_nobody(nodes: int, rate:
     calm.play(1800)
     beside.play(1800)
     before = calm.play(900)
-    assert beside.play(900, lambda now: [(f"key {now * rate % keys + n}", "") for n in range(rate)]) > 0.95 * before
+    assert (
+        beside.play(900, lambda now: [(f"key {now * rate % keys + n}", "") for n in range(rate)])
+        > 0.95 * before
+    )
 
 
 def test_authors_of_one_network_group_count_together_for_eight() -> None:
@@ -160,8 +170,12 @@ def test_who_served_counts_whole_and_the_rest_as_those_like_it_did() -> None:
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0, 50), st.booleans()), max_size=200))
-def test_what_is_counted_is_never_more_than_what_was_heard(events: list[tuple[int, int, float, bool]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0, 50), st.booleans()), max_size=200)
+)
+def test_what_is_counted_is_never_more_than_what_was_heard(
+    events: list[tuple[int, int, float, bool]],
+) -> None:
     heard, now, times = Heard(), 0.0, []
     for author, group, gap, served in events:
         now += gap

@@ -1,4 +1,7 @@
-"""Who offers and does not serve is set aside; who is restarted, gone, slow or behind NAT is not taken for that."""
+"""Who offers and does not serve is set aside.
+
+Who is restarted, gone, slow or behind NAT is not taken for that.
+"""
 
 import random
 from collections.abc import Sequence
@@ -38,14 +41,17 @@ def test_one_that_serves_is_set_aside_after_three_refusals_and_back_after_a_whil
     items = offered(A, *range(8)) + offered(B, *range(8))
     assert chosen(serving, items, 8, 13.0) == {B}
     assert chosen(serving, items, 16, 13.0 + ASIDE) == {A, B}
-    assert fail(serving, A, 1, 30.0) == [True] and chosen(serving, items, 16, 31.0 + ASIDE) == {B}  # for twice as long now
+    # For twice as long now
+    assert fail(serving, A, 1, 30.0) == [True] and chosen(serving, items, 16, 31.0 + ASIDE) == {B}
     serving.served(A, 60.0)
     assert serving.serves(A) and not serving.doubtful(A) and chosen(serving, items, 16, 60.0) == {A, B}
 
 
 def test_what_failed_together_counts_once() -> None:
     serving = Serving(4)
-    assert not any(serving.failed(A, SOFT, 1.0, 2.0) for _ in range(4)) and chosen(serving, offered(A, 1), 1, 2.0) == {A}
+    assert not any(serving.failed(A, SOFT, 1.0, 2.0) for _ in range(4)) and chosen(
+        serving, offered(A, 1), 1, 2.0
+    ) == {A}
 
 
 def test_where_all_serve_the_choice_is_what_it_was() -> None:
@@ -55,7 +61,10 @@ def test_where_all_serve_the_choice_is_what_it_was() -> None:
 
 
 def test_one_in_four_as_behind_nat_is_enough() -> None:
-    """Two behind NAT meet only in what others have fetched: about 28 of 100 in a swarm of ten, five of them behind NAT."""
+    """Two behind NAT meet only in what others have fetched.
+
+    About 28 of 100 in a swarm of ten, five of them behind NAT.
+    """
     for seed in range(5):
         rng, serving, aside = random.Random(seed), Serving(4), 0
         serving.served(A, 0.0)
@@ -80,7 +89,8 @@ def test_one_that_failed_holds_no_place_of_the_round_until_it_serves_again() -> 
 
     assert authors(4, tried=4) == [B] * 4
     assert authors(4) == [B] * 4 + [A] and authors(0) == []  # beside them, once a round
-    assert authors(10) == [B] * 8 + [A] * 2 and authors(10, tried=1) == [B] * 8 + [A]  # and where the others leave places free
+    # And where the others leave places free
+    assert authors(10) == [B] * 8 + [A] * 2 and authors(10, tried=1) == [B] * 8 + [A]
     serving.next_round()
     assert authors(0) == [A]
     serving.served(A, 3.0)
@@ -106,12 +116,18 @@ def test_while_nobody_serves_new_names_are_free() -> None:
     serving = Serving(4)
     for n in range(STRANGERS):
         fail(serving, PeerId(f"n{n}"), 1, 1.0)
-    assert len(chosen(serving, [item for n in range(20, 30) for item in offered(PeerId(str(n)), 1)], 4, 2.0)) == 4
+    assert (
+        len(chosen(serving, [item for n in range(20, 30) for item in offered(PeerId(str(n)), 1)], 4, 2.0))
+        == 4
+    )
 
 
 def test_silence_is_held_against_an_author_only_where_others_answered_of_late() -> None:
     serving = Serving(4)
-    assert serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT and serving.cost(HolderReply.NO, False, 5.0) == HARD
+    assert (
+        serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT
+        and serving.cost(HolderReply.NO, False, 5.0) == HARD
+    )
     serving.served(A, 6.0)
     assert serving.cost(HolderReply.NOTHING, True, 10.0) == HARD
     assert serving.cost(HolderReply.FAILED, False, 10.0) == SOFT  # nobody is connected to it
@@ -155,12 +171,16 @@ async def test_an_author_that_is_gone_is_not_blamed(autojump_clock: trio.testing
     assert b.gatherer.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
 
 
-async def test_who_served_and_then_refuses_what_it_offers_is_blamed_a_little(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_served_and_then_refuses_what_it_offers_is_blamed_a_little(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     a, b = joined(1, 2)
     async with running(b):
         await serve(a, b)
         for n in range(3):
-            a.member.publish(offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)]))
+            a.member.publish(
+                offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)])
+            )
             await settled(1)
     assert b.member.reports == {Reason.UNSERVED: 1}
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
@@ -174,10 +194,17 @@ async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: tri
         for n in range(4):
             shared += a.share(*range(10 * n, 10 * n + 8))
             names = list(a.member.blobs.sizes())[-8:]
-            liar.member.publish(offers.KIND, offers._body(1, [(0, 1000 + 10 * n + i, 1, bytes([n, i]) * 6) for i in range(8)]))
-            liar.member.publish(offers.KIND, offers._body(1, [(0, 2000 + 10 * n + i, 1, name) for i, name in enumerate(names)]))
+            liar.member.publish(
+                offers.KIND, offers._body(1, [(0, 1000 + 10 * n + i, 1, bytes([n, i]) * 6) for i in range(8)])
+            )
+            liar.member.publish(
+                offers.KIND,
+                offers._body(1, [(0, 2000 + 10 * n + i, 1, name) for i, name in enumerate(names)]),
+            )
             await settled(6)
             b.gatherer.next_round(b.gatherer.round + 1)
             await settled(6)
     assert b.member.score(a.id) == 0
-    assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(rollout in shared for rollout in b.rollouts())
+    assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(
+        rollout in shared for rollout in b.rollouts()
+    )

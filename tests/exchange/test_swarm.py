@@ -1,4 +1,7 @@
-"""Rollouts over the memory swarm: what is shared is collected by all others, what is no rollout is refused and its author blamed."""
+"""Rollouts over the memory swarm.
+
+What is shared is collected by all others, what is no rollout is refused and its author blamed.
+"""
 
 from typing import Any
 
@@ -20,7 +23,12 @@ def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[Member, Rollo
 
 
 def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
-    return [Rollout(TaskRef(specialty, n), (Completion("a", True), Completion("b", False)), member.identity.peer_id) for n in ns]
+    return [
+        Rollout(
+            TaskRef(specialty, n), (Completion("a", True), Completion("b", False)), member.identity.peer_id
+        )
+        for n in ns
+    ]
 
 
 def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
@@ -54,7 +62,10 @@ def test_garbage_is_refused_counted_and_reported() -> None:
 def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> None:
     swarm = MemorySwarm()
     (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
-    from_a.share([*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")], round_number=1)
+    from_a.share(
+        [*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")],
+        round_number=1,
+    )
     assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 2})
 
 

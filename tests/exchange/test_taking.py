@@ -1,6 +1,9 @@
-"""`[sharing] take` chooses as much from offers, of which J are fetched, as from a pool that has everything. With the real board and choice.
+"""`[sharing] take` chooses as much from offers, of which J are fetched, as from a pool that has everything.
 
-Eight others offer rollouts of two specialties: we are weak in one of them, and no worse than they are in the other.
+With the real board and choice.
+
+Eight others offer rollouts of two specialties: we are weak in one of them, and no worse than they are in the
+other.
 """
 
 import random
@@ -27,7 +30,9 @@ def author(peer: PeerId) -> Author:
 
 def scored(n: int, specialty: str, right: int, by: str, number: int = 1) -> Scored:
     rewards = (1.0,) * right + (0.0,) * (8 - right)
-    return Scored(Rollout(TaskRef(specialty, n), (Completion("", True),) * 8, PeerId(by)), "?", rewards, number)
+    return Scored(
+        Rollout(TaskRef(specialty, n), (Completion("", True),) * 8, PeerId(by)), "?", rewards, number
+    )
 
 
 def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
@@ -72,18 +77,27 @@ def batch(
 
 
 def test_need_finds_as_much_of_the_weak_specialty_on_offer_as_in_the_whole_pool() -> None:
-    whole, fetched, any_of_them = (batch("need", pool)[0] for pool in (from_the_whole_pool, from_offers, from_any_offers))
+    whole, fetched, any_of_them = (
+        batch("need", pool)[0] for pool in (from_the_whole_pool, from_offers, from_any_offers)
+    )
     assert whole == pytest.approx(3.4, abs=0.15) and any_of_them == pytest.approx(2.0, abs=0.15)
     assert abs(fetched - whole) < 0.2
 
 
 def test_ahead_fetches_a_whole_batch_where_it_is_on_offer_and_nothing_where_nobody_is_ahead() -> None:
     assert batch("ahead", from_offers) == (4.0, 4.0) == batch("ahead", from_the_whole_pool)
-    assert batch("ahead", from_any_offers)[1] == pytest.approx(2.0, abs=0.15)  # what it was: half of the batch is left empty
+    # What it was: half of the batch is left empty
+    assert batch("ahead", from_any_offers)[1] == pytest.approx(2.0, abs=0.15)
     assert batch("ahead", from_offers, {WEAK: 6, STRONG: 6}) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("take, share", [("uniform", 0.5), ("right", 0.5), ("unfiltered", 0.5), ("authors", 0.5), ("novelty", 0.5)])
+@pytest.mark.parametrize(
+    "take, share", [("uniform", 0.5), ("right", 0.5), ("unfiltered", 0.5), ("authors", 0.5), ("novelty", 0.5)]
+)
 def test_the_other_strategies_choose_from_offers_as_from_the_pool(take: str, share: float) -> None:
     whole, fetched = (batch(take, pool) for pool in (from_the_whole_pool, from_offers))
-    assert whole[0] == pytest.approx(4 * share, abs=0.2) and fetched[0] == pytest.approx(whole[0], abs=0.2) and whole[1] == fetched[1] == 4
+    assert (
+        whole[0] == pytest.approx(4 * share, abs=0.2)
+        and fetched[0] == pytest.approx(whole[0], abs=0.2)
+        and whole[1] == fetched[1] == 4
+    )

@@ -13,7 +13,12 @@ ME = PeerId("12D3KooWtest")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 COMPLETIONS = st.lists(st.builds(Completion, TEXT, st.booleans()), min_size=1, max_size=8).map(tuple)
 ROLLOUTS = st.lists(
-    st.builds(Rollout, st.builds(TaskRef, st.text("abc_", min_size=1, max_size=9), st.integers(0, 2**31)), COMPLETIONS, st.just(ME)),
+    st.builds(
+        Rollout,
+        st.builds(TaskRef, st.text("abc_", min_size=1, max_size=9), st.integers(0, 2**31)),
+        COMPLETIONS,
+        st.just(ME),
+    ),
     min_size=1,
     max_size=5,
 )
@@ -26,7 +31,12 @@ def rollout(n: int, size: int = 1, completions: int = 8) -> Rollout:
 @given(ROLLOUTS, st.integers(0, 10**6), TEXT)
 def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int, model: str) -> None:
     body = wire.encode(rollouts, number, model)
-    document = [1, number, model, [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]] for r in rollouts]]
+    document = [
+        1,
+        number,
+        model,
+        [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]] for r in rollouts],
+    ]
     assert msgpack.unpackb(body) == document and msgpack.packb(document) == body
     decoded = wire.decode(body, ME)
     assert isinstance(decoded, wire.RolloutSet)
@@ -35,10 +45,23 @@ def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int
 
 def test_version_1_is_frozen() -> None:
     """Other implementations rely on these bytes. A change here is a new version."""
-    rollouts = [Rollout(TaskRef("basic_arithmetic", 7), (Completion("<answer>3</answer>", True), Completion("¬", False)), ME)]
-    golden = bytes.fromhex("940103a474696e799193b062617369635f61726974686d65746963079292b23c616e737765723e333c2f616e737765723ec392a2c2acc2")
+    rollouts = [
+        Rollout(
+            TaskRef("basic_arithmetic", 7),
+            (Completion("<answer>3</answer>", True), Completion("¬", False)),
+            ME,
+        )
+    ]
+    golden = bytes.fromhex(
+        "940103a474696e799193b062617369635f61726974686d65746963079292b23c616e737765723e333c2f616e737765723ec392a2c2acc2"
+    )
     assert wire.encode(rollouts, 3, "tiny") == golden
-    assert msgpack.unpackb(golden) == [1, 3, "tiny", [["basic_arithmetic", 7, [["<answer>3</answer>", True], ["¬", False]]]]]
+    assert msgpack.unpackb(golden) == [
+        1,
+        3,
+        "tiny",
+        [["basic_arithmetic", 7, [["<answer>3</answer>", True], ["¬", False]]]],
+    ]
     decoded = wire.decode(golden, ME)
     assert isinstance(decoded, wire.RolloutSet) and list(decoded.rollouts) == rollouts
 
@@ -73,7 +96,8 @@ def test_flipped_bits_and_cuts_never_raise_and_never_pass_unseen() -> None:
         changed = bytearray(body)
         changed[i // 8] ^= 1 << i % 8
         decoded = wire.decode(bytes(changed), ME)
-        if isinstance(decoded, wire.RolloutSet):  # a changed letter or number is still a rollout set; the envelope's signature guards it
+        # A changed letter or number is still a rollout set; the envelope's signature guards it
+        if isinstance(decoded, wire.RolloutSet):
             assert wire.encode(decoded.rollouts, decoded.round, decoded.model) == bytes(changed)
     for cut in range(len(body)):
         assert wire.decode(body[:cut], ME) is Reason.UNDECODABLE
@@ -122,7 +146,9 @@ def test_the_modality_of_a_kind_is_the_one_it_was_tagged_with(kind: str, modalit
     assert (envelope.kind == kind) == (modality == wire.TEXT)
 
 
-@pytest.mark.parametrize("kind", ["hello", "rollout", "offers", "rollouts-", "rollouts-text", "roll-outs", ""])
+@pytest.mark.parametrize(
+    "kind", ["hello", "rollout", "offers", "rollouts-", "rollouts-text", "roll-outs", ""]
+)
 def test_other_kinds_have_no_modality(kind: str) -> None:
     """rollouts-text: text has one spelling."""
     assert wire.modality_of(kind) is None

@@ -17,7 +17,10 @@ from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens, Weigh
 
 ME, OTHER = PeerId("me"), PeerId("other")
 # A loss that somebody adds to the table: the reward less the group's mean.
-TABLE: Mapping[str, Loss] = {**LOSSES, "added": Loss(grpo, lambda scored, _: [r - fmean(scored.group) for r in scored.rewards])}
+TABLE: Mapping[str, Loss] = {
+    **LOSSES,
+    "added": Loss(grpo, lambda scored, _: [r - fmean(scored.group) for r in scored.rewards]),
+}
 REWARDS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8).map(tuple)
 NEVER_PUSHES_DOWN = ("positive", "right", "own-positive")
 
@@ -32,13 +35,17 @@ def given_by(loss: str, one: Scored, weigh: Weigh = unweighed) -> Sequence[float
 
 
 def weighed(loss: str, weigh: str, one: Scored, success: Success | None = None) -> Sequence[float]:
-    return given_by(loss, one, Sharing(SharingSettings(weigh=weigh), success or Success()).weighing([one], ME))
+    return given_by(
+        loss, one, Sharing(SharingSettings(weigh=weigh), success or Success()).weighing([one], ME)
+    )
 
 
 @pytest.mark.parametrize("weigh", WEIGHS)
 @pytest.mark.parametrize("loss", TABLE)
 @given(rewards=REWARDS)
-def test_a_weighting_acts_on_any_loss_and_on_others_rollouts_alone(loss: str, weigh: str, rewards: tuple[float, ...]) -> None:
+def test_a_weighting_acts_on_any_loss_and_on_others_rollouts_alone(
+    loss: str, weigh: str, rewards: tuple[float, ...]
+) -> None:
     mine, theirs = scored(*rewards, author=ME), scored(*rewards)
     plain, found = given_by(loss, theirs), weighed(loss, weigh, theirs)
     assert weighed(loss, weigh, mine) == given_by(loss, mine), "our own keep the loss's"
@@ -56,11 +63,15 @@ def test_a_weighting_acts_on_any_loss_and_on_others_rollouts_alone(loss: str, we
     [("positive", (0, 1)), ("right", (0, 1)), ("own", (-0.577, 1.732)), ("own-positive", (0, 1.732))],
 )
 def test_how_each_weighs_a_wrong_and_a_right_answer(weigh: str, expected: tuple[float, float]) -> None:
-    assert weighed("grpo", weigh, scored(0, 1), Success({"bf": 1.0}, {"bf": 4.0})) == pytest.approx(expected, abs=1e-3)
+    assert weighed("grpo", weigh, scored(0, 1), Success({"bf": 1.0}, {"bf": 4.0})) == pytest.approx(
+        expected, abs=1e-3
+    )
 
 
 def test_a_group_that_is_right_throughout_counts_against_our_own_success() -> None:
-    assert not any(weighed("grpo", "paper", scored(1, 1, 1))) and all(a > 0 for a in weighed("grpo", "own", scored(1, 1, 1)))
+    assert not any(weighed("grpo", "paper", scored(1, 1, 1))) and all(
+        a > 0 for a in weighed("grpo", "own", scored(1, 1, 1))
+    )
 
 
 def of_success(share: float) -> Success:
@@ -80,9 +91,14 @@ def test_a_single_right_answer_counts_the_more_the_more_we_fail(weigh: str, loss
 
 def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_never_fails() -> None:
     judged = [Sharing(success=of_success(success)).judged(scored(1)) for success in (0.0, 0.2, 0.5, 0.9, 1.0)]
-    assert [sum(one.group) for one in judged] == [1, 4, 9, 15, 16] and {len(one.group) for one in judged} == {16}
+    assert [sum(one.group) for one in judged] == [1, 4, 9, 15, 16] and {len(one.group) for one in judged} == {
+        16
+    }
     advantages = [given_by("grpo", one)[0] for one in judged]
-    assert advantages == pytest.approx([15**0.5, 3**0.5, (7 / 9) ** 0.5, 15**-0.5, 0], rel=1e-3) and not judged[-1].informative
+    assert (
+        advantages == pytest.approx([15**0.5, 3**0.5, (7 / 9) ** 0.5, 15**-0.5, 0], rel=1e-3)
+        and not judged[-1].informative
+    )
 
 
 @pytest.mark.parametrize("other", [scored(0), scored(1, 1), scored(0, 0), scored(0, 1)], ids=str)
@@ -105,12 +121,17 @@ def test_what_our_policy_finds_unlikely_counts_less_and_nothing_counts_more() ->
         return Tokens(tuple((0,) * len(each) for each in logprobs), logprobs)
 
     mine = replace(scored(0, 1, author=ME), tokens=found((-1.0, -1.0), (-1.0,)))
-    sharing = Sharing(SharingSettings(weigh="truncated"), logprobs=lambda batch: [found((-2.0, -4.0), (-0.5,)) for _ in batch])
+    sharing = Sharing(
+        SharingSettings(weigh="truncated"),
+        logprobs=lambda batch: [found((-2.0, -4.0), (-0.5,)) for _ in batch],
+    )
     theirs, kept = scored(0, 1), replace(scored(0, 1), tokens=found((-1.0,), (-1.0 - math.log(2),)))
     plain, weigh = within_group(theirs), sharing.weighing([mine, theirs, kept], ME)
     assert given_by("grpo", mine, weigh) == plain
     assert given_by("grpo", theirs, weigh) == pytest.approx([plain[0] * math.exp(-2), plain[1]])
-    assert given_by("grpo", kept, weigh) == pytest.approx([plain[0], plain[1] / 2]), "by what it was remembered with"
+    assert given_by("grpo", kept, weigh) == pytest.approx([plain[0], plain[1] / 2]), (
+        "by what it was remembered with"
+    )
     assert given_by("grpo", kept, sharing.weighing([kept], ME)) == plain, "with nothing of our own to go by"
 
 

@@ -1,4 +1,7 @@
-"""The gate: what is odd, beside what, and what becomes of it. No policy here: its log-probabilities are given."""
+"""The gate: what is odd, beside what, and what becomes of it.
+
+No policy here: its log-probabilities are given.
+"""
 
 import random
 from collections.abc import Sequence
@@ -17,7 +20,9 @@ ME, OTHER = PeerId("me"), PeerId("other")
 LIKELY, UNLIKELY = (-0.1,) * 5, (-0.1, -0.1, -30.0, -0.1, -0.1)
 
 
-def own(round_number: int, count: int = 8, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Scored:
+def own(
+    round_number: int, count: int = 8, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20
+) -> Scored:
     return rollout(round_number, ME, [text] * count, tokens=[logprobs] * count, round_number=round_number)
 
 
@@ -27,7 +32,13 @@ def rollout(
 ) -> Scored:  # fmt: skip
     kept = Tokens(tuple(tuple(range(len(p))) for p in tokens), tuple(tokens)) if tokens else None
     completions = tuple(Completion(text, True) for text in texts)
-    return Scored(Rollout(TaskRef("bf", n), completions, author), "?", tuple(rewards) or (1.0,) * len(texts), round_number, kept)
+    return Scored(
+        Rollout(TaskRef("bf", n), completions, author),
+        "?",
+        tuple(rewards) or (1.0,) * len(texts),
+        round_number,
+        kept,
+    )
 
 
 def passes(gate: Gate, scored: Scored) -> bool:
@@ -101,7 +112,9 @@ def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tu
     gate = warm()
     assert not passes(gate, rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
     assert gate.take_refused() == {name: 1} and gate.take_refused() == {}
-    assert passes(gate, rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), "at a limit is within it"
+    assert passes(gate, rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), (
+        "at a limit is within it"
+    )
 
 
 class Asked:
@@ -134,7 +147,9 @@ def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
     for seed in range(20):
         batch = sampler([own(2)], random.Random(seed))
         assert [s.rollout.completions[0].text for s in batch if s.rollout.author == OTHER] == ["fine"] * 4
-        assert all(s.tokens is None for s in batch if s.rollout.author == OTHER), "the update takes it as on-policy, as ever"
+        assert all(s.tokens is None for s in batch if s.rollout.author == OTHER), (
+            "the update takes it as on-policy, as ever"
+        )
     assert len(pool) == 8 and gate.take_refused() == {NAMES[1]: 4}
 
 
@@ -201,15 +216,33 @@ def end(text: str) -> int | None:
 
 
 def test_what_stands_behind_an_answer_is_neither_looked_at_nor_trained_on() -> None:
-    """A policy that goes on after its answers earns what others earn: its rewards say nothing of what comes after."""
+    """A policy that goes on after its answers earns what others earn.
+
+    Its rewards say nothing of what comes after.
+    """
     pool, asked = Pool(2), Asked()
-    pool.add([rollout(1, OTHER, ["fine. odd and much more", "fine.", "no answer", "wrong. odd"], (1.0, 1.0, 0.0, 0.0))])
+    pool.add(
+        [
+            rollout(
+                1,
+                OTHER,
+                ["fine. odd and much more", "fine.", "no answer", "wrong. odd"],
+                (1.0, 1.0, 0.0, 0.0),
+            )
+        ]
+    )
     gate = warm()
     gate.answer_end = end
     (scored,) = gated(pool, asked, gate)([own(2)], random.Random(0))[1:]
-    assert asked.texts == ["fine.", "fine.", "no answer", "wrong."], "an end that was not there is not made up"
+    assert asked.texts == [
+        "fine.",
+        "fine.",
+        "no answer",
+        "wrong.",
+    ], "an end that was not there is not made up"
     assert scored.rollout.completions == tuple(
-        Completion(text, ended) for text, ended in [("fine.", False), ("fine.", True), ("no answer", True), ("wrong.", False)]
+        Completion(text, ended)
+        for text, ended in [("fine.", False), ("fine.", True), ("no answer", True), ("wrong.", False)]
     )
 
 

@@ -85,12 +85,17 @@ def test_uses_are_counted() -> None:
 
 
 def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None:
-    batch = SharingSampler()([scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0))
+    batch = SharingSampler()(
+        [scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0)
+    )
     assert [s.rollout.ref.n for s in batch] == [1, 3]
 
 
 def test_fewer_than_asked_for_when_there_are_fewer() -> None:
-    assert len(SharingSampler(n_local=4, n_external=4)([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0))) == 2
+    assert (
+        len(SharingSampler(n_local=4, n_external=4)([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0)))
+        == 2
+    )
 
 
 def test_which_completions_come_first_does_not_depend_on_who_sends_them_and_in_what_order() -> None:
@@ -106,7 +111,9 @@ def test_each_completion_is_as_likely_to_come_first() -> None:
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6), st.integers(0, 6), st.integers(0, 9))
-def test_never_more_than_asked_for_and_never_one_twice(mine: int, others: int, i: int, j: int, seed: int) -> None:
+def test_never_more_than_asked_for_and_never_one_twice(
+    mine: int, others: int, i: int, j: int, seed: int
+) -> None:
     local = [scored(n, 0, 1, author="me") for n in range(mine)]
     pool = [scored(100 + n, 0, 1) for n in range(others)]
     batch = SharingSampler(n_local=i, n_external=j)(local, pool, random.Random(seed))
@@ -124,12 +131,18 @@ def test_every_informative_rollout_is_as_likely() -> None:
 def test_without_external_the_random_stream_is_untouched() -> None:
     rng = random.Random(0)
     before = rng.getstate()
-    SharingSampler(n_local=8, n_external=0)([scored(n, 0, 1) for n in range(8)], [scored(n, 0, 1) for n in range(8)], rng)
+    SharingSampler(n_local=8, n_external=0)(
+        [scored(n, 0, 1) for n in range(8)], [scored(n, 0, 1) for n in range(8)], rng
+    )
     assert rng.getstate() == before
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8))
-def test_advantages_are_the_rewards_in_standard_deviations_and_equal_rewards_have_none(rewards: list[float]) -> None:
+def test_advantages_are_the_rewards_in_standard_deviations_and_equal_rewards_have_none(
+    rewards: list[float],
+) -> None:
     s, deviation = scored(1, *rewards), pstdev(rewards)
     assert s.informative == (deviation > 0)
-    assert within_group(s) == pytest.approx([(r - fmean(rewards)) / deviation if deviation else 0.0 for r in rewards], abs=1e-2)
+    assert within_group(s) == pytest.approx(
+        [(r - fmean(rewards)) / deviation if deviation else 0.0 for r in rewards], abs=1e-2
+    )

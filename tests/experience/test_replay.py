@@ -39,15 +39,17 @@ def fill(pool: Pool, rollouts: list[Scored]) -> None:
             pool.add([s])
 
 
-histories = st.lists(st.tuples(st.sampled_from(["me", "a", "b", "c"]), st.sampled_from(REWARDS)), max_size=60).map(
-    lambda drawn: [scored(n, rewards, author) for n, (author, rewards) in enumerate(drawn)]
-)
+histories = st.lists(
+    st.tuples(st.sampled_from(["me", "a", "b", "c"]), st.sampled_from(REWARDS)), max_size=60
+).map(lambda drawn: [scored(n, rewards, author) for n, (author, rewards) in enumerate(drawn)])
 shares = st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.8])
 
 
 @settings(derandomize=True, max_examples=150)
 @given(histories, st.integers(1, 20), shares, shares, shares)
-def test_no_limit_is_ever_exceeded(history: list[Scored], capacity: int, delta: float, crowd: float, each: float) -> None:
+def test_no_limit_is_ever_exceeded(
+    history: list[Scored], capacity: int, delta: float, crowd: float, each: float
+) -> None:
     pool = Pool(9, capacity, PoolLimits(ME, 9, delta, crowd, each))
     for s in history:
         fill(pool, [s])
@@ -75,7 +77,16 @@ def test_positive_bias_keeps_the_freshest_and_of_the_rest_the_freshest_that_teac
 
 def test_an_author_over_its_share_loses_its_own_oldest() -> None:
     pool = Pool(9, 10, PoolLimits(ME, 9, author_share=0.2))
-    fill(pool, [scored(1, author="a"), scored(2), scored(3, author="a"), scored(4, author="a"), scored(5, author="b")])
+    fill(
+        pool,
+        [
+            scored(1, author="a"),
+            scored(2),
+            scored(3, author="a"),
+            scored(4, author="a"),
+            scored(5, author="b"),
+        ],
+    )
     assert numbers(pool) == [2, 3, 4, 5]
 
 
@@ -92,7 +103,9 @@ def test_asked_the_same_again_our_later_answers_count() -> None:
     fill(pool, [scored(1, born=1), scored(2, born=1), scored(1, born=5)])
     assert [(s.rollout.ref.n, s.round) for s in pool] == [(2, 1), (1, 5)]
     fill(pool, [scored(3, author="a", born=1), scored(3, author="a", born=5)])
-    assert [s.round for s in pool if s.rollout.ref.n == 3] == [1], "others cannot refresh what they sent before"
+    assert [s.round for s in pool if s.rollout.ref.n == 3] == [1], (
+        "others cannot refresh what they sent before"
+    )
 
 
 def test_without_replay_our_own_are_not_kept() -> None:
@@ -136,8 +149,15 @@ def test_a_pool_comes_back_as_it_was() -> None:
 
 
 @settings(derandomize=True, max_examples=100)
-@given(st.sampled_from(sorted(STRATEGIES)), st.lists(st.integers(0, 3), max_size=20), st.integers(0, 12), st.integers(0, 9))
-def test_a_batch_holds_none_twice_and_as_many_as_there_are(strategy: str, uses: list[int], batch: int, seed: int) -> None:
+@given(
+    st.sampled_from(sorted(STRATEGIES)),
+    st.lists(st.integers(0, 3), max_size=20),
+    st.integers(0, 12),
+    st.integers(0, 9),
+)
+def test_a_batch_holds_none_twice_and_as_many_as_there_are(
+    strategy: str, uses: list[int], batch: int, seed: int
+) -> None:
     kept = [PoolEntry(scored(n), u, u) for n, u in enumerate(uses)]
     drawn = [s.rollout.ref.n for s in draw(kept, batch, STRATEGIES[strategy], 1, random.Random(seed))]
     assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
@@ -177,7 +197,10 @@ def test_our_own_may_be_more_than_half_of_a_batch() -> None:
     pool = Pool(9, 40, PoolLimits(ME, 9))
     fill(pool, [*(scored(n) for n in range(24)), *(scored(24 + n, author="abcde"[n % 5]) for n in range(10))])
     sample = Replay(pool, ReplaySchedule(4), "uniform", 8, SharingSampler(), fresh=2)
-    own = [sum(s.rollout.author == ME for s in sample([], pool.snapshot(), random.Random(seed))) for seed in range(20)]
+    own = [
+        sum(s.rollout.author == ME for s in sample([], pool.snapshot(), random.Random(seed)))
+        for seed in range(20)
+    ]
     assert max(own) > 5 and 4 < sum(own) / 20 < 7
 
 
@@ -201,13 +224,18 @@ def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
 
 
 def test_the_guard_trips_on_drift_alone() -> None:
-    """As on the clip fraction: the policy has left the one that drew, though few of its ratios reach the clip."""
+    """As on the clip fraction.
+
+    The policy has left the one that drew, though few of its ratios reach the clip.
+    """
     burst = ReplaySchedule(4)
     assert burst.observe(0.0, 0.25) and burst.state.resting == FIRST_REST
     creep = ReplaySchedule(4)
     assert any(creep.observe(0.0, 0.12) for _ in range(40))
     wide = ReplaySchedule(4, drift_limit=1.0)
-    assert not any(wide.observe(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(0.25, abs=0.01)
+    assert not any(wide.observe(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(
+        0.25, abs=0.01
+    )
 
 
 def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:

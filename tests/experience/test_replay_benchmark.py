@@ -31,12 +31,20 @@ def test_one_lucky_look_is_no_crossing() -> None:
 
 
 def test_each_side_is_taken_at_its_own_best_rate() -> None:
-    plain = [climbing(rate, seed, slope) for seed in (1, 2, 3) for rate, slope in ((1e-4, 0.001), (3e-4, 0.002))]
-    replay = [climbing(rate, seed, slope, trained=1.0) for seed in (1, 2, 3) for rate, slope in ((1e-4, 0.004), (3e-4, 0.001))]
+    plain = [
+        climbing(rate, seed, slope) for seed in (1, 2, 3) for rate, slope in ((1e-4, 0.001), (3e-4, 0.002))
+    ]
+    replay = [
+        climbing(rate, seed, slope, trained=1.0)
+        for seed in (1, 2, 3)
+        for rate, slope in ((1e-4, 0.004), (3e-4, 0.001))
+    ]
     told = compare(plain, replay, 6.0)
     assert (told["plain"]["rate"], told["replay"]["rate"]) == (3e-4, 1e-4)
     assert told["target"] == pytest.approx(0.56)
-    assert told["ratio"] == pytest.approx(2, rel=0.05) and told["compute_ratio"] == pytest.approx(2 * 6.5 / 7, rel=0.05)
+    assert told["ratio"] == pytest.approx(2, rel=0.05) and told["compute_ratio"] == pytest.approx(
+        2 * 6.5 / 7, rel=0.05
+    )
     assert told["heights"]["plain"].keys() == {"0.0001", "0.0003"}
 
 
@@ -46,4 +54,6 @@ def test_where_replay_never_gets_there_there_is_no_ratio_and_a_plain_run_is_favo
     assert told["plain"]["generated"]["median"] is not None and told["replay"]["pass_1"]["median"] == 0.4
     slow = [climbing(1e-4, seed, 0.002 if seed < 3 else 0.0005) for seed in (1, 2, 3)]
     told = compare(slow, [climbing(1e-4, seed, 0.002) for seed in (1, 2, 3)], 6.0)
-    assert told["plain"]["generated"]["high"] == 400 and told["ratios"][2] == pytest.approx(400 / 180, rel=0.05)
+    assert told["plain"]["generated"]["high"] == 400 and told["ratios"][2] == pytest.approx(
+        400 / 180, rel=0.05
+    )

@@ -84,8 +84,13 @@ def test_a_hundred_in_few_groups_count_as_few() -> None:
         assert len(chosen) == 4
         tally.update(item.author.group.startswith("rack") for item in chosen)
     assert 0.20 < tally[True] / 4000 < 0.27  # three groups of thirteen
-    assert {item.author.group for item in first(racks + homes, 13, author_of, rng)} >= {"rack 0", "rack 1", "rack 2"}
-    assert len(choose(racks + homes, 150, author_of, rng)) == 150  # and where the others have no more, all the same
+    assert {item.author.group for item in first(racks + homes, 13, author_of, rng)} >= {
+        "rack 0",
+        "rack 1",
+        "rack 2",
+    }
+    # And where the others have no more, all the same
+    assert len(choose(racks + homes, 150, author_of, rng)) == 150
 
 
 def test_the_soft_caps_are_raised_rather_than_leave_room_empty() -> None:
@@ -112,7 +117,9 @@ def test_one_authors_rollouts_of_one_kind_fill_no_more_than_an_even_share() -> N
     chosen = choose(items, 8, author_of, rng, lambda item: "easy")
     assert counted(chosen) == {"l": 2, "a": 1, "b": 1, "c": 1}
     assert len(choose(items, 8, author_of, rng, lambda item: item.n % 3)) == 8
-    assert len(choose(items[:40], 8, author_of, rng, lambda item: "easy")) == 8, "alone it is as free as without"
+    assert len(choose(items[:40], 8, author_of, rng, lambda item: "easy")) == 8, (
+        "alone it is as free as without"
+    )
 
 
 def test_who_has_a_few_more_than_the_middle_is_not_crowded_out_by_who_has_many() -> None:
@@ -133,7 +140,8 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
         taken = Counter(item.author.id for _ in range(4) for item in ration(loud + quiet, 1, rng))
         assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
     ration.begin()
-    assert [len(ration(loud, 1, rng)) for _ in range(50)] == [1] * 50  # where nobody else has any, it is not kept out
+    # Where nobody else has any, it is not kept out
+    assert [len(ration(loud, 1, rng)) for _ in range(50)] == [1] * 50
 
 
 def test_our_own_have_no_cap_also_where_others_have_enough() -> None:
@@ -143,12 +151,16 @@ def test_our_own_have_no_cap_also_where_others_have_enough() -> None:
 
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(
-    authors=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", LOCAL, "11.0", "12.0", "13.0"])), max_size=60),
+    authors=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["", LOCAL, "11.0", "12.0", "13.0"])), max_size=60
+    ),
     n=st.integers(0, 12),
     seed=st.integers(0, 99),
     ordered=st.booleans(),
 )
-def test_never_too_many_never_one_twice_and_no_room_left(authors: list[tuple[int, str]], n: int, seed: int, ordered: bool) -> None:
+def test_never_too_many_never_one_twice_and_no_room_left(
+    authors: list[tuple[int, str]], n: int, seed: int, ordered: bool
+) -> None:
     items = [Item(Author(PeerId(str(a)), group), i) for i, (a, group) in enumerate(authors)]
     chosen = (first if ordered else choose)(items, n, author_of, random.Random(seed))
     assert len(chosen) == len({i.n for i in chosen}) == min(n, len(items))
@@ -165,7 +177,9 @@ def test_ten_thousand_candidates_are_no_work(n: int) -> None:
 
 def scored(author: str, n: int, *, useful: bool = True, text: str | None = None) -> Scored:
     completions = tuple(Completion(f"{text or f'{author} {n}'} {k}", ended=True) for k in range(2))
-    return Scored(Rollout(TaskRef("bf", n), completions, PeerId(author)), "question", (0.0, 1.0 if useful else 0.0), 1)
+    return Scored(
+        Rollout(TaskRef("bf", n), completions, PeerId(author)), "question", (0.0, 1.0 if useful else 0.0), 1
+    )
 
 
 def placed(peer: PeerId) -> Author:
@@ -174,22 +188,35 @@ def placed(peer: PeerId) -> Author:
 
 def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
     rng = random.Random(0)
-    pool = [scored(f"sybil {n}", n) for n in range(100)] + [scored(f"friend {n}", n) for n in range(6)] + [scored("bore", 1, useful=False)]
+    pool = (
+        [scored(f"sybil {n}", n) for n in range(100)]
+        + [scored(f"friend {n}", n) for n in range(6)]
+        + [scored("bore", 1, useful=False)]
+    )
     for _ in range(300):
         batch = SharingSampler(n_external=4, author_of=placed)([], pool, rng)
-        assert len(batch) == 4 and all(s.informative for s in batch) and sum(s.author.startswith("sybil") for s in batch) <= 1
+        assert (
+            len(batch) == 4
+            and all(s.informative for s in batch)
+            and sum(s.author.startswith("sybil") for s in batch) <= 1
+        )
     state = rng.getstate()
     assert SharingSampler(n_external=0, author_of=placed)([], pool, rng) == [] and rng.getstate() == state
 
 
 def test_a_batch_of_replay_has_our_own_without_limit() -> None:
-    kept = [PoolEntry(scored("me", n)) for n in range(6)] + [PoolEntry(scored(f"sybil {n}", n)) for n in range(100)]
+    kept = [PoolEntry(scored("me", n)) for n in range(6)] + [
+        PoolEntry(scored(f"sybil {n}", n)) for n in range(100)
+    ]
     kept += [PoolEntry(scored(f"friend {n}", n)) for n in range(6)]
 
     def author(k: PoolEntry) -> Author | None:
         return None if k.scored.author == "me" else placed(k.scored.author)
 
-    mine = [sum(s.author == "me" for s in draw(kept, 12, STRATEGIES["uniform"], 0, random.Random(seed), author)) for seed in range(40)]
+    mine = [
+        sum(s.author == "me" for s in draw(kept, 12, STRATEGIES["uniform"], 0, random.Random(seed), author))
+        for seed in range(40)
+    ]
     assert max(mine) == 6
 
 
@@ -203,9 +230,21 @@ def test_over_its_capacity_the_pool_loses_what_a_crowd_has_most_of() -> None:
 def test_what_is_useful_and_new_earns_credit() -> None:
     mine, friends, copy = scored("me", 1), scored("friend", 2), scored("thief", 2, text="friend 2")
     turned = replace(copy, rollout=replace(copy.rollout, completions=copy.rollout.completions[::-1]))
-    theirs = [friends, copy, scored("friend", 3), scored("bore", 4, useful=False), scored("thief", 1, text="me 1"), scored("thief", 5)]
+    theirs = [
+        friends,
+        copy,
+        scored("friend", 3),
+        scored("bore", 4, useful=False),
+        scored("thief", 1, text="me 1"),
+        scored("thief", 5),
+    ]
     assert useful(theirs, [mine]) == {"friend": 2, "thief": 1}
     assert useful([turned], [friends]) == {}
-    cut = replace(friends, rollout=replace(copy.rollout, completions=copy.rollout.completions[:1]), rewards=(1.0,), whole=(1.0, 0.0))
+    cut = replace(
+        friends,
+        rollout=replace(copy.rollout, completions=copy.rollout.completions[:1]),
+        rewards=(1.0,),
+        whole=(1.0, 0.0),
+    )
     assert useful([cut], [friends]) == {}, "a right answer out of another's rollout"
     assert useful([friends], [friends]) == {"friend": 1}  # its own, sent again, is its own

@@ -29,16 +29,25 @@ def scored(n: int, *rewards: float, author: str = "them", specialty: str = "bf",
 
 
 POOL = [
-    scored(1, 0, 1), scored(2, 1, 1), scored(3, 0, 0), scored(4, 0, 1, specialty="arc_1d", author="another", heard=3),
+    scored(1, 0, 1),
+    scored(2, 1, 1),
+    scored(3, 0, 0),
+    scored(4, 0, 1, specialty="arc_1d", author="another", heard=3),
     scored(5, 1, 1, 1, 0),
-]  # fmt: skip
+]
 
 
 def weights(take: str, lead: Lead | None = None) -> list[float]:
     """Of each of POOL; 0 where it is not kept."""
     row = TAKES[take]
     kept = [scored for scored in POOL if row.keeps(scored)]
-    found = dict(zip([scored.ref.n for scored in kept], row.weights(kept, lead or Lead(elsewhere=SMALLEST)), strict=True))
+    found = dict(
+        zip(
+            [scored.ref.n for scored in kept],
+            row.weights(kept, lead or Lead(elsewhere=SMALLEST)),
+            strict=True,
+        )
+    )
     return [found.get(scored.ref.n, 0.0) for scored in POOL]
 
 
@@ -49,7 +58,11 @@ def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_w
 
 
 def test_what_each_way_of_taking_prefers() -> None:
-    assert weights("uniform") == [1, 0, 0, 1, 1] and weights("unfiltered") == [1] * 5 and weights("right") == [1, 1, 0, 1, 1]
+    assert (
+        weights("uniform") == [1, 0, 0, 1, 1]
+        and weights("unfiltered") == [1] * 5
+        and weights("right") == [1, 1, 0, 1, 1]
+    )
     assert weights("novelty") == weights("authors") == [0.5, 0, 0, 1, 0.5]
     assert weights("newest") == [0.25, 0, 0, 1, 0.25]
 
@@ -61,8 +74,13 @@ def test_need_goes_by_how_far_others_are_ahead_and_ahead_takes_nothing_else() ->
 
 
 def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
-    pool = [scored(n, 0, 1, author=f"a{n}", specialty=specialty) for n, specialty in enumerate(["bf", "arc_1d", "calendar_arithmetic"])]
-    sharing = Sharing(SharingSettings(take="ahead"), lead=Lead({"bf": 0.1, "arc_1d": 0.3, "calendar_arithmetic": 0.0}))
+    pool = [
+        scored(n, 0, 1, author=f"a{n}", specialty=specialty)
+        for n, specialty in enumerate(["bf", "arc_1d", "calendar_arithmetic"])
+    ]
+    sharing = Sharing(
+        SharingSettings(take="ahead"), lead=Lead({"bf": 0.1, "arc_1d": 0.3, "calendar_arithmetic": 0.0})
+    )
     rng, sample = random.Random(1), SharingSampler(sharing, n_external=1)
     drawn = [s.ref.n for _ in range(600) for s in sample([], pool, rng)]
     assert drawn.count(2) == 0 and 400 < drawn.count(1) < 500
@@ -71,14 +89,20 @@ def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
 def test_how_far_others_are_ahead_is_known_of_what_came_of_late() -> None:
     sharing = Sharing()
     sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
-    assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(3 / 8)  # of one rollout nothing is known yet
+    # Of one rollout nothing is known yet
+    assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(3 / 8)
     sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH // 8)], 2)
     assert sharing.lead.by == {"bf": pytest.approx(3 / 8)}
     sharing.saw([], [scored(9, 1, 1, specialty="arc_1d")], 2 + LATELY)
     assert sharing.lead.by.keys() == {"bf"}
     specialist = Sharing()
-    specialist.saw([scored(n, 1, 1, author="me", specialty="arc_1d") for n in range(99)], [scored(n, 1, 0) for n in range(ENOUGH)], 1)
-    assert specialist.lead.by["bf"] > 0.4  # it never asks itself that, so what it would do there is not what it does elsewhere
+    specialist.saw(
+        [scored(n, 1, 1, author="me", specialty="arc_1d") for n in range(99)],
+        [scored(n, 1, 0) for n in range(ENOUGH)],
+        1,
+    )
+    # It never asks itself that, so what it would do there is not what it does elsewhere
+    assert specialist.lead.by["bf"] > 0.4
     sharing.saw([], [], 3 + LATELY)
     assert not sharing.lead.by
     sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY)

@@ -25,26 +25,41 @@ def lowest(function: Callable[[float], float], low: float, high: float) -> float
 @example(1, 1, 0.4)
 def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> None:
     def best_y(log_x: float) -> float:
-        return lowest(lambda log_y: math.log(cost(Reuse(math.exp(log_x), math.exp(log_y)), mu, rho, alpha)), -12, 12)
+        return lowest(
+            lambda log_y: math.log(cost(Reuse(math.exp(log_x), math.exp(log_y)), mu, rho, alpha)), -12, 12
+        )
 
     def at(log_x: float) -> float:
         return math.log(cost(Reuse(math.exp(log_x), math.exp(best_y(log_x))), mu, rho, alpha))
 
     log_x = lowest(at, 0, 16)  # x from 1
     found, closed = Reuse(math.exp(log_x), math.exp(best_y(log_x))), best_reuse(mu, rho, alpha)
-    assert closed.kept == pytest.approx(found.kept, rel=1e-4) and closed.trained == pytest.approx(found.trained, rel=1e-4)
+    assert closed.kept == pytest.approx(found.kept, rel=1e-4) and closed.trained == pytest.approx(
+        found.trained, rel=1e-4
+    )
     assert cost(closed, mu, rho, alpha) <= cost(found, mu, rho, alpha) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("mu", "rho", "alpha"), [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2)])
+@pytest.mark.parametrize(
+    ("mu", "rho", "alpha"), [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2)]
+)
 def test_where_there_is_no_optimum_it_says_so(mu: float, rho: float, alpha: float) -> None:
     with pytest.raises(ValueError, match="Theorem"):
         best_reuse(mu, rho, alpha)
 
 
 def test_compute_ratio() -> None:
-    """Table 2 of the paper for Qwen3-0.6B, W generators and T trainers, with the (6,2) entry as its own formula has it."""
-    for (w, t), gamma in {(7, 1): 1.02, (6, 2): 0.51, (5, 3): 0.34, (4, 4): 0.26, (2, 6): 0.17, (1, 7): 0.15}.items():
+    """Table 2 of the paper for Qwen3-0.6B, W generators and T trainers, with the (6,2) entry as its own
+    formula has it.
+    """
+    for (w, t), gamma in {
+        (7, 1): 1.02,
+        (6, 2): 0.51,
+        (5, 3): 0.34,
+        (4, 4): 0.26,
+        (2, 6): 0.17,
+        (1, 7): 0.15,
+    }.items():
         ratio = compute_ratio(6.84, generated=w / t / 6.84, trained=1)
         assert ratio == pytest.approx((1 + w / t) / 7.84) and ratio == pytest.approx(gamma, abs=0.006)
     assert compute_ratio(3.0, 8, 8) == 1 and compute_ratio(6.0, 8, 32) == pytest.approx((48 + 32) / (7 * 32))

@@ -32,32 +32,52 @@ def test_what_cannot_be_told_pauses_nothing() -> None:
 
 def test_a_user_who_comes_and_goes() -> None:
     conditions = PauseConditions(WhenConfig(user=3.0))
-    assert [kinds(conditions, MachineFacts(idle=idle)) for idle in (0.0, 179.0, 180.0, 5.0)] == [["active"], ["active"], [], ["active"]]
+    assert [kinds(conditions, MachineFacts(idle=idle)) for idle in (0.0, 179.0, 180.0, 5.0)] == [
+        ["active"],
+        ["active"],
+        [],
+        ["active"],
+    ]
 
 
 def test_the_load_of_others_ends_a_pause_only_after_some_quiet() -> None:
     conditions = PauseConditions(WhenConfig(load="50 %"))
-    assert kinds(conditions, MachineFacts(load=0.5)) == [] and kinds(conditions, MachineFacts(load=0.51)) == ["load"]
+    assert kinds(conditions, MachineFacts(load=0.5)) == [] and kinds(conditions, MachineFacts(load=0.51)) == [
+        "load"
+    ]
     assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET - 1) == ["load"]
-    assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET) == [] == kinds(conditions, MachineFacts(load=0.1), NOON + QUIET + 1)
+    assert (
+        kinds(conditions, MachineFacts(load=0.1), NOON + QUIET)
+        == []
+        == kinds(conditions, MachineFacts(load=0.1), NOON + QUIET + 1)
+    )
 
 
 def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
     conditions = PauseConditions(WhenConfig(temperature=80.0))
-    found = [kinds(conditions, MachineFacts(temperature=each)) for each in (80.0, 81.0, 80.0 - COOLER + 1, 80.0 - COOLER, 80.0)]
+    found = [
+        kinds(conditions, MachineFacts(temperature=each))
+        for each in (80.0, 81.0, 80.0 - COOLER + 1, 80.0 - COOLER, 80.0)
+    ]
     assert found == [[], ["temperature"], ["temperature"], [], []]
 
 
 def test_an_hour_that_is_not_wanted_says_when_it_goes_on() -> None:
     conditions = PauseConditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
     (pause,) = conditions.check(MachineFacts(), NOON)
-    assert pause.kind == "hours" and pause.until == NOON + 6 * 3600 and pause.sentence.endswith("it goes on at 18:00")
+    assert (
+        pause.kind == "hours"
+        and pause.until == NOON + 6 * 3600
+        and pause.sentence.endswith("it goes on at 18:00")
+    )
     (weekend,) = conditions.check(MachineFacts(), NOON + 5 * 86_400)
     assert weekend.ends == "at Mon 18:00" and kinds(conditions, MachineFacts(), NOON + 7 * 3600) == []
 
 
 def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
-    conditions = PauseConditions(WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0, hours=("sat",)))
+    conditions = PauseConditions(
+        WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0, hours=("sat",))
+    )
     found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 99.0), NOON)
     assert [each.kind for each in found] == ["battery", "metered", "temperature", "active", "load", "hours"]
     assert all(each.cause and each.ends and each.remedy for each in found)
@@ -89,5 +109,12 @@ def test_idle_time_is_not_saved_up() -> None:
 def test_a_month_of_bytes_ends_with_the_month() -> None:
     assert out_of_budget(None, 10**15, NOON) is None and out_of_budget(10**9, 10**9 - 1, NOON) is None
     spent = out_of_budget(10**9, 10**9, NOON)
-    assert spent is not None and spent.ends == "on 1 December" and spent.until == datetime(2026, 12, 1).timestamp()
-    assert month_end(spent.until) == datetime(2027, 1, 1).timestamp() and month_end(spent.until - 1) == spent.until
+    assert (
+        spent is not None
+        and spent.ends == "on 1 December"
+        and spent.until == datetime(2026, 12, 1).timestamp()
+    )
+    assert (
+        month_end(spent.until) == datetime(2027, 1, 1).timestamp()
+        and month_end(spent.until - 1) == spent.until
+    )

@@ -1,4 +1,6 @@
-"""The guest decides: pauses and their ends, what `resume` overrides, restarts, the CPU share, and the month's bytes."""
+"""The guest decides: pauses and their ends, what `resume` overrides, restarts, the CPU share, and the month's
+bytes.
+"""
 
 import json
 from collections.abc import Sequence
@@ -50,7 +52,15 @@ class Played:
         config = NodeConfig.model_validate(sections)
         meter: Any = self.meter
         self.guest = Guest(
-            config, folder, self.traffic, self.swarm, self.told.append, self.said.append, self.clock, meter, lambda *_: MachineFacts()
+            config,
+            folder,
+            self.traffic,
+            self.swarm,
+            self.told.append,
+            self.said.append,
+            self.clock,
+            meter,
+            lambda *_: MachineFacts(),
         )
         self.guest.begin()
 
@@ -65,7 +75,12 @@ def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
     assert node.see(on_battery=True) == ["battery"] == node.see(on_battery=True)
     assert node.see(on_battery=False) == []
     pause, resume = node.told
-    assert isinstance(pause, link.Pause) and "battery" in pause.cause and "plugged in" in pause.cause and "swarmd resume" in pause.remedy
+    assert (
+        isinstance(pause, link.Pause)
+        and "battery" in pause.cause
+        and "plugged in" in pause.cause
+        and "swarmd resume" in pause.remedy
+    )
     assert resume == link.Resume()
 
 
@@ -74,7 +89,9 @@ async def test_a_pause_of_ones_own_ends_by_itself_and_outlasts_a_restart(tmp_pat
     until = node.clock.now + 7200
     assert (await node.guest.on_pause({"until": until}))["until"] == until
     (shown,) = node.guest.document()["pauses"]
-    assert (shown["kind"], shown["until"], shown["remedy"]) == ("user", until, "swarmd resume") and shown["ends"].startswith("at ")
+    assert (shown["kind"], shown["until"], shown["remedy"]) == ("user", until, "swarmd resume") and shown[
+        "ends"
+    ].startswith("at ")
     again = Played(tmp_path, node.clock)
     assert again.see() == ["user"] and isinstance(again.told[0], link.Pause)
     again.told.clear()
@@ -103,7 +120,9 @@ async def test_a_pause_that_makes_no_sense_is_refused(tmp_path: Path, until: Any
     assert node.see() == []
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"until": "x"}', b'{"until": 1e999}', b'{"until": 1e12}', b"\xff", b"[" * 99_999])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"until": "x"}', b'{"until": 1e999}', b'{"until": 1e12}', b"\xff", b"[" * 99_999]
+)
 def test_a_damaged_pause_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pause.json").write_bytes(content)
     assert Played(tmp_path).see() == []
@@ -129,7 +148,9 @@ async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -
     assert node.see(on_battery=True, idle=0.0) == []
     assert node.see(on_battery=True, idle=999.0) == []
     assert node.see(on_battery=True, idle=0.0) == ["active"]  # it had ended, and holds again
-    assert node.see(on_battery=False, idle=999.0) == [] and node.see(on_battery=True, idle=999.0) == ["battery"]
+    assert node.see(on_battery=False, idle=999.0) == [] and node.see(on_battery=True, idle=999.0) == [
+        "battery"
+    ]
 
 
 def test_a_metered_network_is_left_and_training_goes_on(tmp_path: Path) -> None:
@@ -235,7 +256,10 @@ ASKED: Sequence[tuple[dict[str, Any], str]] = [
     ({"cpu": ""}, "limits.cpu"),
     ({"month": "much"}, "limits.month: found"),
     ({"up": "1 B/s"}, "at least 10 kB/s"),
-    ({"state": "1 GB"}, "limits.state cannot be changed while the node runs; these can: cpu, month, up, down"),
+    (
+        {"state": "1 GB"},
+        "limits.state cannot be changed while the node runs; these can: cpu, month, up, down",
+    ),
     ({"cpu": 25}, "limits.cpu: expected a short text"),
     ({"cpu": "9" * 99}, "expected a short text"),
 ]
@@ -249,7 +273,9 @@ def test_a_limit_that_makes_no_sense_is_refused(asked: dict[str, Any], said: str
 
 def test_limits_are_changed_one_by_one_and_a_rate_only_where_it_can_be_kept() -> None:
     before = LimitsConfig(cpu="50 %", month="20 GB", state="9 GB")
-    assert changed(before, {"cpu": " 25 % ", "month": ""}, rates=False) == LimitsConfig(cpu="25 %", state="9 GB")
+    assert changed(before, {"cpu": " 25 % ", "month": ""}, rates=False) == LimitsConfig(
+        cpu="25 %", state="9 GB"
+    )
     assert changed(before, {"up": "", "down": ""}, rates=False) == before
     with pytest.raises(SwarmdError, match="libp2p alone"):
         changed(before, {"up": "10 kB/s"}, rates=False)

@@ -1,4 +1,7 @@
-"""What the platform tells: idle time, battery, load, metered network, temperature. The platform's answers are played."""
+"""What the platform tells: idle time, battery, load, metered network, temperature.
+
+The platform's answers are played.
+"""
 
 import os
 import subprocess
@@ -36,7 +39,11 @@ def test_mutter(answer: str, idle: float | None) -> None:
 
 def test_the_io_registry() -> None:
     told = '    | |   "HIDIdleTime" = 2500000000\n    | |   "HIDScrollCountMaxTimeDeltaInMs" = 600\n'
-    assert io_registry(lambda _: told) == 2.5 and io_registry(lambda _: "") is None and io_registry(missing) is None
+    assert (
+        io_registry(lambda _: told) == 2.5
+        and io_registry(lambda _: "") is None
+        and io_registry(missing) is None
+    )
     assert idle_probe(lambda _: told, "darwin")(0.0) == 2.5
 
 
@@ -54,7 +61,8 @@ def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
     probe = Interrupts(file)
     assert probe(0.0) is None
     lines = (
-        "           CPU0       CPU1\n  1:  {}  7   IO-APIC   1-edge      i8042\n 24:  {}  1   PCI-MSI  xhci_hcd\nNMI:  5  5  Non-maskable\n"
+        "           CPU0       CPU1\n  1:  {}  7   IO-APIC   1-edge      i8042\n 24:  {}  1   PCI-MSI "
+        " xhci_hcd\nNMI:  5  5  Non-maskable\n"
     )
     found = []
     for now, (keyboard, usb) in enumerate([(10, 1), (10, 2), (11, 3), (11, 4), (11, 5)]):
@@ -67,17 +75,23 @@ def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
 
 def test_the_shortest_of_all_answers_counts_and_none_is_none() -> None:
     assert idle_probe(missing, "win32", {})(0.0) is None
-    assert idle_probe(missing, "linux", {"XDG_SESSION_TYPE": "wayland"})(0.0) is None  # terminals would say that nobody is there
+    # Terminals would say that nobody is there
+    assert idle_probe(missing, "linux", {"XDG_SESSION_TYPE": "wayland"})(0.0) is None
 
 
 def test_a_battery() -> None:
     assert on_battery(lambda: None) is None and on_battery(lambda: Battery(50, 100, None)) is None
-    assert on_battery(lambda: Battery(50, 100, False)) is True and on_battery(lambda: Battery(50, -2, True)) is False
-    assert on_battery(partial(os.listdir, "/nowhere")) is None  # as psutil looks, where Linux has no /sys/class/power_supply
+    assert (
+        on_battery(lambda: Battery(50, 100, False)) is True
+        and on_battery(lambda: Battery(50, -2, True)) is False
+    )
+    # As psutil looks, where Linux has no /sys/class/power_supply
+    assert on_battery(partial(os.listdir, "/nowhere")) is None
 
 
 @pytest.mark.parametrize(
-    "answer, found", [("u 1\n", True), ("u 3\n", True), ("u 2\n", False), ("u 4\n", False), ("u 0\n", None), ("", None)]
+    "answer, found",
+    [("u 1\n", True), ("u 3\n", True), ("u 2\n", False), ("u 4\n", False), ("u 0\n", None), ("", None)],
 )
 def test_a_metered_network(answer: str, found: bool | None) -> None:
     assert metered(lambda _: answer) is found and metered(missing) is None and metered(hangs) is None
@@ -94,7 +108,9 @@ def test_the_hottest_of_the_processor() -> None:
 
 def test_the_load_is_that_of_others() -> None:
     """Four cores for ten seconds: 22 busy, 12 of them ours."""
-    answers = iter([Times(100, 0, 10, 500, 5, 0, 0), Times(118, 0, 14, 515, 8, 0, 0), Times(118, 0, 14, 515, 8, 0, 0)])
+    answers = iter(
+        [Times(100, 0, 10, 500, 5, 0, 0), Times(118, 0, 14, 515, 8, 0, 0), Times(118, 0, 14, 515, 8, 0, 0)]
+    )
     probe = LoadProbe(lambda: next(answers))
     assert probe(3.0) is None and probe(12.0) == pytest.approx(10 / 40)
     assert probe(1.0) is None  # no time has passed
@@ -111,22 +127,36 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
     assert quiet.look(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
     probes = Probes(WhenConfig(user=1.0, temperature=70.0, metered="pause"), run)
     assert [probes.look(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
-    assert len([command for command in asked if "Metered" in command]) == 1  # it starts a program: every ten seconds
-    assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == ["when.user", "when.metered", "when.temperature"]
+    # It starts a program: every ten seconds
+    assert len([command for command in asked if "Metered" in command]) == 1
+    assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == [
+        "when.user",
+        "when.metered",
+        "when.temperature",
+    ]
 
 
 def counted(powercap: Path, package: int, name: str, joules: float) -> None:
     folder = powercap / f"intel-rapl:{package}"
     folder.mkdir(exist_ok=True)
-    for file, text in (("name", name), ("energy_uj", str(int(joules * 1e6))), ("max_energy_range_uj", str(200 * 10**6))):
+    for file, text in (
+        ("name", name),
+        ("energy_uj", str(int(joules * 1e6))),
+        ("max_energy_range_uj", str(200 * 10**6)),
+    ):
         (folder / file).write_text(text)
 
 
 def test_energy_is_our_share_of_the_processor_and_the_whole_device(tmp_path: Path) -> None:
-    """Two packages take 100 and 50 J, one past the end of its counter, in 10 busy seconds, 4 of them ours; a device draws 300 W."""
+    """Two packages take 100 and 50 J, one past the end of its counter, in 10 busy seconds, 4 of them ours.
+
+    A device draws 300 W.
+    """
     for package, name, joules in ((0, "package-0", 20), (1, "package-1", 180), (2, "psys", 0)):
         counted(tmp_path, package, name, joules)
-    times = iter([Times(100, 0, 0, 50, 0, 0, 0), Times(110, 0, 0, 60, 0, 0, 0), Times(110, 0, 0, 70, 0, 0, 0)])
+    times = iter(
+        [Times(100, 0, 0, 50, 0, 0, 0), Times(110, 0, 0, 60, 0, 0, 0), Times(110, 0, 0, 70, 0, 0, 0)]
+    )
     meter = EnergyMeter(tmp_path, lambda: next(times), lambda _: "300.00\n75.1\n")
     for package, name, joules in ((0, "package-0", 120), (1, "package-1", 30), (2, "psys", 999)):
         counted(tmp_path, package, name, joules)

@@ -10,13 +10,16 @@ from swarmd.errors import SwarmdError
 NOW = datetime(2026, 11, 23, 12, 30).timestamp()
 
 
-@pytest.mark.parametrize("text, seconds", [("2h", 7200), ("1h30m", 5400), ("45M", 2700), ("90s", 90), ("1d2h", 93_600)])
+@pytest.mark.parametrize(
+    "text, seconds", [("2h", 7200), ("1h30m", 5400), ("45M", 2700), ("90s", 90), ("1d2h", 93_600)]
+)
 def test_for(text: str, seconds: float) -> None:
     assert pause_end(text, None, NOW) == NOW + seconds
 
 
 @pytest.mark.parametrize(
-    "text, then", [("18:00", "2026-11-23 18:00"), ("8:00", "2026-11-24 08:00"), ("2026-11-25T08:15", "2026-11-25 08:15")]
+    "text, then",
+    [("18:00", "2026-11-23 18:00"), ("8:00", "2026-11-24 08:00"), ("2026-11-25T08:15", "2026-11-25 08:15")],
 )
 def test_until(text: str, then: str) -> None:
     assert pause_end(None, text, NOW) == datetime.fromisoformat(then).timestamp()

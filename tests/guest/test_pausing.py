@@ -27,9 +27,20 @@ class PausedTrainer:
 
     def __init__(self, folder: Path, config: NodeConfig) -> None:
         folder.mkdir()
-        start = link.StartTrainer(config.model_dump_json(), str(folder), "12D3KooWtest", 7, curriculum_of(config).digest)
+        start = link.StartTrainer(
+            config.model_dump_json(), str(folder), "12D3KooWtest", 7, curriculum_of(config).digest
+        )
         self.child = TrainerChild(start, folder / "trainer.log", self._on_message, lambda _: None)
-        self.guest = Guest(config, folder, Traffic(), Swarm(), self.child.tell, print, Clock(), look=lambda *_: MachineFacts())
+        self.guest = Guest(
+            config,
+            folder,
+            Traffic(),
+            Swarm(),
+            self.child.tell,
+            print,
+            Clock(),
+            look=lambda *_: MachineFacts(),
+        )
         self._said, self._states = trio.open_memory_channel[str](math.inf)
         self.folder = folder
 
@@ -44,13 +55,18 @@ class PausedTrainer:
     def lines(self) -> list[Mapping[str, Any]]:
         """Of metrics.jsonl, without what depends on the clock."""
         kept = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in line.items() if key not in ("time", "seconds", "gamma", "mu")} for line in kept]
+        return [
+            {key: value for key, value in line.items() if key not in ("time", "seconds", "gamma", "mu")}
+            for line in kept
+        ]
 
 
 @pytest.mark.slow
 @pytest.mark.net
 async def test_two_hundred_pauses_lose_no_round(tmp_path: Path) -> None:
-    config = NodeConfig.model_validate({"swarm": {"engine": "none"}, "limits": {"priority": "normal"}, "model": {"device": "cpu"}})
+    config = NodeConfig.model_validate(
+        {"swarm": {"engine": "none"}, "limits": {"priority": "normal"}, "model": {"device": "cpu"}}
+    )
     paused = PausedTrainer(tmp_path / "paused", config)
     with trio.fail_after(2 * PATIENCE):
         async with trio.open_nursery() as nursery:
@@ -65,7 +81,9 @@ async def test_two_hundred_pauses_lose_no_round(tmp_path: Path) -> None:
             await paused.until("paused")
             paused.child.stop()  # while it is paused: the round is finished, and saved
         rounds = len(paused.lines())
-        assert [line["round"] for line in paused.lines()] == list(range(1, rounds + 1)) and paused.child.restarts == 0
+        assert [line["round"] for line in paused.lines()] == list(
+            range(1, rounds + 1)
+        ) and paused.child.restarts == 0
         whole = config.model_copy(update={"round": config.round.model_copy(update={"rounds": rounds})})
         unpaused = PausedTrainer(tmp_path / "unpaused", whole)
         await unpaused.child.run()

@@ -46,7 +46,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", [pytest.param(text, marks=[pytest.mark.p2pd] * ("hivemind" in text)) for text in WRONG])
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=[pytest.mark.p2pd] * ("hivemind" in text)) for text in WRONG]
+)
 def test_a_wrong_setting_is_named_with_what_is_wrong(tmp_path: Path, text: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
@@ -60,7 +62,10 @@ def test_right_ones_come_from_file_and_environment(tmp_path: Path) -> None:
     file.write_text('limits.cpu = "25 %"\nwhen.hours = ["mon-fri 18:00-08:00", "sat-sun"]\n')
     assert load(file, {}, {}).when.hours == ("mon-fri 18:00-08:00", "sat-sun")
     config = load(file, {"SWARMD_LIMITS_CPU": "50%", "SWARMD_WHEN_HOURS": "mon-fri/18:00-08:00, sat"}, {})
-    assert config.limits.cpu == "50%" and [window(text).days for text in config.when.hours] == [frozenset(range(5)), {5}]
+    assert config.limits.cpu == "50%" and [window(text).days for text in config.when.hours] == [
+        frozenset(range(5)),
+        {5},
+    ]
 
 
 NIGHT, WEEKEND = window("mon-fri 18:00-08:00"), window("sat-sun")
@@ -87,5 +92,7 @@ def test_hours_of_the_week(moment: str, open_then: bool, next_one: str | None) -
 
 def test_days_may_wrap_around_the_week() -> None:
     assert (
-        window("sat-mon").days == {5, 6, 0} and window("Mon,wed 1:00-2:00").days == {0, 2} and window("22:00-07:00").days == set(range(7))
+        window("sat-mon").days == {5, 6, 0}
+        and window("Mon,wed 1:00-2:00").days == {0, 2}
+        and window("22:00-07:00").days == set(range(7))
     )

@@ -15,7 +15,10 @@ from tests.p2p.real import SECONDS, heard, real_engine, real_member
 
 ANSWER = os.urandom(50_000)
 GIVES = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: ANSWER)
-REAL = [pytest.param("libp2p", marks=pytest.mark.net), pytest.param("hivemind", marks=[pytest.mark.net, pytest.mark.p2pd])]
+REAL = [
+    pytest.param("libp2p", marks=pytest.mark.net),
+    pytest.param("hivemind", marks=[pytest.mark.net, pytest.mark.p2pd]),
+]
 
 
 async def test_a_rate_is_kept_by_all_connections_together(autojump_clock: Any) -> None:
@@ -58,7 +61,9 @@ async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) 
 
 @pytest.mark.net
 @pytest.mark.parametrize("limits", [{"up": 200_000.0}, {"down": 200_000.0}])
-async def test_libp2p_keeps_its_rate_and_its_first_connection(limits: dict[str, float], nursery: trio.Nursery) -> None:
+async def test_libp2p_keeps_its_rate_and_its_first_connection(
+    limits: dict[str, float], nursery: trio.Nursery
+) -> None:
     limited, free = Traffic(**limits), Traffic()
     giver = real_engine("libp2p", 1, GIVES, traffic=limited if "up" in limits else free)
     [address, *_] = await nursery.start(giver.run)
@@ -94,7 +99,8 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
         return member.away and not member.peers()
 
     await until(gone, SECONDS, every=0.02)
-    more = 2_000_000 if name == "hivemind" else 2**16  # p2pd is looked at twice a second; else one read, of whatever there is
+    # P2pd is looked at twice a second; else one read, of whatever there is
+    more = 2_000_000 if name == "hivemind" else 2**16
     assert 500_000 <= traffic.up + traffic.down - at <= 500_000 + more
     member.publish("rollouts", b"nobody hears it")
     await until(lambda: not other.peers(), SECONDS)
@@ -115,6 +121,7 @@ async def test_a_member_that_has_left_before_it_runs_opens_nothing(nursery: trio
         await run(task_status)
 
     member.engine.run = counted  # type: ignore[method-assign]
+
     async def start() -> None:
         listens.append(await nursery.start(member.run))
 

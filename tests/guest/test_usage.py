@@ -26,10 +26,17 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     ledger.add(Usage(1.0, energy_wh=0.5))
     shown = ledger.document()
     assert shown["today"]["cpu_seconds"] == shown["month"]["cpu_seconds"] == 11.0
-    assert (shown["today"]["energy_wh"], shown["total"]["bytes_up"], shown["total"]["bytes_written"]) == (0.5, 2000, 8192)
+    assert (shown["today"]["energy_wh"], shown["total"]["bytes_up"], shown["total"]["bytes_written"]) == (
+        0.5,
+        2000,
+        8192,
+    )
     assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000] and shown["days"][1] == shown["today"]
     assert ledger.this_month.bytes_moved == 3000
-    assert "today 0.00 CPU hours, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written; in all" in cost_words(shown)
+    assert (
+        "today 0.00 CPU hours, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written; in all"
+        in cost_words(shown)
+    )
 
 
 def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -57,12 +64,17 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
     assert ledger.document()["total"]["cpu_seconds"] == 3 * 365 * 10.0
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"since": "x"}', b"[" * 100_000, b"\xff" * 99, b'{"since": 1, "days": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"since": "x"}', b"[" * 100_000, b"\xff" * 99, b'{"since": 1, "days": {"a": 1}}']
+)
 def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "usage.json"
     path.write_bytes(content)
     ledger = UsageLedger(path, Clock())
-    assert ledger.document()["total"]["cpu_seconds"] == 0 and (tmp_path / "usage.json.corrupt").read_bytes() == content
+    assert (
+        ledger.document()["total"]["cpu_seconds"] == 0
+        and (tmp_path / "usage.json.corrupt").read_bytes() == content
+    )
     ledger.save()
     assert UsageLedger(path, Clock()).document() == ledger.document()
 
@@ -71,7 +83,9 @@ def test_a_full_disk_loses_nothing_that_is_counted(tmp_path: Path, monkeypatch: 
     ledger = UsageLedger(tmp_path / "usage.json", Clock())
     ledger.add(ONE)
     with monkeypatch.context() as full:
-        full.setattr(durable, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        full.setattr(
+            durable, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
         ledger.save()
     ledger.save()
     assert UsageLedger(tmp_path / "usage.json", Clock()).document()["total"]["cpu_seconds"] == 10.0
@@ -83,7 +97,9 @@ def test_the_meter_counts_children_those_that_ended_too() -> None:
     subprocess.run([sys.executable, "-c", burn], check=True)
     assert 0.35 < meter.read(1.0).cpu_seconds < 3.0
     running = subprocess.Popen(
-        [sys.executable, "-c", burn + "print('burnt', flush=True)\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", burn + "print('burnt', flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         assert running.stdout is not None and running.stdout.readline() == b"burnt\n"

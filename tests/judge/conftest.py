@@ -23,7 +23,10 @@ from tests.judge.peers import ORIGIN, SigningPeer, answering, encode, wish
 
 
 async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait for what a task of the judge does in its own time (asyncio). Returns what the condition gave; raises TimeoutError."""
+    """Wait for what a task of the judge does in its own time (asyncio).
+
+    Returns what the condition gave; raises TimeoutError.
+    """
     async with asyncio.timeout(PATIENCE):
         while not (found := await condition()):
             await asyncio.sleep(0.01)
@@ -79,7 +82,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads may stand still for as long as a busy machine takes; a test of slow ones sets a time of its own."""
+    """Uploads may stand still for as long as a busy machine takes.
+
+    A test of slow ones sets a time of its own.
+    """
     monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", PATIENCE)
 
 
@@ -107,8 +113,13 @@ def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 @asynccontextmanager
-async def open_court(database: str, folder: Path, seed: int = 11, wall: float = 1_800_000_000.0) -> AsyncIterator[Court]:
-    """`folder`: for the judge's key. Nothing is written when it closes: its database is then as kill -9 leaves it."""
+async def open_court(
+    database: str, folder: Path, seed: int = 11, wall: float = 1_800_000_000.0
+) -> AsyncIterator[Court]:
+    """`folder`: for the judge's key.
+
+    Nothing is written when it closes: its database is then as kill -9 leaves it.
+    """
     clocks = Clock(1_000.0), Clock(wall)
     settings = JudgeSettings(database, "tiny-9", deadline=60.0, key=folder / "judge.key")
     async with open_service(settings, random.Random(seed), *clocks) as service:
@@ -118,6 +129,8 @@ async def open_court(database: str, folder: Path, seed: int = 11, wall: float = 
 
 
 @pytest.fixture(scope="module")
-async def court(court_database: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Court]:
+async def court(
+    court_database: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+) -> AsyncIterator[Court]:
     async with open_court(court_database, tmp_path_factory.mktemp("key")) as court:
         yield court

@@ -1,4 +1,7 @@
-"""A real PostgreSQL for the tests: a cluster of its own in a temporary folder, on a Unix socket, ended with the tests."""
+"""A real PostgreSQL for the tests.
+
+A cluster of its own in a temporary folder, on a Unix socket, ended with the tests.
+"""
 
 import os
 import pwd
@@ -23,7 +26,9 @@ KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
 
 
 def find(program: str) -> str | None:
-    return shutil.which(program) or next((str(path / program) for path in reversed(USUAL) if (path / program).exists()), None)
+    return shutil.which(program) or next(
+        (str(path / program) for path in reversed(USUAL) if (path / program).exists()), None
+    )
 
 
 @contextmanager
@@ -33,18 +38,37 @@ def cluster() -> Iterator[Callable[[], str]]:
     if initdb is None or server is None:
         pytest.skip("PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql)")
     # PostgreSQL does not run as root. The folder's name is short, as that of a Unix socket has to be.
-    owner = pwd.getpwnam("postgres" if "postgres" in {user.pw_name for user in pwd.getpwall()} else "nobody") if os.getuid() == 0 else None
+    owner = (
+        pwd.getpwnam("postgres" if "postgres" in {user.pw_name for user in pwd.getpwall()} else "nobody")
+        if os.getuid() == 0
+        else None
+    )
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     if owner:
         os.chown(folder, owner.pw_uid, owner.pw_gid)
     who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
     try:
-        making = [initdb, "-D", str(folder / "data"), "-A", "trust", "-U", "judge", "--no-sync", "-E", "UTF8", "--locale", "C.UTF-8"]
+        making = [
+            initdb,
+            "-D",
+            str(folder / "data"),
+            "-A",
+            "trust",
+            "-U",
+            "judge",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale",
+            "C.UTF-8",
+        ]
         subprocess.run(making, check=True, capture_output=True, cwd=folder, **who)
         options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={folder}"]
         serving = [server, "-D", str(folder / "data"), *options]
         with (folder / "log").open("wb") as log:  # it ends with us, however we end
-            process = subprocess.Popen(serving, cwd=folder, stderr=log, preexec_fn=partial(die_with_parent, os.getpid()), **who)
+            process = subprocess.Popen(
+                serving, cwd=folder, stderr=log, preexec_fn=partial(die_with_parent, os.getpid()), **who
+            )
         try:
             yield databases(folder, process)
         finally:

@@ -1,4 +1,6 @@
-"""A judge's database in which everything that a stranger can write is hostile, and what a harmless page may hold."""
+"""A judge's database in which everything that a stranger can write is hostile, and what a harmless page may
+hold.
+"""
 
 from contextlib import closing
 from html.parser import HTMLParser
@@ -14,16 +16,41 @@ from tests.judge.peers import SigningPeer
 NODES, ANSWERS = 25, 20  # of each: 500 names and 500 answers
 
 TEXTS = [
-    "<script>hacked=1</script>", "</title><script>hacked=1</script>", "\"><img src=x onerror=hacked=1>", "'><svg onload=hacked=1>",
-    "javascript:hacked=1", "<iframe srcdoc='<script>parent.hacked=1</script>'>", "</bdi></td></tr></table><script>hacked=1</script>",
-    "<!--<script>", "--><script>hacked=1</script>", "]]><script>hacked=1</script>", "&lt;script&gt;hacked=1", "&#60;script&#62;hacked=1",
-    "<a href='data:text/html,x'>", "<style>*{display:none}</style>", "</style><script>hacked=1</script>", "<base href=//evil.example>",
-    "<meta http-equiv=refresh content=0;url=//evil.example>", "<form action=//evil.example><input>", "\u202e\u2066evil", "\x00<script>",
-    "<scr\x00ipt>hacked=1</scr\x00ipt>", "\ufeff<script>hacked=1</script>", "＜script＞hacked=1", "<details open ontoggle=hacked=1>",
-    "<math><mtext></pre><script>hacked=1</script>", "${hacked=1}", "{{ ''.__class__ }}", "{% include '/etc/passwd' %}",
-    "<x onclick=hacked=1 style=position:fixed>", "\r\nSet-Cookie: a=b", "<" * 40, "</pre></textarea><script>hacked=1</script>",
-    '=HYPERLINK("//evil.example")', "' onfocus=hacked=1 autofocus '",
-]  # fmt: skip
+    "<script>hacked=1</script>",
+    "</title><script>hacked=1</script>",
+    '"><img src=x onerror=hacked=1>',
+    "'><svg onload=hacked=1>",
+    "javascript:hacked=1",
+    "<iframe srcdoc='<script>parent.hacked=1</script>'>",
+    "</bdi></td></tr></table><script>hacked=1</script>",
+    "<!--<script>",
+    "--><script>hacked=1</script>",
+    "]]><script>hacked=1</script>",
+    "&lt;script&gt;hacked=1",
+    "&#60;script&#62;hacked=1",
+    "<a href='data:text/html,x'>",
+    "<style>*{display:none}</style>",
+    "</style><script>hacked=1</script>",
+    "<base href=//evil.example>",
+    "<meta http-equiv=refresh content=0;url=//evil.example>",
+    "<form action=//evil.example><input>",
+    "\u202e\u2066evil",
+    "\x00<script>",
+    "<scr\x00ipt>hacked=1</scr\x00ipt>",
+    "\ufeff<script>hacked=1</script>",
+    "＜script＞hacked=1",
+    "<details open ontoggle=hacked=1>",
+    "<math><mtext></pre><script>hacked=1</script>",
+    "${hacked=1}",
+    "{{ ''.__class__ }}",
+    "{% include '/etc/passwd' %}",
+    "<x onclick=hacked=1 style=position:fixed>",
+    "\r\nSet-Cookie: a=b",
+    "<" * 40,
+    "</pre></textarea><script>hacked=1</script>",
+    '=HYPERLINK("//evil.example")',
+    "' onfocus=hacked=1 autofocus '",
+]
 ALL = [f"{TEXTS[place % len(TEXTS)]}{place}" for place in range(NODES * ANSWERS)]
 
 TAGS = """
@@ -49,13 +76,32 @@ def fill(database: Path) -> None:
             for number in range(ANSWERS):
                 text, n = next(texts), HELD_OUT + node * ANSWERS + number
                 said = Attributes(
-                    number, text[:100], name=text[:40], sharing="swarm", local=4, external=4, strategy=text[:64], version=text[:64]
+                    number,
+                    text[:100],
+                    name=text[:40],
+                    sharing="swarm",
+                    local=4,
+                    external=4,
+                    strategy=text[:64],
+                    version=text[:64],
                 )
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
                 question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, said)
                 reason = GradeReason.CORRECT if number % 2 else GradeReason.WRONG
                 steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number)))
-                steps.append((store.graded, (question, [Completion(text, True)], [reason], 0.5, 2 * number + 1, 1_700_000_000.5 + number)))
+                steps.append(
+                    (
+                        store.graded,
+                        (
+                            question,
+                            [Completion(text, True)],
+                            [reason],
+                            0.5,
+                            2 * number + 1,
+                            1_700_000_000.5 + number,
+                        ),
+                    )
+                )
             assert not [outcome for outcome in store.together(steps) if isinstance(outcome, Exception)]
 
 
@@ -80,8 +126,16 @@ class Parsed(HTMLParser):
         """What no page of ours has: other tags, attributes, scripts and addresses."""
         found = [f"<{tag}>" for tag in self.tags if tag not in TAGS]
         found += [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]
-        found += [f"{name}={value}" for name, value in self.attributes if name in ("href", "src", "action") and value[:1] not in ("/", "#")]
-        found += [f"{name}={value}" for name, value in self.attributes if name in ("href", "src", "action") and value[:2] == "//"]
+        found += [
+            f"{name}={value}"
+            for name, value in self.attributes
+            if name in ("href", "src", "action") and value[:1] not in ("/", "#")
+        ]
+        found += [
+            f"{name}={value}"
+            for name, value in self.attributes
+            if name in ("href", "src", "action") and value[:2] == "//"
+        ]
         found += [ascii(letter) for letter in set(self.text) if not letter.isprintable() and letter != "\n"]
         return found + ["scripts"] * (self.tags.count("script") != 1)
 

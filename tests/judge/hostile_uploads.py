@@ -1,4 +1,7 @@
-"""Two hundred uploads that must not be loaded: ten of each of twenty kinds. For the tests and for benchmarks/hostile_uploads.py."""
+"""Two hundred uploads that must not be loaded: ten of each of twenty kinds.
+
+For the tests and for benchmarks/hostile_uploads.py.
+"""
 
 import gzip
 import io
@@ -43,7 +46,11 @@ def header_of(shapes: Shapes, width: int = 2) -> dict[str, Any]:
     header, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + math.prod(shape) * width
-        header[name] = {"dtype": "BF16" if width == 2 else "F32", "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": "BF16" if width == 2 else "F32",
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
     return header
 
 
@@ -93,7 +100,10 @@ def _symlinks(shapes: Shapes, rng: random.Random, number: int) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         link = tarfile.TarInfo("model.safetensors")
-        link.type, link.linkname = (tarfile.SYMTYPE, tarfile.LNKTYPE)[number // 2 % 2], ("/etc/passwd", "../../judge.key")[number % 2]
+        link.type, link.linkname = (
+            (tarfile.SYMTYPE, tarfile.LNKTYPE)[number // 2 % 2],
+            ("/etc/passwd", "../../judge.key")[number % 2],
+        )
         archive.addfile(link)
     return _sized(shapes, out.getvalue(), number)
 
@@ -118,7 +128,9 @@ def _pickles(shapes: Shapes, rng: random.Random, number: int) -> bytes:
 def _wrong_shapes(shapes: Shapes, rng: random.Random, number: int) -> bytes:
     def change(header: dict[str, Any], name: str) -> None:
         shape = header[name]["shape"]
-        header[name]["shape"] = [[*shape[::-1], 1], [*shape, 1], [math.prod(shape)] * 2, [], [1] * 9][number % 5]
+        header[name]["shape"] = [[*shape[::-1], 1], [*shape, 1], [math.prod(shape)] * 2, [], [1] * 9][
+            number % 5
+        ]
 
     return _changed(shapes, change, rng)
 
@@ -152,19 +164,30 @@ def _out_of_range(shapes: Shapes, rng: random.Random, number: int) -> bytes:
     def change(header: dict[str, Any], name: str) -> None:
         begin, end = header[name]["data_offsets"]
         far = [2**31, 2**53, 2**63, 2**64, 10**30]
-        header[name]["data_offsets"] = [[begin + far[number % 5], end + far[number % 5]], [-far[number % 5], end]][number // 5]
+        header[name]["data_offsets"] = [
+            [begin + far[number % 5], end + far[number % 5]],
+            [-far[number % 5], end],
+        ][number // 5]
 
     return _changed(shapes, change, rng)
 
 
 def _configuration(shapes: Shapes, rng: random.Random, number: int) -> bytes:
-    document: dict[str, Any] = {"model_type": "qwen2", "auto_map": {"AutoModelForCausalLM": "evil--repo.Model"}, "trust_remote_code": True}
-    text = json.dumps(document | {"_attn_implementation": "evil/repo", "vocab_size": 10 ** (number + 3)}).encode()
+    document: dict[str, Any] = {
+        "model_type": "qwen2",
+        "auto_map": {"AutoModelForCausalLM": "evil--repo.Model"},
+        "trust_remote_code": True,
+    }
+    text = json.dumps(
+        document | {"_attn_implementation": "evil/repo", "vocab_size": 10 ** (number + 3)}
+    ).encode()
     return _sized(shapes, (struct.pack("<Q", len(text)) + text) if number % 4 < 2 else text, number)
 
 
 def _tokenizer(shapes: Shapes, rng: random.Random, number: int) -> bytes:
-    text = json.dumps({"model": {"type": "BPE", "vocab": {"a" * i: i for i in range(300)}, "merges": ["a a"] * 5_000}}).encode()
+    text = json.dumps(
+        {"model": {"type": "BPE", "vocab": {"a" * i: i for i in range(300)}, "merges": ["a a"] * 5_000}}
+    ).encode()
     return _sized(shapes, (struct.pack("<Q", len(text)) + text) if number % 4 < 2 else text, number)
 
 
@@ -192,7 +215,11 @@ def _longer(shapes: Shapes, rng: random.Random, number: int) -> Any:
     good = _good(shapes)
     if number % 2:
         return good + bytes(2 ** (2 * number)), {}  # declared as it is
-    return good + bytes(2 ** (2 * number)), {"bytes": len(good), "sha256": sha256(good).hexdigest()}, {"transfer-encoding": "chunked"}
+    return (
+        good + bytes(2 ** (2 * number)),
+        {"bytes": len(good), "sha256": sha256(good).hexdigest()},
+        {"transfer-encoding": "chunked"},
+    )
 
 
 def _shorter(shapes: Shapes, rng: random.Random, number: int) -> Any:
@@ -206,7 +233,12 @@ def _shorter(shapes: Shapes, rng: random.Random, number: int) -> Any:
 def _slow(shapes: Shapes, rng: random.Random, number: int) -> Any:
     good = _good(shapes)
     said = {"bytes": len(good), "sha256": sha256(good).hexdigest()}
-    return good[: [0, 1, 7, 8, 9, 100, 1_000, len(good) // 2, len(good) - 2, len(good) - 1][number]], said, {}, True
+    return (
+        good[: [0, 1, 7, 8, 9, 100, 1_000, len(good) // 2, len(good) - 2, len(good) - 1][number]],
+        said,
+        {},
+        True,
+    )
 
 
 def _strange(shapes: Shapes, rng: random.Random, number: int) -> bytes:
@@ -242,18 +274,39 @@ def _compressed(shapes: Shapes, rng: random.Random, number: int) -> Any:
 
 def _declared(shapes: Shapes, rng: random.Random, number: int) -> Any:
     said: Sequence[dict[str, Any]] = [
-        {"model": "../../etc"}, {"model": "/etc/passwd"}, {"model": "evil/repo"}, {"lora_rank": 2**40}, {"lora_rank": 0},
-        {"lora_rank": 8, "base": "../../../../../."}, {"answers": 10**9}, {"sha256": "../judge.key"}, {"folder": "/etc"},
+        {"model": "../../etc"},
+        {"model": "/etc/passwd"},
+        {"model": "evil/repo"},
+        {"lora_rank": 2**40},
+        {"lora_rank": 0},
+        {"lora_rank": 8, "base": "../../../../../."},
+        {"answers": 10**9},
+        {"sha256": "../judge.key"},
+        {"folder": "/etc"},
         {"lora_rank": 512, "base": "0" * 16},
-    ]  # fmt: skip
+    ]
     return _good(shapes), said[number]
 
 
 KINDS: Mapping[str, Callable[[Shapes, random.Random, int], Any]] = {
-    "zip bomb": _zip, "gzip bomb": _gzip, "archive with links": _symlinks, "pickle": _pickles, "wrong shapes": _wrong_shapes,
-    "huge vocabulary": _huge_vocabulary, "huge header": _huge_header, "overlapping tensors": _overlaps,
-    "offsets out of range": _out_of_range, "config.json with code": _configuration, "tokenizer bomb": _tokenizer,
-    "infinite or NaN weights": _not_numbers, "deep JSON": _deep, "wrong digest": _wrong_digest, "longer than declared": _longer,
-    "shorter than declared": _shorter, "strange header": _strange, "compressed": _compressed, "strange declaration": _declared,
+    "zip bomb": _zip,
+    "gzip bomb": _gzip,
+    "archive with links": _symlinks,
+    "pickle": _pickles,
+    "wrong shapes": _wrong_shapes,
+    "huge vocabulary": _huge_vocabulary,
+    "huge header": _huge_header,
+    "overlapping tensors": _overlaps,
+    "offsets out of range": _out_of_range,
+    "config.json with code": _configuration,
+    "tokenizer bomb": _tokenizer,
+    "infinite or NaN weights": _not_numbers,
+    "deep JSON": _deep,
+    "wrong digest": _wrong_digest,
+    "longer than declared": _longer,
+    "shorter than declared": _shorter,
+    "strange header": _strange,
+    "compressed": _compressed,
+    "strange declaration": _declared,
     "slow": _slow,
-}  # fmt: skip
+}

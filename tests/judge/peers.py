@@ -1,4 +1,6 @@
-"""A peer that signs as the protocol says, written from docs/judge-protocol.md and apart from both of our implementations."""
+"""A peer that signs as the protocol says, written from docs/judge-protocol.md and apart from both of our
+implementations.
+"""
 
 import hashlib
 import json
@@ -33,7 +35,9 @@ def encode(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode()
 
 
-def wish(round_number: int = 1, model: str | None = "tiny", curriculum: str = TINY_9.digest) -> dict[str, Any]:
+def wish(
+    round_number: int = 1, model: str | None = "tiny", curriculum: str = TINY_9.digest
+) -> dict[str, Any]:
     """What a peer asks with that wants one question."""
     return {"round": round_number, "curriculum": curriculum, "asker": {"model": model}}
 

@@ -1,4 +1,7 @@
-"""A judge as a process of its own whose evaluations are made by standin_worker.py: `python -m tests.judge.standin_judge FOLDER`."""
+"""A judge as a process of its own whose evaluations are made by standin_worker.py.
+
+`python -m tests.judge.standin_judge FOLDER`.
+"""
 
 import asyncio
 import sys

@@ -1,4 +1,7 @@
-"""Stands in for judge/verified/worker.py where a test needs no model: the same messages, and models named after what goes wrong."""
+"""Stands in for judge/verified/worker.py where a test needs no model.
+
+The same messages, and models named after what goes wrong.
+"""
 
 import os
 import sys
@@ -30,7 +33,11 @@ def main() -> None:
     if isinstance(request, DescribeRequest):
         tensors = ModelTensors(BASE, SHAPES, ADAPTER)
         strange = [name for name in request.models if name not in MODELS]
-        reply = WorkerRefusal(f"no {strange[0]}.") if strange else ModelDescriptions(True, dict.fromkeys(request.models, tensors))
+        reply = (
+            WorkerRefusal(f"no {strange[0]}.")
+            if strange
+            else ModelDescriptions(True, dict.fromkeys(request.models, tensors))
+        )
         sys.stdout.buffer.write(msgspec.json.encode(reply))
         return
     weights = os.read(int(sys.argv[2]), 10**6)

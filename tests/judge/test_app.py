@@ -1,4 +1,7 @@
-"""The protocol, with the real verifier: an evaluation from question to leaderboard, and everything that is refused on the way."""
+"""The protocol, with the real verifier.
+
+An evaluation from question to leaderboard, and everything that is refused on the way.
+"""
 
 import os
 import random
@@ -80,8 +83,10 @@ async def test_an_evaluation(court: Court) -> None:
 
 
 async def test_every_peer_gets_its_own_question(court: Court) -> None:
-    """From a place of its own in a set of 1,000, so that two may meet: which peers these are depends on the tests before. More than four
-    that meet are one in 500,000."""
+    """From a place of its own in a set of 1,000, so that two may meet.
+
+    Which peers these are depends on the tests before. More than four that meet are one in 500,000.
+    """
     evaluations = {await asked(court, court.peer()) for _ in range(20)}
     rows = court.rows("SELECT id, specialty, n FROM evaluations")
     questions = {(specialty, n) for id, specialty, n in rows if id in evaluations}
@@ -107,7 +112,8 @@ async def test_in_time(court: Court) -> None:
     right = await court.right_answer(peer, again)
     assert (await court.answer(peer, again, right)).status_code == 200
     row = await standing(court, peer)
-    assert (row["n"], row["answered"], row["unanswered"], row["score"]) == (2, 1, 1, 0.5)  # it counts as wrong
+    # It counts as wrong
+    assert (row["n"], row["answered"], row["unanswered"], row["score"]) == (2, 1, 1, 0.5)
     assert [(entry["answer"], entry["reward"]) for entry in row["evaluations"]] == [(right, 1.0), (None, 0.0)]
 
 
@@ -137,7 +143,9 @@ async def test_replayed_requests(court: Court) -> None:
     peer = court.peer()
     body = encode(wish())
     captured = [("/v1/evaluations", body, peer.headers("POST", "/v1/evaluations", body))]
-    evaluation = (await court.http.post("/v1/evaluations", content=body, headers=captured[0][2])).json()["evaluations"][0]["evaluation"]
+    evaluation = (await court.http.post("/v1/evaluations", content=body, headers=captured[0][2])).json()[
+        "evaluations"
+    ][0]["evaluation"]
     target, body = f"/v1/evaluations/{evaluation}/answers", encode(answering("x"))
     captured.append((target, body, peer.headers("POST", target, body)))
     assert (await court.http.post(target, content=body, headers=captured[1][2])).status_code == 200
@@ -176,29 +184,66 @@ async def test_too_often(court: Court) -> None:
 
 
 async def test_forged_requests(court: Court) -> None:
-    """Refused over HTTP as `test_signing` has it: nothing is recorded, and the peer in whose name they come is not locked out."""
+    """Refused over HTTP as `test_signing` has it.
+
+    Nothing is recorded, and the peer in whose name they come is not locked out.
+    """
     (alice, evaluation, right), mallory = await questioned(court), court.peer()
     before = court.rows("SELECT count(*), count(reward) FROM evaluations")
-    bodies = {"/v1/evaluations": encode(GOOD), f"/v1/evaluations/{evaluation}/answers": encode(answering(right))}
+    bodies = {
+        "/v1/evaluations": encode(GOOD),
+        f"/v1/evaluations/{evaluation}/answers": encode(answering(right)),
+    }
     for target, body in bodies.items():
         honest = mallory.headers("POST", target, body, 10**9)
-        names = {"swarmd-peer": alice.identity.peer_id, "swarmd-signature": bytes(64).hex(), "swarmd-sequence": str(10**10)}
-        for headers in [*({**honest, name: value} for name, value in names.items()), alice.headers("GET", target, body, 10**9)]:
+        names = {
+            "swarmd-peer": alice.identity.peer_id,
+            "swarmd-signature": bytes(64).hex(),
+            "swarmd-sequence": str(10**10),
+        }
+        for headers in [
+            *({**honest, name: value} for name, value in names.items()),
+            alice.headers("GET", target, body, 10**9),
+        ]:
             refused(await court.http.post(target, content=body, headers=headers), 401, "signature")
         refused(await court.http.post(target + "?", content=body + b" ", headers=honest), 401, "signature")
         for name in honest:
-            refused(await court.http.post(target, content=body, headers={n: v for n, v in honest.items() if n != name}), 401, name)
+            refused(
+                await court.http.post(
+                    target, content=body, headers={n: v for n, v in honest.items() if n != name}
+                ),
+                401,
+                name,
+            )
     assert court.rows("SELECT count(*), count(reward) FROM evaluations") == before
     assert (await court.answer(alice, evaluation, right)).json()["reward"] == 1.0
 
 
 BAD_BODIES = [
-    b"", b"null", b"[]", b"{}", b"{", b'{"round":1}', b"\xff\xfe", b"[" * 4_000, b'{"a":' * 600, b"NaN",
-    encode(GOOD | {"round": -1}), encode(GOOD | {"round": 2**63}), encode(GOOD | {"round": 1.5}), encode(GOOD | {"round": "1"}),
-    encode(GOOD | {"round": True}), encode(wish(model="")), encode(wish(model="m" * 101)), encode(wish(model=None)),
-    encode(wish(model="\ud800")), encode(GOOD | {"curriculum": 5}), encode(GOOD | {"extra": 1}), encode(GOOD).replace(b"1", b"NaN"),
+    b"",
+    b"null",
+    b"[]",
+    b"{}",
+    b"{",
+    b'{"round":1}',
+    b"\xff\xfe",
+    b"[" * 4_000,
+    b'{"a":' * 600,
+    b"NaN",
+    encode(GOOD | {"round": -1}),
+    encode(GOOD | {"round": 2**63}),
+    encode(GOOD | {"round": 1.5}),
+    encode(GOOD | {"round": "1"}),
+    encode(GOOD | {"round": True}),
+    encode(wish(model="")),
+    encode(wish(model="m" * 101)),
+    encode(wish(model=None)),
+    encode(wish(model="\ud800")),
+    encode(GOOD | {"curriculum": 5}),
+    encode(GOOD | {"extra": 1}),
+    encode(GOOD).replace(b"1", b"NaN"),
     b'{"round": 1' + b"0" * 400 + b"}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=[repr(b[:30]) for b in BAD_BODIES])
@@ -225,17 +270,31 @@ async def test_sizes(court: Court) -> None:
     refused(await court.post(peer, "/v1/evaluations", b" " * (config.MAX_ASK_BYTES + 1)), 413)
     evaluation = await asked(court, peer)
     refused(await court.answer(peer, evaluation, "x" * (config.MAX_ANSWER_CHARACTERS + 1)), 422)
-    refused(await court.post(peer, f"/v1/evaluations/{evaluation}/answers", b"x" * (config.MAX_ANSWERS_BYTES + 1)), 413)
+    refused(
+        await court.post(
+            peer, f"/v1/evaluations/{evaluation}/answers", b"x" * (config.MAX_ANSWERS_BYTES + 1)
+        ),
+        413,
+    )
     longest = "\U0001f9ab" * config.MAX_ANSWER_CHARACTERS  # twelve bytes each, when escaped
     assert (await court.answer(peer, evaluation, longest)).status_code == 200
 
 
 HOSTILE_ANSWERS = [
-    "", "<answer></answer>", "<answer>" * 2_000,
-    "<answer>__import__('os').system('touch /tmp/owned')</answer>", "<answer>9**9**9**9</answer>",
-    "<answer>" + "(" * 8_000 + "</answer>", "<answer>１２</answer>", "<answer>\u202e21</answer>", "\x00\x01", "<answer>nan</answer>",
-    "<answer>" + "1" * 16_000 + "</answer>", "'; DROP TABLE peers; --", "é\u0301" * 3_000,
-]  # fmt: skip
+    "",
+    "<answer></answer>",
+    "<answer>" * 2_000,
+    "<answer>__import__('os').system('touch /tmp/owned')</answer>",
+    "<answer>9**9**9**9</answer>",
+    "<answer>" + "(" * 8_000 + "</answer>",
+    "<answer>１２</answer>",
+    "<answer>\u202e21</answer>",
+    "\x00\x01",
+    "<answer>nan</answer>",
+    "<answer>" + "1" * 16_000 + "</answer>",
+    "'; DROP TABLE peers; --",
+    "é\u0301" * 3_000,
+]
 
 
 async def test_hostile_answers_earn_nothing(court: Court) -> None:
@@ -245,7 +304,8 @@ async def test_hostile_answers_earn_nothing(court: Court) -> None:
         graded = await court.answer(peer, await asked(court, peer), text)
         assert (graded.status_code, graded.json()["reward"]) == (200, 0.0), text[:40]
     assert (await standing(court, peer))["n"] == len(HOSTILE_ANSWERS)
-    assert {entry["answer"] for entry in (await standing(court, peer))["evaluations"]} == set(HOSTILE_ANSWERS)  # kept as it came
+    # Kept as it came
+    assert {entry["answer"] for entry in (await standing(court, peer))["evaluations"]} == set(HOSTILE_ANSWERS)
 
 
 async def test_what_is_not_there(court: Court) -> None:
@@ -255,7 +315,8 @@ async def test_what_is_not_there(court: Court) -> None:
     refused(await court.http.get("/v1/peers/nobody?before=x"), 422)
     refused(await court.answer(court.peer(), "0" * 32, "x"), 404)
     refused(await court.answer(court.peer(), "%2e%2e", "x"), 404)
-    for path in ("/v1/peers", "/nodes", "/v1/evaluations", "/evaluations", "/v1/verified"):  # PostgreSQL has no NUL
+    # PostgreSQL has no NUL
+    for path in ("/v1/peers", "/nodes", "/v1/evaluations", "/evaluations", "/v1/verified"):
         refused(await court.http.get(f"{path}/%00"), 422, "another form")
     court.monotonic.now += 3.0  # longer than /healthz says the same
     health = (await court.http.get("/healthz")).json()
@@ -267,16 +328,25 @@ async def test_a_refusal_is_a_page_in_a_browser_and_open_to_scripts(court: Court
     for path, status in (("/nothing", 404), ("/?after=-1", 422), ("/nodes/nobody", 404)):
         page = await court.http.get(path, headers=browser)
         assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8"), path
-        assert "default-src 'none'" in page.headers["content-security-policy"] and "To the leaderboard" in page.text
+        assert (
+            "default-src 'none'" in page.headers["content-security-policy"]
+            and "To the leaderboard" in page.text
+        )
     for path, status in (("/nothing", 404), ("/v1/peers/nobody", 404), ("/v1/leaderboard?after=-1", 422)):
         read = await court.http.get(path, headers=browser if path.startswith("/v1") else {})
         refused(read, status)
         assert read.headers["access-control-allow-origin"] == "*"
-    assert "access-control-allow-origin" not in (await court.http.post("/v1/evaluations", headers=browser)).headers
+    assert (
+        "access-control-allow-origin"
+        not in (await court.http.post("/v1/evaluations", headers=browser)).headers
+    )
 
 
 async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
-    """An answer that could not be recorded is not "answered", and the question does not lapse; /healthz says that the disk is full."""
+    """An answer that could not be recorded is not "answered", and the question does not lapse.
+
+    /healthz says that the disk is full.
+    """
     if "postgresql" in str(court.service.settings.database):
         pytest.skip("it is SQLite that this can be done to")
     peer, evaluation, right = await questioned(court)
@@ -298,7 +368,8 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
         refused(await court.ask(peer), 500)
         assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
-        with closing(court.service._store.database.engine.raw_connection()) as connection:  # a transaction cannot begin
+        # A transaction cannot begin
+        with closing(court.service._store.database.engine.raw_connection()) as connection:
             connection.cursor().execute("PRAGMA query_only=0")
     court.monotonic.now += 31.0
     assert (await court.http.get("/healthz")).status_code == 200
@@ -320,10 +391,14 @@ async def test_a_server_that_restarts_costs_no_answer(court: Court) -> None:
     if "postgresql" not in address:
         pytest.skip("SQLite has no server")
     peer, evaluation, right = await questioned(court)
-    ours = "backend_type = 'client backend'"  # the server's own processes look after this database too, now and then
-    others = f"FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {ours}"
+    # The server's own processes look after this database too, now and then
+    ours = "backend_type = 'client backend'"
+    others = (
+        f"FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {ours}"
+    )
     with psycopg.connect(address) as admin:
-        assert len(admin.execute(f"SELECT pg_terminate_backend(pid, 60000) {others}").fetchall()) == 2  # of the store and the reader
+        # Of the store and the reader
+        assert len(admin.execute(f"SELECT pg_terminate_backend(pid, 60000) {others}").fetchall()) == 2
     assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
     assert (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()["answered"] == 1
 
@@ -332,13 +407,30 @@ async def test_every_page_answers_head(court: Court) -> None:
     peer = court.peer()
     await court.answer(peer, await asked(court, peer), "x")
     me = peer.identity.peer_id
-    for page in ("/", "/healthz", "/v1/leaderboard", f"/v1/peers/{me}", f"/nodes/{me}", f"/nodes/{me}/badge.svg", "/swarm", "/compare"):
-        assert (await court.http.head(page)).status_code == (await court.http.get(page)).status_code == 200, page
+    for page in (
+        "/",
+        "/healthz",
+        "/v1/leaderboard",
+        f"/v1/peers/{me}",
+        f"/nodes/{me}",
+        f"/nodes/{me}/badge.svg",
+        "/swarm",
+        "/compare",
+    ):
+        assert (await court.http.head(page)).status_code == (await court.http.get(page)).status_code == 200, (
+            page
+        )
 
 
 def test_every_address_that_is_read_answers_head(court: Court) -> None:
-    of = {method: {route.path for route in create_app(court.service).routes if isinstance(route, APIRoute) and method in route.methods}
-          for method in ("GET", "HEAD")}  # fmt: skip
+    of = {
+        method: {
+            route.path
+            for route in create_app(court.service).routes
+            if isinstance(route, APIRoute) and method in route.methods
+        }
+        for method in ("GET", "HEAD")
+    }
     assert of["GET"] == of["HEAD"] and "/v1/verified/{id}" in of["GET"]
 
 
@@ -359,7 +451,9 @@ async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
     assert board["more_after"] is None
     row = next(row for row in board["peers"] if row["peer"] == peer.identity.peer_id)
     shown = await standing(court, peer)
-    assert (said["score"], said["n"]) == (row["score"], row["n"]) == (shown["score"], shown["n"]) == (8 / 13, 13)
+    assert (
+        (said["score"], said["n"]) == (row["score"], row["n"]) == (shown["score"], shown["n"]) == (8 / 13, 13)
+    )
     assert f"<b>{8 / 13:.0%}</b>" in (await court.http.get("/")).text
     assert (await court.http.get("/v1/leaderboard?after=1000")).json()["peers"] == []
     refused(await court.http.get("/v1/leaderboard?after=-1"), 422)
@@ -389,7 +483,9 @@ async def test_page(court: Court) -> None:
         assert row["peer"] in response.text
 
 
-async def test_a_verifier_that_cannot_run_counts_against_nobody(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_verifier_that_cannot_run_counts_against_nobody(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(items: object) -> Any:
         raise VerifierFailed
 
@@ -414,7 +510,8 @@ async def test_a_network_sends_so_much_text(court: Court, monkeypatch: pytest.Mo
         response = await few.answer(peer, evaluation, right + "x" * 3_000)
         refused(response, 429, "too much text")
         court.wall.now += int(response.headers["retry-after"])
-        assert (await few.answer(peer, evaluation, right + "x" * 3_000)).json()["reward"] == 1.0  # it is open still
+        # It is open still
+        assert (await few.answer(peer, evaluation, right + "x" * 3_000)).json()["reward"] == 1.0
 
 
 async def test_a_network_has_so_many_pages_worked_out(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +526,9 @@ async def test_a_network_has_so_many_pages_worked_out(court: Court, monkeypatch:
         assert (await http.get("/?q=d")).status_code == 200
 
 
-async def test_too_busy_to_score_leaves_the_question_open(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_busy_to_score_leaves_the_question_open(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer = court.peer()
     evaluation = await asked(court, peer)
     with monkeypatch.context() as patch:

@@ -29,7 +29,10 @@ HOSTILE = 'a\\ \0 "quoted", \r\n =1+1'
 
 
 def fill(database: str, verifier: Verifier) -> None:
-    """Real questions with right, wrong and hostile answers, as the judge scores them; one that lapsed, one that is void."""
+    """Real questions with right, wrong and hostile answers, as the judge scores them.
+
+    One that lapsed, one that is void.
+    """
     tasks = tasks_of("tiny-9")
     with closing(Store(database, CURRICULUM)) as store:
         for number in range(1_000_000_001, 1_000_000_009):
@@ -66,7 +69,8 @@ def test_what_is_stored_is_scored_again(database: str, verifier: Verifier) -> No
     answers, differences = archive.verify(database, CURRICULUM, verifier.judge)
     assert answers == 8
     assert differences[0].stored == (0.0, 1, "wrong") and differences[0].found == (1.0, 1, "correct")
-    assert any("of bob" in d.what or "of alice" in d.what for d in differences[1:])  # the totals no longer add up
+    # The totals no longer add up
+    assert any("of bob" in d.what or "of alice" in d.what for d in differences[1:])
 
 
 def test_a_peer_with_more_than_it_earned_is_found(database: str, verifier: Verifier) -> None:
@@ -85,15 +89,24 @@ def test_a_backup_that_fails_leaves_nothing_that_looks_like_one(tmp_path: Path) 
 
 
 def test_a_backup_is_the_same_judge(database: str, tmp_path: Path, verifier: Verifier) -> None:
-    """To a file, and back from the file to an empty database of the first kind: nothing is lost or changed."""
+    """To a file, and back from the file to an empty database of the first kind.
+
+    Nothing is lost or changed.
+    """
     fill(database, verifier)
     copy = tmp_path / "copy.sqlite3"
     with closing(Store(database, CURRICULUM)) as store:  # the judge goes on
         rows = archive.backup(database, copy)
-        before = [(Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1)) for peer in (ALICE, BOB)]
+        before = [
+            (Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1))
+            for peer in (ALICE, BOB)
+        ]
     assert rows == 1 + 2 + 10
     with closing(Store(copy, CURRICULUM)) as store:
-        assert [(Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1)) for peer in (ALICE, BOB)] == before
+        assert [
+            (Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1))
+            for peer in (ALICE, BOB)
+        ] == before
         evaluate(store, 11, 1.0, PeerId("carol"))
     for taken in (copy, database):
         with pytest.raises(DatabaseUnusable, match="left as it is"):
@@ -128,13 +141,21 @@ def test_the_commands(tmp_path: Path, verifier: Verifier) -> None:
     runner = CliRunner()
     assert "8 answers scored again, 0 differences" in runner.invoke(cli.app, ["verify", *of]).output
     assert "13 rows copied" in runner.invoke(cli.app, ["backup", str(tmp_path / "copy"), *of]).output
-    assert "10 questions written" in runner.invoke(cli.app, ["export", str(tmp_path / "answers.parquet"), *of]).output
-    assert "10 questions written" in runner.invoke(cli.app, ["export", str(tmp_path / "answers.csv"), *of]).output
+    assert (
+        "10 questions written"
+        in runner.invoke(cli.app, ["export", str(tmp_path / "answers.parquet"), *of]).output
+    )
+    assert (
+        "10 questions written"
+        in runner.invoke(cli.app, ["export", str(tmp_path / "answers.csv"), *of]).output
+    )
     assert runner.invoke(cli.app, ["export", "-", *of]).output.startswith("id,peer,round,")
     assert isinstance(runner.invoke(cli.app, ["export", str(tmp_path), *of]).exception, cli.CannotWrite)
     change(database, "UPDATE peers SET answered = 100")
     assert runner.invoke(cli.app, ["verify", *of]).exit_code == 1
-    absent = runner.invoke(cli.app, ["verify", "--database", str(tmp_path / "none"), "--curriculum", "tiny-9"])
+    absent = runner.invoke(
+        cli.app, ["verify", "--database", str(tmp_path / "none"), "--curriculum", "tiny-9"]
+    )
     assert isinstance(absent.exception, DatabaseUnusable)
     for act in (["moderate", "log"], ["export", str(tmp_path / "left")]):
         absent = runner.invoke(cli.app, [*act, "--database", str(tmp_path / "none")])

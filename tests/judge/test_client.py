@@ -1,4 +1,7 @@
-"""The client against judges that are down, slow or lying: raw servers on loopback. The outcome is always NotJudged, in bounded time."""
+"""The client against judges that are down, slow or lying: raw servers on loopback.
+
+The outcome is always NotJudged, in bounded time.
+"""
 
 import json
 import math
@@ -42,17 +45,28 @@ pytestmark = pytest.mark.net
 
 ME = Identity.from_seed(b"\x07" * 32)
 PATIENT = Timeouts(PATIENCE, PATIENCE, PATIENCE)
-SHORT = Timeouts(connect=PATIENCE, read=0.4, whole=0.8)  # for a judge that never answers: any other may take its time on a busy machine
+# For a judge that never answers: any other may take its time on a busy machine
+SHORT = Timeouts(connect=PATIENCE, read=0.4, whole=0.8)
 ID = "ab" * 16
 COMMITMENT = "0123456789abcdef" * 4
 QUESTION: Mapping[str, Any] = {
-    "evaluation": ID, "question": "1 + 1?", "seconds": 60.0, "answers": 1, "window": 3, "commitment": COMMITMENT,
-}  # fmt: skip
+    "evaluation": ID,
+    "question": "1 + 1?",
+    "seconds": 60.0,
+    "answers": 1,
+    "window": 3,
+    "commitment": COMMITMENT,
+}
 JUDGE = Identity.from_seed(b"\x0a" * 32)
 RECEIPT: Mapping[str, Any] = {
-    "judge": JUDGE.peer_id, "evaluation": ID, "peer": ME.peer_id, "answers": [sha256(b"2").hexdigest()], "rewards": [1.0], "number": 4,
+    "judge": JUDGE.peer_id,
+    "evaluation": ID,
+    "peer": ME.peer_id,
+    "answers": [sha256(b"2").hexdigest()],
+    "rewards": [1.0],
+    "number": 4,
     "commitment": COMMITMENT,
-}  # fmt: skip
+}
 
 
 def questions(**changed: Any) -> dict[str, Any]:
@@ -64,9 +78,19 @@ def graded(by: Identity = JUDGE, **changed: Any) -> dict[str, Any]:
     """A grade, with a receipt that is changed so."""
     text = json.dumps({**RECEIPT, **changed})
     return {
-        "evaluation": ID, "reward": 1.0, "reason": "correct", "specialty": "bf", "answered": 3, "total": 2.0, "score": 0.625, "n": 4,
-        "low": 0.31, "high": 0.86, "receipt": text, "signature": by.sign(b"swarmd judge receipt v1", text.encode()).hex(),
-    }  # fmt: skip
+        "evaluation": ID,
+        "reward": 1.0,
+        "reason": "correct",
+        "specialty": "bf",
+        "answered": 3,
+        "total": 2.0,
+        "score": 0.625,
+        "n": 4,
+        "low": 0.31,
+        "high": 0.86,
+        "receipt": text,
+        "signature": by.sign(b"swarmd judge receipt v1", text.encode()).hex(),
+    }
 
 
 GRADE: Mapping[str, Any] = graded()
@@ -103,7 +127,9 @@ async def judge(handle: Handler) -> AsyncIterator[str]:
                 return  # the client has had enough
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status))
+        listeners = await nursery.start(
+            lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status)
+        )
         yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 
@@ -125,7 +151,8 @@ def honest(request: bytes) -> bytes:
 
 
 async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
-    with trio.fail_after(PATIENCE / 2):  # sooner than a patient client gives up: the judge's fault is what ends the call
+    # Sooner than a patient client gives up: the judge's fault is what ends the call
+    with trio.fail_after(PATIENCE / 2):
         outcome = await call()
     assert isinstance(outcome, NotJudged), outcome
     for words in (outcome.cause, outcome.remedy):
@@ -167,19 +194,34 @@ async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
     file = tmp_path / "receipts.jsonl"
     scores: list[float] = []
     async with judge(handle) as url:
-        by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=PATIENT, said=lambda: {"hardware": "cpu", "local": 4})
+        by = JudgeClient(
+            url, ME, "digest", Clock(0.0), timeouts=PATIENT, said=lambda: {"hardware": "cpu", "local": 4}
+        )
         keeping = ReceiptFile(file, most=2)
-        evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: scores.append(score), by, receipts=keeping)
+        evaluation = Evaluation(
+            url,
+            ME,
+            "digest",
+            lambda id, text: None,
+            lambda score, n: scores.append(score),
+            by,
+            receipts=keeping,
+        )
         for _ in range(5):
             await evaluation.ask(3, "/home/me/models/tiny")
             await evaluation.answer(ID, "2", True)
     assert scores == [0.625] * 5
     assert evaluation.document()["interval"] == (0.31, 0.86)
     wish = json.loads(seen[0].partition(b"\r\n\r\n")[2])
-    assert wish == {"round": 3, "curriculum": "digest", "asker": {"hardware": "cpu", "local": 4, "model": "tiny"}}
+    assert wish == {
+        "round": 3,
+        "curriculum": "digest",
+        "asker": {"hardware": "cpu", "local": 4, "model": "tiny"},
+    }
     assert json.loads(seen[1].partition(b"\r\n\r\n")[2]) == {"answers": [{"text": "2", "ended": True}]}
     kept = [json.loads(line) for line in file.read_text().splitlines()]
-    assert kept == [{"receipt": GRADE["receipt"], "signature": GRADE["signature"]}] * 2  # of five, no more than twice two
+    # Of five, no more than twice two
+    assert kept == [{"receipt": GRADE["receipt"], "signature": GRADE["signature"]}] * 2
 
 
 @pytest.mark.parametrize(
@@ -222,10 +264,15 @@ def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.L
     path.mkdir()  # where the file should be
     file = ReceiptFile(path)
     file.add({"receipt": "lost", "signature": ""})
-    assert [(entry.levelname, "receipt of the judge could not be kept" in entry.message) for entry in caplog.records] == [("WARNING", True)]
+    assert [
+        (entry.levelname, "receipt of the judge could not be kept" in entry.message)
+        for entry in caplog.records
+    ] == [("WARNING", True)]
     path.rmdir()
     file.add({"receipt": "kept", "signature": ""})
-    assert [json.loads(line)["receipt"] for line in path.read_text().splitlines()] == ["kept"] and len(caplog.records) == 1
+    assert [json.loads(line)["receipt"] for line in path.read_text().splitlines()] == ["kept"] and len(
+        caplog.records
+    ) == 1
     path.write_text(path.read_text() + '{"receipt": "to')  # kill -9
     file.add({"receipt": "whole", "signature": ""})
     assert json.loads(path.read_text().splitlines()[-1])["receipt"] == "whole"
@@ -234,24 +281,65 @@ def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.L
 # Judges that lie.
 
 LIES: list[Any] = [
-    b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 60_000, b'{"evaluation":' * 4_000, b'{"x":' + b"[" * 60_000, b"<html>hello</html>",
-    questions(evaluation=5), questions(evaluation="../../v1/peers/x"), questions(evaluation=ID + "\n"),
-    questions(evaluation=ID.upper()), questions(evaluation=""), questions(question=""), questions(question=None),
-    questions(question="x" * 8_193), questions(question=["1"]), questions(seconds=-1), questions(seconds=0),
-    questions(seconds=1e308), questions(seconds="60"), questions(seconds=math.nan), questions(seconds=math.inf),
-    questions(seconds=True), {"error": "no", "remedy": "none"},
-    json.dumps(questions()).encode()[:-1], json.dumps(questions()).encode() + b"x",
-    questions(question="x" * MAX_RESPONSE), reply(questions()),
-]  # fmt: skip
+    b"",
+    b"null",
+    b"[]",
+    b"{}",
+    b"\xff\xfe\x00",
+    b"[" * 60_000,
+    b'{"evaluation":' * 4_000,
+    b'{"x":' + b"[" * 60_000,
+    b"<html>hello</html>",
+    questions(evaluation=5),
+    questions(evaluation="../../v1/peers/x"),
+    questions(evaluation=ID + "\n"),
+    questions(evaluation=ID.upper()),
+    questions(evaluation=""),
+    questions(question=""),
+    questions(question=None),
+    questions(question="x" * 8_193),
+    questions(question=["1"]),
+    questions(seconds=-1),
+    questions(seconds=0),
+    questions(seconds=1e308),
+    questions(seconds="60"),
+    questions(seconds=math.nan),
+    questions(seconds=math.inf),
+    questions(seconds=True),
+    {"error": "no", "remedy": "none"},
+    json.dumps(questions()).encode()[:-1],
+    json.dumps(questions()).encode() + b"x",
+    questions(question="x" * MAX_RESPONSE),
+    reply(questions()),
+]
 
 
 GRADE_LIES: list[Any] = [
-    {**GRADE, "reward": 0.5}, {**GRADE, "reward": -1}, {**GRADE, "reward": 1e308}, {**GRADE, "reward": math.nan}, {**GRADE, "reward": "1"},
-    {**GRADE, "evaluation": "cd" * 16}, {**GRADE, "answered": 0}, {**GRADE, "answered": -3}, {**GRADE, "answered": 2**80},
-    {**GRADE, "answered": 1.5}, {**GRADE, "score": 1.5}, {**GRADE, "n": 0}, {k: v for k, v in GRADE.items() if k != "score"},
-    {**GRADE, "total": 4.0}, {**GRADE, "total": -1.0}, {**GRADE, "total": math.inf}, {**GRADE, "specialty": 1},
-    {**GRADE, "specialty": "\x1b[2J"}, {**GRADE, "specialty": "x" * 100_000}, {**GRADE, "reason": "x" * 65}, {}, [], b"null", QUESTION,
-]  # fmt: skip
+    {**GRADE, "reward": 0.5},
+    {**GRADE, "reward": -1},
+    {**GRADE, "reward": 1e308},
+    {**GRADE, "reward": math.nan},
+    {**GRADE, "reward": "1"},
+    {**GRADE, "evaluation": "cd" * 16},
+    {**GRADE, "answered": 0},
+    {**GRADE, "answered": -3},
+    {**GRADE, "answered": 2**80},
+    {**GRADE, "answered": 1.5},
+    {**GRADE, "score": 1.5},
+    {**GRADE, "n": 0},
+    {k: v for k, v in GRADE.items() if k != "score"},
+    {**GRADE, "total": 4.0},
+    {**GRADE, "total": -1.0},
+    {**GRADE, "total": math.inf},
+    {**GRADE, "specialty": 1},
+    {**GRADE, "specialty": "\x1b[2J"},
+    {**GRADE, "specialty": "x" * 100_000},
+    {**GRADE, "reason": "x" * 65},
+    {},
+    [],
+    b"null",
+    QUESTION,
+]
 
 
 @pytest.mark.parametrize("lie", GRADE_LIES, ids=lambda lie: repr(lie)[:60])
@@ -287,14 +375,19 @@ NOT_HTTP = {
 }
 
 
-@pytest.mark.parametrize("said", [*map(reply, LIES), *NOT_HTTP.values()], ids=[*(repr(lie)[:40] for lie in LIES), *NOT_HTTP])
+@pytest.mark.parametrize(
+    "said", [*map(reply, LIES), *NOT_HTTP.values()], ids=[*(repr(lie)[:40] for lie in LIES), *NOT_HTTP]
+)
 async def test_what_is_no_question(said: bytes) -> None:
     async with judge(saying(said)) as url:
         await silent(lambda: client(url).ask(1, "tiny"))
 
 
 async def test_mutated_answers() -> None:
-    """500 answers with random bytes changed: a Question of the right form, or NotJudged; never an exception."""
+    """500 answers with random bytes changed.
+
+    A Question of the right form, or NotJudged; never an exception.
+    """
     rng = random.Random(1)
     outcomes = []
 
@@ -376,12 +469,17 @@ async def test_too_much() -> None:
     assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
 
 
-@pytest.mark.parametrize(("handle", "why"), [(never, "whole"), (stalls_in_the_body, "whole"), (drips, "whole"), (pours, "more than")])
+@pytest.mark.parametrize(
+    ("handle", "why"),
+    [(never, "whole"), (stalls_in_the_body, "whole"), (drips, "whole"), (pours, "more than")],
+)
 async def test_commands_have_the_same_limits(handle: Handler, why: str) -> None:
     """`swarmd verify --upload` and what reads; a drip begins with the headers."""
     async with judge(handle) as url:
         with pytest.raises(httpx2.HTTPError, match=why):
-            await trio.to_thread.run_sync(exchanged, "POST", url, {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole)
+            await trio.to_thread.run_sync(
+                exchanged, "POST", url, {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole
+            )
 
 
 async def test_cancelling_the_daemon_is_not_swallowed() -> None:
@@ -432,7 +530,10 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
 
 
 async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> None:
-    """A name that leads somewhere else each time is dialled at what was checked, under its own name; what is refused is not dialled."""
+    """A name that leads somewhere else each time is dialled at what was checked, under its own name.
+
+    What is refused is not dialled.
+    """
     asked: list[tuple[str, int]] = []
     seen: list[bytes] = []
 
@@ -449,9 +550,13 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
     clock = Clock(0.0)
     async with judge(handle) as url:
         port = int(url.rsplit(":", 1)[1])
-        named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=PATIENT, resolve=resolve)
+        named = JudgeClient(
+            f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=PATIENT, resolve=resolve
+        )
         assert isinstance(await named.ask(1, "tiny"), Question)
-        assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith("judge.invalid is no public address")
+        assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith(
+            "judge.invalid is no public address"
+        )
     assert asked == [("judge.invalid", port)] * 2
     assert len(seen) == 1
     for header in (f"host: judge.invalid:{port}", f"swarmd-origin: http://judge.invalid:{port}"):
@@ -459,11 +564,16 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
 
 
 async def test_a_used_sequence_number_is_stepped_over() -> None:
-    """A node whose clock was set back: the judge says which number is the last, and the next request is above it."""
+    """A node whose clock was set back.
+
+    The judge says which number is the last, and the next request is above it.
+    """
     numbers = []
 
     async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        number = int(next(line for line in request.splitlines() if line.startswith(b"swarmd-sequence")).split(b":")[1])
+        number = int(
+            next(line for line in request.splitlines() if line.startswith(b"swarmd-sequence")).split(b":")[1]
+        )
         numbers.append(number)
         used = {"error": "this sequence number was used", "remedy": "larger", "sequence": 10**18}
         await stream.send_all(reply(questions()) if number > 10**18 else reply(used, 409))
@@ -532,7 +642,12 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
     async with judge(handle) as url:
         patient = JudgeClient(url, ME, "digest", clock, timeouts=PATIENT)
         evaluation = Evaluation(
-            url, ME, "digest", lambda id, text: to_trainer.append((id, text)), lambda score, n: grades.append((score, n)), patient
+            url,
+            ME,
+            "digest",
+            lambda id, text: to_trainer.append((id, text)),
+            lambda score, n: grades.append((score, n)),
+            patient,
         )
         async with trio.open_nursery() as nursery:
             for number in range(5):
@@ -561,7 +676,9 @@ async def test_a_refusal_is_told_whole_once() -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()
     async with judge(saying(reply({"error": error, "remedy": remedy}, 409))) as url:
-        evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url, clock), told.append)
+        evaluation = Evaluation(
+            url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url, clock), told.append
+        )
         for _ in range(2):
             await evaluation.ask(1, "tiny")
             clock.now += 3600.0
@@ -587,7 +704,9 @@ def test_a_judge_that_scores_otherwise_is_taken_and_its_rules_are_named_once() -
         async with judge(saying(reply({"status": "ok", "curriculum": TINY_9.digest}, 200))) as url:
             ours = CURRICULA["tiny-9-strict"].digest
             strict = JudgeClient(url, ME, ours)
-            evaluation = Evaluation(url, ME, ours, lambda id, text: None, lambda score, n: None, strict, told.append)
+            evaluation = Evaluation(
+                url, ME, ours, lambda id, text: None, lambda score, n: None, strict, told.append
+            )
             for _ in range(2):
                 await evaluation.check()
         assert evaluation.document()["cause"] == "" and len(told) == 1 and "rules of tiny-9," in told[0]
@@ -598,14 +717,19 @@ def test_a_judge_that_scores_otherwise_is_taken_and_its_rules_are_named_once() -
 @pytest.mark.parametrize(
     "answer, said",
     [
-        (reply({"status": "ok", "curriculum": TINY_9.digest}, 200), "asks tiny-9, and this node trains on another curriculum"),
+        (
+            reply({"status": "ok", "curriculum": TINY_9.digest}, 200),
+            "asks tiny-9, and this node trains on another curriculum",
+        ),
         (reply({"curriculum": "0123456789abcdef"}, 200), "asks tasks that are not known here"),
         (reply({"curriculum": "digest"}, 200), None),
         (reply({"error": "not found"}, 404), None),  # an earlier version
         (b"nonsense", None),
     ],
 )
-def test_a_judge_of_another_curriculum_is_named_before_the_first_question(answer: bytes, said: str | None) -> None:
+def test_a_judge_of_another_curriculum_is_named_before_the_first_question(
+    answer: bytes, said: str | None
+) -> None:
     requests: list[bytes] = []
 
     async def handle(stream: trio.SocketStream, request: bytes) -> None:
@@ -615,11 +739,17 @@ def test_a_judge_of_another_curriculum_is_named_before_the_first_question(answer
     async def main() -> None:
         told: list[str] = []
         async with judge(handle) as url:
-            evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url), told.append)
+            evaluation = Evaluation(
+                url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url), told.append
+            )
             await evaluation.check()
             document = evaluation.document()
         assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
-        assert (said in document["cause"] and said in told[0] and document["remedy"]) if said else (document["cause"], told) == ("", [])
+        assert (
+            (said in document["cause"] and said in told[0] and document["remedy"])
+            if said
+            else (document["cause"], told) == ("", [])
+        )
         assert document["asked_again_in"] == 0.0  # it is asked as ever
 
     trio.run(main)

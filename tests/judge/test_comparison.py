@@ -14,7 +14,16 @@ from scipy import stats
 
 from benchmarks.judge_significance import table
 from judge.figures.anytime import always, evidence, paired_test
-from judge.figures.comparison import ArmData, ArmsView, BinSums, benjamini_hochberg, compare, holm, stays_from, welch
+from judge.figures.comparison import (
+    ArmData,
+    ArmsView,
+    BinSums,
+    benjamini_hochberg,
+    compare,
+    holm,
+    stays_from,
+    welch,
+)
 from judge.figures.comparison_document import comparison_document
 from judge.figures.rounds import HORIZONS, MISSED, ROUNDS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
@@ -47,19 +56,28 @@ def walked(*evaluations: tuple[int, float], sharing: str = "swarm") -> tuple[Pee
 
 
 def test_cumulative_reward_counts_rounds_and_not_evaluations() -> None:
-    once, often = walked((1, 1.0), (7, 0.0), (12, 1.0)), walked((1, 1.0), (2, 1.0), (3, 1.0), (7, 0.0), (8, 0.0), (12, 1.0))
+    once, often = (
+        walked((1, 1.0), (7, 0.0), (12, 1.0)),
+        walked((1, 1.0), (2, 1.0), (3, 1.0), (7, 0.0), (8, 0.0), (12, 1.0)),
+    )
     assert once[1] == often[1] == {5: 5.0, 10: 5.0}
-    assert walked((1, 1.0), (2, 0.0), (16, 1.0))[1] == {5: 2.5, 10: 5.0, 15: 7.5}  # a bin without any has the mean before it
-    assert walked((12, 1.0), (15, 0.0))[1] == {5: 5.0, 10: 10.0, 15: 15.0}  # and the first ones that of the first
+    # A bin without any has the mean before it
+    assert walked((1, 1.0), (2, 0.0), (16, 1.0))[1] == {5: 2.5, 10: 5.0, 15: 7.5}
+    # And the first ones that of the first
+    assert walked((12, 1.0), (15, 0.0))[1] == {5: 5.0, 10: 10.0, 15: 15.0}
 
 
 def test_what_does_not_count() -> None:
     progress, values = walked((1, 1.0), (5, 1.0))
     assert values == {5: 5.0}
     assert advance(progress, "swarm", 3, 1.0) == (progress, ())  # of a bin that is over
-    assert walked((1, 1.0), (5 * MISSED, 1.0), (5 * (2 * MISSED + 2), 1.0), (500, 0.0))[0].counts is False  # away for too long
+    # Away for too long
+    assert walked((1, 1.0), (5 * MISSED, 1.0), (5 * (2 * MISSED + 2), 1.0), (500, 0.0))[0].counts is False
     assert walked((5 * MISSED + 5, 1.0))[0].counts is False  # it has begun long ago
-    assert walked((1, 1.0), (2**62, 1.0), (2**62 + 1, 0.0)) == (replace(walked((1, 1.0))[0], counts=False), {})
+    assert walked((1, 1.0), (2**62, 1.0), (2**62 + 1, 0.0)) == (
+        replace(walked((1, 1.0))[0], counts=False),
+        {},
+    )
     other, closed = advance(progress, "solo", 10, 1.0)
     assert (other.counts, other.sharing, closed) == (False, "swarm", ())  # it says otherwise
     assert advance(other, "swarm", 10, 1.0) == (other, ())
@@ -77,9 +95,12 @@ def test_welch_and_corrections_are_those_of_scipy() -> None:
         wanted = stats.ttest_ind(one, other, equal_var=False)
         assert p == pytest.approx(wanted.pvalue)
         assert (gain - half, gain + half) == pytest.approx(tuple(wanted.confidence_interval()))
-    assert welch([sums([0.1] * 7)], [sums([0.35] * 7)]) == (pytest.approx(-0.25), float("inf"), 1.0)  # nothing is known of chance
+    # Nothing is known of chance
+    assert welch([sums([0.1] * 7)], [sums([0.35] * 7)]) == (pytest.approx(-0.25), float("inf"), 1.0)
     p_values = [rng.random() ** 3 for _ in range(30)]
-    assert benjamini_hochberg(p_values) == pytest.approx(list(stats.false_discovery_control(p_values, method="bh")))
+    assert benjamini_hochberg(p_values) == pytest.approx(
+        list(stats.false_discovery_control(p_values, method="bh"))
+    )
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == benjamini_hochberg([]) == []
 
@@ -99,12 +120,17 @@ def test_from_which_round_on(tests: list[tuple[int, float, float]], first: int |
 
 
 def test_a_comparison_wants_peers_enough_on_each_side() -> None:
-    good = {bin: sums([0.5 + 0.01 * peer for peer in range(6)]) for bin in range(6)} | {6: sums([0.5, 0.6, 0.7])}
-    poor = {bin: sums([0.1 + 0.01 * peer for peer in range(80 if bin < 5 else 7)]) for bin in range(7)} | {7: sums([0.2])}
+    good = {bin: sums([0.5 + 0.01 * peer for peer in range(6)]) for bin in range(6)} | {
+        6: sums([0.5, 0.6, 0.7])
+    }
+    poor = {bin: sums([0.1 + 0.01 * peer for peer in range(80 if bin < 5 else 7)]) for bin in range(7)} | {
+        7: sums([0.2])
+    }
     found = compare(good, poor)
     assert [(point.round, point.peers) for point in found.solo][4:] == [(25, 80), (30, 7), (35, 7), (40, 1)]
     assert found.solo[-1].band is None and found.swarm[0].mean == pytest.approx(5 * 0.525)
-    assert [test.round for test in found.tests] == [20, 25]  # at 30 a tenth of the 80 is not left, at 35 the six are not
+    # At 30 a tenth of the 80 is not left, at 35 the six are not
+    assert [test.round for test in found.tests] == [20, 25]
     assert compare(poor, {bin: sums([0.9, 0.91] * 4) for bin in range(7)}).holm_from == 20
     assert compare(good, {}).tests == []
 
@@ -125,7 +151,8 @@ def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
     found = paired_test({31: good}, {31: poor})
     assert (found.better, [(at.round, at.pairs) for at in found.horizons]) == (True, [(160, 30)])
     assert paired_test({31: poor}, {31: good}).better is False
-    assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)  # what was found stays found
+    # What was found stays found
+    assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)
 
 
 def test_an_interval_for_all_moments_holds_while_the_model_learns() -> None:
@@ -135,7 +162,10 @@ def test_an_interval_for_all_moments_holds_while_the_model_learns() -> None:
     for _ in range(100):
         right = np.cumsum(rng.random(600) < shares)
         looks = [always(int(right[n - 1]), n) for n in (5, 10, 20, 40, 80, 160, 320, 600)]
-        missed += any(not at.low <= truth[n - 1] <= at.high for at, n in zip(looks, (5, 10, 20, 40, 80, 160, 320, 600), strict=True))
+        missed += any(
+            not at.low <= truth[n - 1] <= at.high
+            for at, n in zip(looks, (5, 10, 20, 40, 80, 160, 320, 600), strict=True)
+        )
     assert missed <= 5
     assert (always(0, 0).low, always(0, 0).high, always(7, 7).high, always(0, 9).low) == (0.0, 1.0, 1.0, 0.0)
     widths = [always(n // 4, n).high - always(n // 4, n).low for n in (20, 200, 2_000, 20_000)]
@@ -149,7 +179,10 @@ def store(database: str) -> Iterator[Store]:
 
 
 def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -> None:
-    """Of peers in the swarm, alone, of another mind half-way and away for long, over two models: as worked out anew from all of them."""
+    """Of peers in the swarm, alone, of another mind half-way and away for long, over two models.
+
+    As worked out anew from all of them.
+    """
     rng, number = random.Random(3), 0
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []
     for peer in range(10):
@@ -157,21 +190,33 @@ def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -
         for step in range(14):
             number, round_number = number + 1, round_number + rng.choice((1, 2, 9, -3, 30))
             said = "swarm" if peer % 2 and not (peer == 5 and step > 8) else "solo"
-            attributes = Attributes(max(0, round_number), "tiny\0" if peer > 2 else "other", sharing=None if peer == 9 else said)
+            attributes = Attributes(
+                max(0, round_number), "tiny\0" if peer > 2 else "other", sharing=None if peer == 9 else said
+            )
             asked = replace(question(number, PeerId(f"peer {peer}")), attributes=attributes)
             steps.append((store.asked, (asked, number, float(number))))
             if step == 3:
                 steps.append((store.lapsed, ([asked],)))
             else:
-                steps.append((store.graded, (asked, [ANSWER], [rng.choice((RIGHT, WRONG))], 0.25, number, float(number))))
+                steps.append(
+                    (
+                        store.graded,
+                        (asked, [ANSWER], [rng.choice((RIGHT, WRONG))], 0.25, number, float(number)),
+                    )
+                )
     assert not any(isinstance(outcome, Exception) for outcome in store.together(steps))
     with reading(database) as db:
         view = arms.view(db, None)
     assert view.model == "tiny\0" and {size.model for size in view.sizes} == {"tiny\0", "other"}
-    assert max(bins.peers for bins in view.swarm.bins.values()) == 3 and len(view.swarm.finishers[HORIZONS[0]]) > 0
+    assert (
+        max(bins.peers for bins in view.swarm.bins.values()) == 3
+        and len(view.swarm.finishers[HORIZONS[0]]) > 0
+    )
     with reading(database) as db:
         again = {table.name: rows for table, rows in arms.recounted(db).rows()}
-        kept = {table.name: [dict(row) for row in db.execute(table.select()).mappings()] for table in arms.TABLES}
+        kept = {
+            table.name: [dict(row) for row in db.execute(table.select()).mappings()] for table in arms.TABLES
+        }
     for name, rows in again.items():
         assert sorted(map(rounded, rows)) == sorted(map(rounded, kept[name])), name
 
@@ -185,16 +230,35 @@ async def test_the_comparison_over_http(court: Court) -> None:
     for sharing in ("swarm", "solo"):
         peer = court.peer()
         for round_number in (1, 6, 11):
-            wish = {"round": round_number, "curriculum": TINY_9.digest, "asker": {"model": "arms", "sharing": sharing}}
+            wish = {
+                "round": round_number,
+                "curriculum": TINY_9.digest,
+                "asker": {"model": "arms", "sharing": sharing},
+            }
             asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]["evaluation"]
-            text = await court.right_answer(peer, asked) if sharing == "swarm" or round_number == 1 else "<answer>no</answer>"
-            done = await court.post(peer, f"/v1/evaluations/{asked}/answers", {"answers": [{"text": text, "ended": True}]})
+            text = (
+                await court.right_answer(peer, asked)
+                if sharing == "swarm" or round_number == 1
+                else "<answer>no</answer>"
+            )
+            done = await court.post(
+                peer, f"/v1/evaluations/{asked}/answers", {"answers": [{"text": text, "ended": True}]}
+            )
             assert done.status_code == 200
     found = (await court.http.get("/v1/comparison?model=arms")).json()
     assert found["model"] == "arms" and {"model": "arms", "swarm": 1, "solo": 1} in found["models"]
-    assert found["swarm"] == {"round": [5, 10], "peers": [1, 1], "reward": [5.0, 10.0], "low": [None, None], "high": [None, None]}
+    assert found["swarm"] == {
+        "round": [5, 10],
+        "peers": [1, 1],
+        "reward": [5.0, 10.0],
+        "low": [None, None],
+        "high": [None, None],
+    }
     assert found["solo"]["reward"] == [5.0, 5.0]
-    assert found["tests"]["round"] == [] and found["significant_from"] == {"holm": None, "benjamini_hochberg": None}
+    assert found["tests"]["round"] == [] and found["significant_from"] == {
+        "holm": None,
+        "benjamini_hochberg": None,
+    }
     assert found["anytime"] == {"verdict": "not known", "p": 1.0, "horizons": []}
     head = await court.http.head("/v1/comparison")
     assert (head.status_code, head.content) == (200, b"")

@@ -1,4 +1,7 @@
-"""judge.toml and `swarmd-judge init | check`: every setting, which source wins, and what is said about mistakes."""
+"""judge.toml and `swarmd-judge init | check`.
+
+Every setting, which source wins, and what is said about mistakes.
+"""
 
 import re
 import sys
@@ -39,8 +42,12 @@ def test_the_example_has_every_setting_with_its_default_and_a_comment() -> None:
     without_default = {name for name, setting in settings_of(serve).items() if setting.default is None}
     assert set(re.findall(r"^# (\w+) = ", text, re.MULTILINE)) == without_default
     document = read_config(EXAMPLE, settings_of(serve))
-    assert document == {name: setting.default for name, setting in settings_of(serve).items() if name not in without_default}
-    assert set(tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))) == set(settings_of(serve))
+    assert document == {
+        name: setting.default for name, setting in settings_of(serve).items() if name not in without_default
+    }
+    assert set(tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))) == set(
+        settings_of(serve)
+    )
 
 
 def said(*words: str) -> tuple[int, list[str]]:
@@ -65,10 +72,16 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path, monkeypatch: 
 
 def test_a_list_and_a_path_arrive_at_the_command(tmp_path: Path) -> None:
     file = tmp_path / "judge.toml"
-    file.write_text('origin = ["https://a.example", "https://b.example"]\nproxy = ["127.0.0.1"]\nkey = "k"\ndeadline = 60\n')
+    file.write_text(
+        'origin = ["https://a.example", "https://b.example"]\nproxy = ["127.0.0.1"]\nkey = "k"\ndeadline ='
+        " 60\n"
+    )
     assert read_config(file, settings_of(serve)) == {
-        "origin": ["https://a.example", "https://b.example"], "proxy": ["127.0.0.1"], "key": "k", "deadline": 60,
-    }  # fmt: skip
+        "origin": ["https://a.example", "https://b.example"],
+        "proxy": ["127.0.0.1"],
+        "key": "k",
+        "deadline": 60,
+    }
     assert said("--config", str(file), "--port", "0", "--database", str(tmp_path / "j"))[0] == 0
 
 
@@ -107,7 +120,9 @@ def test_all_mistakes_at_once_and_no_file(tmp_path: Path) -> None:
 
 def test_init_writes_the_example_once(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["init", str(tmp_path / "new")])
-    assert done.exit_code == 0 and f"serve --config {tmp_path}/new/judge.toml" in done.output.replace("\n", "")
+    assert done.exit_code == 0 and f"serve --config {tmp_path}/new/judge.toml" in done.output.replace(
+        "\n", ""
+    )
     file = tmp_path / "new" / "judge.toml"
     assert file.read_bytes() == EXAMPLE.read_bytes()
     file.write_text("port = 1\n")
@@ -137,7 +152,8 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
     Identity.load_or_create(key)
     key.chmod(0o644)
     assert "chmod 600" in said(*options, "--curriculum", "tiny-9")[1][0]
-    assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]  # below a file
+    # Below a file
+    assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]
     assert "one judge alone" in said("--port", "0", "--database", str(tmp_path / "new"), "--shared")[1][0]
 
 
@@ -147,7 +163,9 @@ def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) ->
         return {finding.what: finding for finding in check(settings, Evaluator(60.0, STANDIN))}
 
     assert findings()["uploads"].said == "no weights are evaluated"
-    assert findings(verified_bytes=1, verified_models=("good",))["uploads"] == CheckFinding("uploads", "weights of good, 1 bytes at most")
+    assert findings(verified_bytes=1, verified_models=("good",))["uploads"] == CheckFinding(
+        "uploads", "weights of good, 1 bytes at most"
+    )
     nope = findings(verified_bytes=2**60, verified_models=("nope",))
     assert not nope["uploads"].well and "--verified-model" in nope["uploads"].said
     assert not nope["disk"].well and "MiB free" in nope["disk"].said
@@ -171,8 +189,13 @@ def test_what_does_nothing_without_uploads_is_refused(option: str) -> None:
 
 def test_a_misspelt_variable_is_refused() -> None:
     settings = settings_of(serve)
-    refuse_unknown_variables({"SWARMD_JUDGE_PORT": "1", "SWARMD_JUDGE_CONFIG": "f", "SWARMD_JUDGE": "x", "SWARMD_JUDGE_X": ""}, settings)
-    with pytest.raises(ConfigurationWrong, match="SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT") as wrong:
+    refuse_unknown_variables(
+        {"SWARMD_JUDGE_PORT": "1", "SWARMD_JUDGE_CONFIG": "f", "SWARMD_JUDGE": "x", "SWARMD_JUDGE_X": ""},
+        settings,
+    )
+    with pytest.raises(
+        ConfigurationWrong, match="SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT"
+    ) as wrong:
         refuse_unknown_variables({"SWARMD_JUDGE_PROT": "1", "SWARMD_JUDGE_ZEBRA\x1b": "1"}, settings)
     assert "SWARMD_JUDGE_ZEBRA\\x1b: no such variable; unset it" in str(wrong.value)
     for command in ("check", "serve", "export", "backup", "verify"):
@@ -186,7 +209,8 @@ def test_variables_of_a_node_may_be_set_beside_the_judge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--origin", "judge.example"), ("--origin", "https://judge.example/path"), ("--proxy", "caddy")]
+    ("option", "value"),
+    [("--origin", "judge.example"), ("--origin", "https://judge.example/path"), ("--proxy", "caddy")],
 )
 def test_an_address_that_nobody_could_have_is_refused(option: str, value: str) -> None:
     """Such an origin would refuse every node; such a proxy would never be believed."""
@@ -196,19 +220,32 @@ def test_an_address_that_nobody_could_have_is_refused(option: str, value: str) -
 
 @pytest.mark.parametrize("option", ["deadline", "window"])
 def test_a_time_that_is_no_number_is_refused(option: str) -> None:
-    for arguments, environment in (([f"--{option}", "nan"], {}), ([], {f"SWARMD_JUDGE_{option.upper()}": "nan"})):
+    for arguments, environment in (
+        ([f"--{option}", "nan"], {}),
+        ([], {f"SWARMD_JUDGE_{option.upper()}": "nan"}),
+    ):
         done = CliRunner().invoke(app, ["serve", *arguments], env=environment)
         assert done.exit_code == 2 and f"--{option}" in done.output
 
 
 def test_addresses_that_are_taken() -> None:
-    assert checked_origins(["https://judge.example/", "http://[::1]:8400"]) == {"https://judge.example", "http://[::1]:8400"}
+    assert checked_origins(["https://judge.example/", "http://[::1]:8400"]) == {
+        "https://judge.example",
+        "http://[::1]:8400",
+    }
     assert checked_proxies(["127.0.0.1", "::1", "10.0.0.0/8", "*"]) == ("127.0.0.1", "::1", "10.0.0.0/8", "*")
 
 
 def test_the_help_fits_80_columns() -> None:
     for command in ([], ["serve"], ["export"]):
         shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).output
-        assert "…" not in shown and "..." not in shown.replace("[ARGS]...", "") and max(map(len, shown.splitlines())) <= 80
-    assert "postgresql://user@host/name" in CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).output
+        assert (
+            "…" not in shown
+            and "..." not in shown.replace("[ARGS]...", "")
+            and max(map(len, shown.splitlines())) <= 80
+        )
+    assert (
+        "postgresql://user@host/name"
+        in CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).output
+    )
     assert CliRunner().invoke(app, ["serve", "-h"]).exit_code == 0

@@ -1,4 +1,7 @@
-"""Weights that are named on a hub: what the judge fetches, from where alone, and hostile answers. The hub is our own, on loopback."""
+"""Weights that are named on a hub: what the judge fetches, from where alone, and hostile answers.
+
+The hub is our own, on loopback.
+"""
 
 import json
 import pickle
@@ -35,11 +38,27 @@ GOOD = file_of(SHAPES)
 PEFT = file_of({"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)})
 
 
-CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_rslora": False, "alpha_pattern": {}, "bias": "none"}
-CONFIGS = {name: json.dumps(CONFIG | change).encode() for name, change in {
-    "adapter": {}, "alpha": {"lora_alpha": 2}, "rslora": {"use_rslora": True}, "rank": {"r": 4}, "parts": {"alpha_pattern": {"a": 8}},
-    "pissa": {"init_lora_weights": "pissa"}, "word": {"lora_alpha": "4"}, "dear": {"x": "x" * MAX_CONFIG},
-}.items()} | {"deep": b"[" * 60_000}  # fmt: skip
+CONFIG: dict[str, Any] = {
+    "peft_type": "LORA",
+    "r": 2,
+    "lora_alpha": 4,
+    "use_rslora": False,
+    "alpha_pattern": {},
+    "bias": "none",
+}
+CONFIGS = {
+    name: json.dumps(CONFIG | change).encode()
+    for name, change in {
+        "adapter": {},
+        "alpha": {"lora_alpha": 2},
+        "rslora": {"use_rslora": True},
+        "rank": {"r": 4},
+        "parts": {"alpha_pattern": {"a": 8}},
+        "pissa": {"init_lora_weights": "pissa"},
+        "word": {"lora_alpha": "4"},
+        "dear": {"x": "x" * MAX_CONFIG},
+    }.items()
+} | {"deep": b"[" * 60_000}
 
 
 class HubWithTricks(BaseHTTPRequestHandler):
@@ -57,9 +76,24 @@ class HubWithTricks(BaseHTTPRequestHandler):
         if self.path.endswith("adapter_config.json") and what in CONFIGS:
             self.answer(200, CONFIGS[what])
             return
-        bodies = {"good": GOOD, "adapter": PEFT, "shapes": file_of({"a.weight": (3, 4), "b.bias": (5,)}), "moved": GOOD}
-        bodies |= {"html": b"<html>" * 20, "pickle": pickle.dumps({"a": list(range(50))}), "short": GOOD[:-1], "large": b""}
-        targets = {"away": f"{self.elsewhere}/secret", "plain": "http://cdn.example/x", "endless": self.path, "file": "file:///etc/passwd"}
+        bodies = {
+            "good": GOOD,
+            "adapter": PEFT,
+            "shapes": file_of({"a.weight": (3, 4), "b.bias": (5,)}),
+            "moved": GOOD,
+        }
+        bodies |= {
+            "html": b"<html>" * 20,
+            "pickle": pickle.dumps({"a": list(range(50))}),
+            "short": GOOD[:-1],
+            "large": b"",
+        }
+        targets = {
+            "away": f"{self.elsewhere}/secret",
+            "plain": "http://cdn.example/x",
+            "endless": self.path,
+            "file": "file:///etc/passwd",
+        }
         if what in targets:
             self.answer(302, b"", location=targets[what])
         elif what == "moved" and "moved-here" not in self.path:
@@ -69,7 +103,9 @@ class HubWithTricks(BaseHTTPRequestHandler):
         elif what == "held":
             self.held.wait(60)
             self.answer(200, GOOD)
-        elif what not in {*bodies, "slow", "unsized"} or self.path.endswith("adapter_model.safetensors") != (what == "adapter"):
+        elif what not in {*bodies, "slow", "unsized"} or self.path.endswith("adapter_model.safetensors") != (
+            what == "adapter"
+        ):
             self.answer(404, b"none")
         elif what == "unsized":
             self.answer(200, GOOD, size=None)
@@ -77,7 +113,9 @@ class HubWithTricks(BaseHTTPRequestHandler):
             self.answer(200, GOOD[:50], size=len(GOOD))
             self.over.wait(60)
         else:
-            self.answer(200, bodies[what], size={"large": 10**6 + 1, "short": len(GOOD)}.get(what, len(bodies[what])))
+            self.answer(
+                200, bodies[what], size={"large": 10**6 + 1, "short": len(GOOD)}.get(what, len(bodies[what]))
+            )
 
     def answer(self, status: int, body: bytes, size: int | None = 0, location: str = "") -> None:
         self.send_response(status)
@@ -94,7 +132,8 @@ class HubWithTricks(BaseHTTPRequestHandler):
 
 @contextmanager
 def listening(kind: type[HubWithTricks]) -> Iterator[str]:
-    kind.over, kind.held = threading.Event(), threading.Event()  # once more: tests of a module need not follow one another
+    # Once more: tests of a module need not follow one another
+    kind.over, kind.held = threading.Event(), threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
@@ -127,9 +166,14 @@ def hub() -> Iterator[str]:
 def settings(hub: str, tmp_path_factory: pytest.TempPathFactory) -> JudgeSettings:
     folder = tmp_path_factory.mktemp("hub")
     return JudgeSettings(
-        str(folder / "judge.sqlite3"), "tiny-9", verified_bytes=10**6, verified_models=MODELS, verified_questions=1,
-        verified_folder=folder / "uploads", verified_hub=hub,
-    )  # fmt: skip
+        str(folder / "judge.sqlite3"),
+        "tiny-9",
+        verified_bytes=10**6,
+        verified_models=MODELS,
+        verified_questions=1,
+        verified_folder=folder / "uploads",
+        verified_hub=hub,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +195,23 @@ async def outcome(judge: Uploader, repo: str, **said: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("repo", "file"), [("me/good", GOOD), ("me/moved", GOOD), ("me/adapter", PEFT)])
-async def test_weights_of_a_commit_are_evaluated_and_the_receipt_says_whence(judge: Uploader, hub: str, repo: str, file: bytes) -> None:
+async def test_weights_of_a_commit_are_evaluated_and_the_receipt_says_whence(
+    judge: Uploader, hub: str, repo: str, file: bytes
+) -> None:
     rank = {"lora_rank": 2} if file is PEFT else {}
     found = await outcome(judge, repo, **rank)
-    assert (found["state"], found["weights"], found["bytes"]) == ("done", sha256(file).hexdigest(), len(file)), found
+    assert (found["state"], found["weights"], found["bytes"]) == (
+        "done",
+        sha256(file).hexdigest(),
+        len(file),
+    ), found
     receipt = checked(found)
     whence = f"{hub}/{repo}/resolve/{COMMIT}/{'adapter_model' if rank else 'model'}.safetensors"
-    assert receipt is not None and receipt["source"] == found["source"] == whence and receipt["weights"] == found["weights"]
+    assert (
+        receipt is not None
+        and receipt["source"] == found["source"] == whence
+        and receipt["weights"] == found["weights"]
+    )
     assert judge.files() == []
 
 
@@ -208,9 +262,12 @@ async def test_an_adapter_that_is_meant_otherwise_is_refused(judge: Uploader, re
 
 
 @pytest.mark.parametrize(
-    ("repo", "limit"), [("me/slow", "VERIFIED_STALL_SECONDS"), ("me/slow", "FETCH_SECONDS"), ("me/silent", "HUB_SECONDS")]
+    ("repo", "limit"),
+    [("me/slow", "VERIFIED_STALL_SECONDS"), ("me/slow", "FETCH_SECONDS"), ("me/silent", "HUB_SECONDS")],
 )
-async def test_a_hub_that_is_too_slow(judge: Uploader, repo: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_is_too_slow(
+    judge: Uploader, repo: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as impatient:
         impatient.setattr(config, limit, 0.2)
         found = await outcome(judge, repo)
@@ -239,9 +296,15 @@ async def test_other_refusals(judge: Uploader, settings: JudgeSettings, tmp_path
     peer = judge.peer()
     taken = await name(judge, "me/good", peer)
     refused(await name(judge, "me/good", peer), 409, "of yours wait")
-    await judge.ended(taken.json()["verification"])  # or the next test's count of what is fetched has this one too
+    # Or the next test's count of what is fetched has this one too
+    await judge.ended(taken.json()["verification"])
     assert (await judge.http.get("/v1/verified")).json()["hub"] == settings.verified_hub
-    off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads", verified_hub="")
+    off = replace(
+        settings,
+        database=str(tmp_path / "judge.sqlite3"),
+        verified_folder=tmp_path / "uploads",
+        verified_hub="",
+    )
     async with judging(off) as without:
         refused(await name(without, "me/good"), 404, "fetches no weights")
 
@@ -290,14 +353,19 @@ async def test_a_cdn_is_reached_by_the_address_that_was_checked() -> None:
 
 
 async def test_a_host_that_is_no_name() -> None:
-    away = httpx2.MockTransport(lambda _: httpx2.Response(302, headers={"location": "https://" + 64 * "a" + ".example/"}))
+    away = httpx2.MockTransport(
+        lambda _: httpx2.Response(302, headers={"location": "https://" + 64 * "a" + ".example/"})
+    )
     hub = Hub("https://hub.example", transport=away)
     with pytest.raises(UnfitWeights, match="cannot be reached"):
         async with hub.opened(hub.source("me/x", COMMIT, adapter=False)):
             pass
 
 
-@pytest.mark.parametrize("address", ["huggingface.co", "ftp://hub.example", "https://me:secret@hub.example", "https://hub.example?x"])
+@pytest.mark.parametrize(
+    "address",
+    ["huggingface.co", "ftp://hub.example", "https://me:secret@hub.example", "https://hub.example?x"],
+)
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(VerifiedUnusable, match="--verified-hub"):
         Hub(address)

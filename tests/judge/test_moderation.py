@@ -29,19 +29,36 @@ pytestmark = pytest.mark.anyio
 async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
     """A peer of this name that has ten answers."""
     peer = court.peer()
-    said = {"name": name, "strategy": f"strategy of {name}", "version": f"version of {name}", "sharing": "swarm"}
+    said = {
+        "name": name,
+        "strategy": f"strategy of {name}",
+        "version": f"version of {name}",
+        "sharing": "swarm",
+    }
     for number in range(10):
         court.monotonic.now += 1.0
-        wish = {"round": number, "curriculum": TINY_9.digest, "asker": {"model": model or f"model of {name}", **said}}
+        wish = {
+            "round": number,
+            "curriculum": TINY_9.digest,
+            "asker": {"model": model or f"model of {name}", **said},
+        }
         asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]
-        graded = await court.post(peer, f"/v1/evaluations/{asked['evaluation']}/answers", {"answers": [{"text": "x", "ended": True}]})
+        graded = await court.post(
+            peer,
+            f"/v1/evaluations/{asked['evaluation']}/answers",
+            {"answers": [{"text": "x", "ended": True}]},
+        )
         assert graded.status_code == 200, graded.text
     return peer
 
 
 async def everything(court: Court, peer: str, evaluation: str) -> AsyncIterator[tuple[str, str]]:
     """Every address that anyone may read, and what it answers."""
-    paths = {route.path for route in create_app(court.service).routes if isinstance(route, APIRoute) and "GET" in route.methods}
+    paths = {
+        route.path
+        for route in create_app(court.service).routes
+        if isinstance(route, APIRoute) and "GET" in route.methods
+    }
     for path in sorted(paths):
         for name, value in {"{peer}": peer, "{id}": evaluation, "{name}": "style.css"}.items():
             path = path.replace(name, value)
@@ -58,7 +75,8 @@ async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
     for path in ("/", "/v1/leaderboard", "/leaderboard.csv"):
         for asked in ({"q": "RUDE-words"}, {"model": "model of rude-words"}):
             assert rude not in (await court.http.get(path, params=asked)).text, (path, asked)
-        assert (rude in (await court.http.get(path, params={"q": rude})).text) == listed or path == "/"  # which repeats what was asked
+        # Which repeats what was asked
+        assert (rude in (await court.http.get(path, params={"q": rude})).text) == listed or path == "/"
     for path in ("/compare", "/v1/comparison"):
         assert "rude-words" not in (await court.http.get(path, params={"model": "model of rude-words"})).text
     assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 403
@@ -122,8 +140,15 @@ async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp
     database = str(tmp_path / "judge.sqlite3")
     async with open_court(database, tmp_path) as court:
         stranger = court.peer()
-        assert CliRunner().invoke(app, ["moderate", "ban", stranger.identity.peer_id, "--database", database]).exit_code == 2
-        banned = CliRunner().invoke(app, ["moderate", "ban", stranger.identity.peer_id, "--why", "spam", "--database", database])
+        assert (
+            CliRunner()
+            .invoke(app, ["moderate", "ban", stranger.identity.peer_id, "--database", database])
+            .exit_code
+            == 2
+        )
+        banned = CliRunner().invoke(
+            app, ["moderate", "ban", stranger.identity.peer_id, "--why", "spam", "--database", database]
+        )
         assert banned.exit_code == 0 and stranger.identity.peer_id in banned.output
         await noticed(court)
         assert (await court.ask(stranger)).status_code == 403
@@ -137,7 +162,9 @@ def test_a_key_is_banned_while_the_judge_writes_without_a_pause(database: str) -
 
         def write() -> None:
             while not ended.is_set():
-                failed.extend(outcome for outcome in store.together([(store.probe, (0.0,))]) if outcome is not None)
+                failed.extend(
+                    outcome for outcome in store.together([(store.probe, (0.0,))]) if outcome is not None
+                )
 
         writing = thread.submit(write)
         try:
@@ -152,7 +179,10 @@ def test_a_key_is_banned_while_the_judge_writes_without_a_pause(database: str) -
 def test_a_full_disk_is_no_traceback(tmp_path: Path) -> None:
     Store(database := tmp_path / "judge.sqlite3", "tiny-9 0123").close()
     with closing(sqlite3.connect(database)) as db:
-        db.execute("CREATE TRIGGER full BEFORE INSERT ON moderation BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+        db.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON moderation BEGIN SELECT RAISE(FAIL, 'database or disk is"
+            " full'); END"
+        )
     with pytest.raises(DatabaseUnusable, match="nothing was done: database or disk is full"):
         moderation.act(database, "ban", SigningPeer(1).identity.peer_id, "spam", 1_800_000_000.0)
 
@@ -162,7 +192,8 @@ async def test_a_model_that_is_called_hidden_is_not(tmp_path: Path) -> None:
     async with open_court(database, tmp_path) as court:
         sly = (await listed_by(court, "sly", "hidden")).identity.peer_id
         answered = (await court.http.get(f"/v1/peers/{sly}")).json()["evaluations"][0]["evaluation"]
-        assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 200  # so its answers can be checked
+        # So its answers can be checked
+        assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 200
         moderation.act(database, "hide", sly, "rude version", 1_800_000_130.0)
         assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 403
         assert "sly" not in (await court.http.get(f"/evaluations/{answered}")).text

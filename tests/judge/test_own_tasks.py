@@ -1,4 +1,7 @@
-"""A judge of own tasks: started with the same file, it asks and scores them, and refuses nodes of another curriculum."""
+"""A judge of own tasks.
+
+Started with the same file, it asks and scores them, and refuses nodes of another curriculum.
+"""
 
 import asyncio
 import random
@@ -34,7 +37,9 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
 @pytest.mark.net
 async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
     digest = find_curriculum(str(EXAMPLE)).digest
-    async with open_service(JudgeSettings(tmp_path / "judge.sqlite3", str(EXAMPLE)), random.Random(3)) as service:
+    async with open_service(
+        JudgeSettings(tmp_path / "judge.sqlite3", str(EXAMPLE)), random.Random(3)
+    ) as service:
         transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
             court = Court(service, http, time.monotonic, time.time)  # type: ignore[arg-type] # real clocks
@@ -47,7 +52,11 @@ async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
             graded = await court.answer(peer, question["evaluation"], f"<answer>{right}</answer>")
             assert graded.json()["reward"] == 1.0, graded.text
             other = await court.ask(court.peer())
-            assert other.status_code == 409 and "this judge asks sums" in other.text and "Own tasks need a judge" in other.text
+            assert (
+                other.status_code == 409
+                and "this judge asks sums" in other.text
+                and "Own tasks need a judge" in other.text
+            )
 
 
 class HangingTasks:
@@ -75,14 +84,18 @@ async def judge_of(tasks: HangingTasks, folder: Path) -> AsyncIterator[Court]:
         closing(Reader(Database(database, alone=False))) as reader,
         closing(Verifier("tiny-9")) as verifier,
     ):
-        service = JudgeService(settings, tasks, identity(1), store, reader, verifier.judge, random.Random(3), *clocks)
+        service = JudgeService(
+            settings, tasks, identity(1), store, reader, verifier.judge, random.Random(3), *clocks
+        )
         transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
             yield Court(service, http, *clocks)
         await service.close()
 
 
-async def test_a_plug_in_that_hangs_holds_up_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plug_in_that_hangs_holds_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(config, "QUESTIONS_BACKLOG", 2)
     async with judge_of(tasks := HangingTasks(), tmp_path) as court:
         peer = court.peer()

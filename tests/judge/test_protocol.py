@@ -49,11 +49,19 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     peer = court.peer()
     document = (await ask(court, peer, answers=3)).json()
     (question,) = document["evaluations"]
-    assert set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"} and question["answers"] == 3
+    assert (
+        set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"}
+        and question["answers"] == 3
+    )
     right = await court.right_answer(peer, question["evaluation"])
     refused(await answer(court, peer, question["evaluation"], right), 422, "wants 3 answers")
     graded = (await answer(court, peer, question["evaluation"], "x", right, "y")).json()
-    assert (graded["reward"], graded["rewards"], graded["n"], graded["number"]) == (0.0, [0.0, 1.0, 0.0], 1, 1)
+    assert (graded["reward"], graded["rewards"], graded["n"], graded["number"]) == (
+        0.0,
+        [0.0, 1.0, 0.0],
+        1,
+        1,
+    )
     found = checked(graded)
     assert found is not None
     assert found["judge"] == document["judge"] == (await court.http.get("/v1/judge")).json()["judge"]
@@ -62,9 +70,13 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     assert {name: found[name] for name in ASKER} == ASKER and found["round"] == 3
     row = await standing(court, peer)
     assert row["said"] == {name: value for name, value in ASKER.items() if name != "model"}
-    assert row["pass_at"] == {"1": {"score": pytest.approx(1 / 3), "n": 1}, "2": {"score": pytest.approx(2 / 3), "n": 1}}
+    assert row["pass_at"] == {
+        "1": {"score": pytest.approx(1 / 3), "n": 1},
+        "2": {"score": pytest.approx(2 / 3), "n": 1},
+    }
     entry = row["evaluations"][0]
-    assert (entry["specialty"], entry["n"]) == (found["specialty"], found["n"])  # so the question can be made again
+    # So the question can be made again
+    assert (entry["specialty"], entry["n"]) == (found["specialty"], found["n"])
     assert [further["text"] for further in entry["further"]] == [right, "y"]
 
 
@@ -83,7 +95,13 @@ async def test_a_changed_receipt_is_none(court: Court) -> None:
     mine = Identity.from_seed(bytes(32))
     forged = json.loads(signed(mine, {})["receipt"]) | {"judge": document["judge"]}
     assert checked({"receipt": json.dumps(forged), "signature": signed(mine, forged)["signature"]}) is None
-    for odd in ({}, {"receipt": "[]", "signature": ""}, {"receipt": "[" * 10**5, "signature": ""}, {"receipt": None, "signature": 5}, []):
+    for odd in (
+        {},
+        {"receipt": "[]", "signature": ""},
+        {"receipt": "[" * 10**5, "signature": ""},
+        {"receipt": None, "signature": 5},
+        [],
+    ):
         assert checked(odd) is None  # type: ignore[arg-type] # whatever a file holds
 
 
@@ -95,29 +113,43 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
     assert (done.exit_code, done.output) == (0, f"3 receipts of the judge {judge.peer_id}\n")
     file.write_text(
-        "\n".join([good[0].replace('\\"number\\":0', '\\"number\\":9'), good[1], "no JSON", "\udcff"]), errors="surrogateescape"
+        "\n".join([good[0].replace('\\"number\\":0', '\\"number\\":9'), good[1], "no JSON", "\udcff"]),
+        errors="surrogateescape",
     )
     done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
-    assert done.exit_code == 1 and "line 1: not signed" in done.output and "line 3" in done.output and "line 4" in done.output
+    assert (
+        done.exit_code == 1
+        and "line 1: not signed" in done.output
+        and "line 3" in done.output
+        and "line 4" in done.output
+    )
 
 
 async def test_several_questions_at_a_time(court: Court) -> None:
-    """Asking again gives the same ones, and new ones only for what was answered: no question can be picked."""
+    """Asking again gives the same ones, and new ones only for what was answered.
+
+    No question can be picked.
+    """
     peer = court.peer()
     first = (await ask(court, peer, questions=3)).json()["evaluations"]
     assert len({question["evaluation"] for question in first}) == 3
     court.monotonic.now += 10.0
     again = (await ask(court, peer, questions=3, answers=2)).json()["evaluations"]
     assert [question["evaluation"] for question in again] == [question["evaluation"] for question in first]
-    assert {question["seconds"] for question in again} == {50.0} and {question["answers"] for question in again} == {1}
+    assert {question["seconds"] for question in again} == {50.0} and {
+        question["answers"] for question in again
+    } == {1}
     assert await asked(court, peer) == first[0]["evaluation"]  # the oldest
     assert (await court.answer(peer, first[1]["evaluation"], "x")).status_code == 200
     later = (await ask(court, peer, questions=3)).json()["evaluations"]
-    assert [q["evaluation"] for q in later][:2] == [first[0]["evaluation"], first[2]["evaluation"]] and len(later) == 3
+    assert [q["evaluation"] for q in later][:2] == [first[0]["evaluation"], first[2]["evaluation"]] and len(
+        later
+    ) == 3
     court.monotonic.now += 61.0
     await ask(court, peer)
     row = await standing(court, peer)
-    assert (row["answered"], row["unanswered"], row["score"]) == (1, 3, 0.0)  # what lapsed is wrong, each of them
+    # What lapsed is wrong, each of them
+    assert (row["answered"], row["unanswered"], row["score"]) == (1, 3, 0.0)
 
 
 async def test_questions_count_against_the_limits(court: Court) -> None:
@@ -135,7 +167,10 @@ async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_
     court.monotonic.now += 61.0
     at_once = int(config.NETWORK_ASK_BURST) // config.MAX_QUESTIONS
     for _ in range(at_once):  # what they leave open is limited as well, and counted all the same
-        assert "no record ask too often" not in (await ask(court, court.peer(), questions=config.MAX_QUESTIONS)).text
+        assert (
+            "no record ask too often"
+            not in (await ask(court, court.peer(), questions=config.MAX_QUESTIONS)).text
+        )
     refused(await ask(court, court.peer(), questions=config.MAX_QUESTIONS), 429, "no record ask too often")
     assert (await ask(court, known, questions=config.MAX_QUESTIONS)).status_code == 201
     court.monotonic.now += 61.0
@@ -143,11 +178,21 @@ async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_
 
 
 BAD = [
-    GOOD | {"questions": 0}, GOOD | {"questions": config.MAX_QUESTIONS + 1}, GOOD | {"questions": True}, GOOD | {"answers": 0},
-    GOOD | {"answers": config.MAX_ANSWERS + 1}, GOOD | {"answers": "2"}, GOOD | {"model": "tiny"}, GOOD | {"asker": None},
-    GOOD | {"asker": ASKER | {"sharing": "both"}}, GOOD | {"asker": ASKER | {"local": -1}}, GOOD | {"asker": ASKER | {"name": "n" * 41}},
-    GOOD | {"asker": ASKER | {"hardware": "abacus"}}, GOOD | {"asker": ASKER | {"further": 1}}, GOOD | {"asker": ASKER | {"model": ""}},
-]  # fmt: skip
+    GOOD | {"questions": 0},
+    GOOD | {"questions": config.MAX_QUESTIONS + 1},
+    GOOD | {"questions": True},
+    GOOD | {"answers": 0},
+    GOOD | {"answers": config.MAX_ANSWERS + 1},
+    GOOD | {"answers": "2"},
+    GOOD | {"model": "tiny"},
+    GOOD | {"asker": None},
+    GOOD | {"asker": ASKER | {"sharing": "both"}},
+    GOOD | {"asker": ASKER | {"local": -1}},
+    GOOD | {"asker": ASKER | {"name": "n" * 41}},
+    GOOD | {"asker": ASKER | {"hardware": "abacus"}},
+    GOOD | {"asker": ASKER | {"further": 1}},
+    GOOD | {"asker": ASKER | {"model": ""}},
+]
 
 
 @pytest.mark.parametrize("document", BAD)
@@ -182,7 +227,9 @@ async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
 
     def told(response: httpx2.Response, path: str, status: str = "") -> set[str]:
         """The fields that the answer to this has, by /openapi.json."""
-        form = document["paths"][path]["post"]["responses"][status or str(response.status_code)]["content"]["application/json"]["schema"]
+        form = document["paths"][path]["post"]["responses"][status or str(response.status_code)]["content"][
+            "application/json"
+        ]["schema"]
         return set(known[form["$ref"].rsplit("/", 1)[1]]["properties"])
 
     peer = court.peer()
@@ -194,7 +241,10 @@ async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
     assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answers")
     again = await answer(court, peer, question["evaluation"], "x")
     assert set(again.json()) == told(again, "/v1/evaluations/{id}/answers", "4XX")
-    kinds = {path: list(document["paths"][path]["get"]["responses"]["200"]["content"]) for path in ("/leaderboard.csv", "/metrics")}
+    kinds = {
+        path: list(document["paths"][path]["get"]["responses"]["200"]["content"])
+        for path in ("/leaderboard.csv", "/metrics")
+    }
     assert kinds == {"/leaderboard.csv": ["text/csv"], "/metrics": ["text/plain"]}
 
 
@@ -242,5 +292,7 @@ async def test_a_name_is_kept_plain_and_bounded(court: Court) -> None:
     peer = court.peer()
     document = (await ask(court, peer, asker=ASKER | {"name": "\u202e an  otter\x00"})).json()
     graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
-    assert json.loads(graded["receipt"])["name"] == "an otter" == (await standing(court, peer))["said"]["name"]
+    assert (
+        json.loads(graded["receipt"])["name"] == "an otter" == (await standing(court, peer))["said"]["name"]
+    )
     refused(await ask(court, peer, asker=ASKER | {"name": "x" * 41}), 422, "name")

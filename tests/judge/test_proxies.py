@@ -1,4 +1,7 @@
-"""The examples for Caddy and nginx, by the programs themselves: they accept the file, and an evaluation goes through."""
+"""The examples for Caddy and nginx, by the programs themselves.
+
+They accept the file, and an evaluation goes through.
+"""
 
 import contextlib
 import datetime
@@ -37,8 +40,12 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(1))
-    made = made.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(1)
+    )
+    made = made.add_extension(
+        x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+    )
     files = folder / "fullchain.pem", folder / "privkey.pem"
     files[0].write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
     files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -58,17 +65,24 @@ def caddy(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
     chain, key = certificate(folder)
     text = (ROOT / "packaging" / "Caddyfile.example").read_text()
     site = f"https://127.0.0.1:{port} {{\n\ttls {chain} {key}\n"
-    text = replaced(text, ("{$DOMAIN:judge.example} {\n", site), ("{$JUDGE:127.0.0.1:8400}", judge)).replace("https://judge.example", "")
+    text = replaced(text, ("{$DOMAIN:judge.example} {\n", site), ("{$JUDGE:127.0.0.1:8400}", judge)).replace(
+        "https://judge.example", ""
+    )
     (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
     file = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
     return [program, "validate", *file], [program, "run", *file]
 
 
 def nginx(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
-    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or pytest.skip("nginx is not installed")
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or pytest.skip(
+        "nginx is not installed"
+    )
     chain, key = certificate(folder)
     text = (ROOT / "packaging" / "nginx.example.conf").read_text()
-    paths = ("/etc/ssl/judge.example/fullchain.pem", str(chain)), ("/etc/ssl/judge.example/privkey.pem", str(key))
+    paths = (
+        ("/etc/ssl/judge.example/fullchain.pem", str(chain)),
+        ("/etc/ssl/judge.example/privkey.pem", str(key)),
+    )
     here = ("listen 443", f"listen 127.0.0.1:{port}"), ("server 127.0.0.1:8400", f"server {judge}")
     (folder / "judge.conf").write_text(replaced(text, *paths, *here))
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -116,11 +130,16 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
     proxy(tmp_path, port, "127.0.0.1:1")  # skipped before a judge is started
     with serving(tmp_path / "judge", "--proxy", "127.0.0.1", "--origin", origin) as (_, ready):
         check, run = proxy(tmp_path, port, "{}:{}".format(*address(ready)))
-        checked = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE, check=False, env=home(tmp_path))
+        checked = subprocess.run(
+            check, capture_output=True, text=True, timeout=PATIENCE, check=False, env=home(tmp_path)
+        )
         assert checked.returncode == 0, checked.stderr
         trust = ssl.create_default_context(cafile=str(tmp_path / "fullchain.pem"))
         peer = SigningPeer(1, origin)
-        with running(run, port, tmp_path), httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=PATIENCE) as client:
+        with (
+            running(run, port, tmp_path),
+            httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=PATIENCE) as client,
+        ):
 
             def post(target: str, body: bytes) -> httpx2.Response:
                 return client.post(target, content=body, headers=peer.headers("POST", target, body))
@@ -132,4 +151,5 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
             graded = post(f"/v1/evaluations/{asked.json()['evaluations'][0]['evaluation']}/answers", answers)
             assert (graded.status_code, graded.json()["answered"]) == (200, 1)
             assert client.get("/").status_code == 200
-            assert post("/v1/evaluations", b" " * 2_000_000).status_code in (413, 502)  # Caddy 2.6 says 502 of what it cuts off
+            # Caddy 2.6 says 502 of what it cuts off
+            assert post("/v1/evaluations", b" " * 2_000_000).status_code in (413, 502)

@@ -20,21 +20,30 @@ def test_who_overlaps_is_tied() -> None:
 def test_two_peers_are_apart_where_their_exact_intervals_are() -> None:
     each = (1 - LEVEL) ** 0.5  # Šidák, of two
     for right in range(21):
-        above = stats.binomtest(right, 20).proportion_ci(each, "exact").low > stats.binomtest(4, 20).proportion_ci(each, "exact").high
-        assert (RankRanges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2}).of(right, 20).last == 1) is bool(above)
+        above = (
+            stats.binomtest(right, 20).proportion_ci(each, "exact").low
+            > stats.binomtest(4, 20).proportion_ci(each, "exact").high
+        )
+        assert (
+            RankRanges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2}).of(right, 20).last == 1
+        ) is bool(above)
 
 
 def test_equal_peers_are_seldom_told_apart() -> None:
     rng, apart = np.random.default_rng(1), 0
     for _ in range(200):
         scores, counts = np.unique(rng.binomial(100, 0.1, 100), return_counts=True)
-        ranges = RankRanges({(int(right), 100): int(many) for right, many in zip(scores, counts, strict=True)})
+        ranges = RankRanges(
+            {(int(right), 100): int(many) for right, many in zip(scores, counts, strict=True)}
+        )
         apart += any(ranges.of(int(right), 100) != RankRange(1, 100) for right in scores)
     assert apart <= 0.05 * 200
 
 
 def test_the_luckiest_of_many_keys_is_ranked_little_above_what_they_all_are() -> None:
-    """Keys cost nothing: 200 of a node that is right in 60 %, each looked at after every question from the tenth on."""
+    """Keys cost nothing: 200 of a node that is right in 60 %, each looked at after every question from the
+    tenth on.
+    """
     rng, ranked, shown = np.random.default_rng(0), [], []
     for _ in range(21):
         right = (rng.random((200, WINDOW)) < 0.6).cumsum(axis=1).max(axis=0)

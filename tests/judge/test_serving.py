@@ -1,4 +1,7 @@
-"""`swarmd-judge serve` as a process: evaluations by our client, slow peers, kill -9, a clean end, and what an operator may get wrong."""
+"""`swarmd-judge serve` as a process.
+
+Evaluations by our client, slow peers, kill -9, a clean end, and what an operator may get wrong.
+"""
 
 import asyncio
 import contextlib
@@ -59,7 +62,17 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "judge.cli", "serve", "--database", str(folder / "judge.sqlite3"), "--curriculum", "tiny-9", *options]
+    return [
+        sys.executable,
+        "-m",
+        "judge.cli",
+        "serve",
+        "--database",
+        str(folder / "judge.sqlite3"),
+        "--curriculum",
+        "tiny-9",
+        *options,
+    ]
 
 
 def client(url: str, number: int, digest: str = TINY_9.digest) -> JudgeClient:
@@ -92,7 +105,8 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         url = str(ready["url"])
         trio.run(all_nodes, url)
         assert isinstance(trio.run(client(url, 4).ask, 1, "tiny"), Question)  # open when the judge dies
-        wait_until(lambda: [row["answered"] for row in board(url)] == [10, 10, 10])  # it is worked out anew each two seconds
+        # It is worked out anew each two seconds
+        wait_until(lambda: [row["answered"] for row in board(url)] == [10, 10, 10])
         before = board(url)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -106,7 +120,10 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
 
 
 def test_kill_9_while_it_writes(tmp_path: Path) -> None:
-    """Three times, at another moment each: whatever the node was told is graded is in the database afterwards, once."""
+    """Three times, at another moment each.
+
+    Whatever the node was told is graded is in the database afterwards, once.
+    """
     told = 0
 
     async def until_it_dies(url: str, process: subprocess.Popen[str], after: float) -> int:
@@ -133,9 +150,12 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
 
     for i in range(3):
         with serving(tmp_path) as (process, ready):
-            found = httpx2.get(f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=PATIENCE)
+            found = httpx2.get(
+                f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=PATIENCE
+            )
             answered = found.json()["answered"] if found.status_code == 200 else 0
-            assert told <= answered <= told + i  # at most the one answer of each kill that was written and not yet told
+            # At most the one answer of each kill that was written and not yet told
+            assert told <= answered <= told + i
             told += trio.run(until_it_dies, str(ready["url"]), process, 0.03 + 0.1 * i)
 
 
@@ -162,7 +182,9 @@ def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
 
 def test_a_request_under_way_that_takes_too_long_is_told_that_the_judge_stops(tmp_path: Path) -> None:
     with serving(tmp_path) as (process, ready), socket.create_connection(address(ready), PATIENCE) as slow:
-        slow.sendall(b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n")
+        slow.sendall(
+            b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n"
+        )
         assert slow.recv(4_096).startswith(b"HTTP/1.1 100 ")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
@@ -180,7 +202,10 @@ def address(ready: dict[str, Any]) -> tuple[str, int]:
 
 @pytest.mark.slow
 def test_slow_peers_are_cut_and_harm_nobody(tmp_path: Path) -> None:
-    """400 connections that send nothing, half a header, or half a body: all are cut, and an honest node is served meanwhile."""
+    """400 connections that send nothing, half a header, or half a body.
+
+    All are cut, and an honest node is served meanwhile.
+    """
     head = b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\n"
     halves = [b"", head, head + b"content-length: 50\r\n\r\n{"]
     with serving(tmp_path) as (_, ready):
@@ -201,21 +226,34 @@ def test_slow_peers_are_cut_and_harm_nobody(tmp_path: Path) -> None:
 
 
 def size_of(path: str) -> int:
-    """What does not fit the system's buffers; and what does, so that it is taken at once however busy the machine is."""
+    """What does not fit the system's buffers.
+
+    And what does, so that it is taken at once however busy the machine is.
+    """
     return 8 * 2**20 if path == "/" else 1_000
 
 
 async def app_of_8_mib(scope: Any, receive: Any, send: Any) -> None:
     size = size_of(scope["path"])
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(size).encode())]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(size).encode())]}
+    )
     await send({"type": "http.response.body", "body": bytes(size)})
 
 
 @asynccontextmanager
-async def served(of_a_network: int = 100, **seconds: float) -> AsyncIterator[tuple[JudgeServer, socket.socket]]:
+async def served(
+    of_a_network: int = 100, **seconds: float
+) -> AsyncIterator[tuple[JudgeServer, socket.socket]]:
     """The judge's own protocol with other deadlines, and its listening socket."""
-    protocol = type("Protocol", (PatientProtocol,), {"readers": SlowReaders(of_a_network, 100), "response_seconds": 1e6, **seconds})
-    config = uvicorn.Config(app_of_8_mib, http=protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
+    protocol = type(
+        "Protocol",
+        (PatientProtocol,),
+        {"readers": SlowReaders(of_a_network, 100), "response_seconds": 1e6, **seconds},
+    )
+    config = uvicorn.Config(
+        app_of_8_mib, http=protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1
+    )
     listens = asyncio.Event()
     server = JudgeServer(config, listens.set)
     with listening_socket("127.0.0.1", 0) as listener:
@@ -228,10 +266,14 @@ async def served(of_a_network: int = 100, **seconds: float) -> AsyncIterator[tup
             await serving
 
 
-@pytest.mark.filterwarnings("ignore:unclosed transport")  # asyncio forgets one that is accepted as its server closes
+# Asyncio forgets one that is accepted as its server closes
+@pytest.mark.filterwarnings("ignore:unclosed transport")
 @pytest.mark.parametrize("turns", range(4))
 def test_who_connects_while_it_ends_does_not_hold_it_up(turns: int) -> None:
-    """However many turns of the loop before: the connection waits to be accepted, is being accepted, or is open."""
+    """However many turns of the loop before.
+
+    The connection waits to be accepted, is being accepted, or is open.
+    """
 
     async def end() -> None:
         async with served(request_seconds=1e6) as (server, listener):
@@ -246,7 +288,10 @@ def test_who_connects_while_it_ends_does_not_hold_it_up(turns: int) -> None:
 
 
 async def readers_left(take: float, of_a_network: int, readers: int, until: int, asked: str) -> None:
-    """`readers` ask for 8 MiB and take nothing. Returns once `until` of them are left, while one that reads has what it asked for."""
+    """`readers` ask for 8 MiB and take nothing.
+
+    Returns once `until` of them are left, while one that reads has what it asked for.
+    """
     async with served(of_a_network, take_seconds=take) as (server, listener):
         held = [socket.create_connection(listener.getsockname()[:2]) for _ in range(readers)]
         for reader in held:
@@ -259,9 +304,13 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int,
 
 
 @pytest.mark.parametrize(
-    ("take", "of_a_network", "until", "asked"), [(0.5, 100, 0, "/few"), (1e6, 2, 2, "/")], ids=["by time", "by number"]
+    ("take", "of_a_network", "until", "asked"),
+    [(0.5, 100, 0, "/few"), (1e6, 2, 2, "/")],
+    ids=["by time", "by number"],
 )
-def test_who_does_not_take_its_answer_is_cut_off(take: float, of_a_network: int, until: int, asked: str) -> None:
+def test_who_does_not_take_its_answer_is_cut_off(
+    take: float, of_a_network: int, until: int, asked: str
+) -> None:
     asyncio.run(asyncio.wait_for(readers_left(take, of_a_network, 5, until, asked), PATIENCE))
 
 
@@ -285,7 +334,9 @@ def test_trickling_buys_no_time() -> None:
 
 
 def failed(folder: Path, *options: str) -> tuple[int, str]:
-    done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        command(folder, *options), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     return done.returncode, done.stderr
@@ -328,17 +379,26 @@ def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
     with contextlib.closing(Store(database := tmp_path / "judge", f"tiny-9 {TINY_9.digest}")) as store:
         store.agree("", shared=False)
         with store.database.begin() as db:
-            db.exec_driver_sql("CREATE TRIGGER t BEFORE UPDATE ON about BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
-    with pytest.raises(DatabaseUnusable, match="cannot start, as its database fails: database or disk is full; free some space"):
+            db.exec_driver_sql(
+                "CREATE TRIGGER t BEFORE UPDATE ON about BEGIN SELECT RAISE(FAIL, 'database or disk is"
+                " full'); END"
+            )
+    with pytest.raises(
+        DatabaseUnusable,
+        match="cannot start, as its database fails: database or disk is full; free some space",
+    ):
         serve(JudgeSettings(database, "tiny-9", port=0), lambda url: pytest.fail(url))
 
 
 def test_the_log_as_json_lines() -> None:
     code = (
-        "import logging; from judge.logs import set_up_logging; set_up_logging(as_json=True); log = logging.getLogger('judge')\n"
-        "log.info('not worth a line')\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('cannot use\\nthe %s', 'database')"
+        "import logging; from judge.logs import set_up_logging; set_up_logging(as_json=True); log ="
+        " logging.getLogger('judge')\nlog.info('not worth a line')\ntry: 1 / 0\nexcept ZeroDivisionError:"
+        " log.exception('cannot use\\nthe %s', 'database')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     (line,) = done.stderr.splitlines()
     said = json.loads(line)
     assert (said["level"], said["logger"], said["event"]) == ("error", "judge", "cannot use\nthe database")
@@ -348,7 +408,9 @@ def test_the_log_as_json_lines() -> None:
 def test_plain_line_and_environment(tmp_path: Path) -> None:
     options = {"PORT": "0", "CURRICULUM": "tiny-9", "DATABASE": str(tmp_path / "j")}
     environment = {**os.environ, **{f"SWARMD_JUDGE_{name}": value for name, value in options.items()}}
-    process = subprocess.Popen([sys.executable, "-m", "judge.cli", "serve"], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "judge.cli", "serve"], stdout=subprocess.PIPE, text=True, env=environment
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -362,13 +424,25 @@ def test_plain_line_and_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("package", ["fastapi", "sqlalchemy", "uvicorn"])
 def test_without_its_extra_it_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("swarmd-judge: ") and "pip install 'swarmd[judge]'" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.stderr.startswith("swarmd-judge: ")
+        and "pip install 'swarmd[judge]'" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_the_version_as_an_option() -> None:
-    done = subprocess.run([sys.executable, "-m", "judge.cli", "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "judge.cli", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     assert done.stdout.startswith("swarmd-judge") and done.stdout.count("\n") == 1
 
 
@@ -381,5 +455,7 @@ def test_the_version_as_an_option() -> None:
 )
 def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:
     code = f"import {modules}, sys; print(sorted({{m.split('.')[0] for m in sys.modules}} & {absent}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert done.stdout.strip() == "[]"

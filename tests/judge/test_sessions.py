@@ -1,4 +1,7 @@
-"""The open questions: one a peer, answered once, by that peer, in time. No clock is read and no socket opened."""
+"""The open questions: one a peer, answered once, by that peer, in time.
+
+No clock is read and no socket opened.
+"""
 
 import random
 from collections.abc import Callable
@@ -7,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.errors import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.errors import (
+    ALREADY_ANSWERED,
+    BUSY,
+    CROWDED,
+    DISPLACED,
+    NO_SUCH_QUESTION,
+    OTHER_PEER,
+    TOO_LATE,
+    Refusal,
+)
 from judge.evaluation.questions import Drawn
 from judge.evaluation.sessions import AskResult, Room, Sessions
 from judge.server import SlowReaders
@@ -37,12 +49,20 @@ def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Requester = N
     return outcome.question
 
 
-STEP = st.tuples(st.sampled_from(["ask", "ask", "take", "expire"]), st.integers(0, 5), st.integers(0, 5), st.sampled_from([0.0, 0.5, 6.0]))
+STEP = st.tuples(
+    st.sampled_from(["ask", "ask", "take", "expire"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.5, 6.0]),
+)
 
 
 @given(st.lists(STEP, max_size=80))
 def test_every_history(steps: list[tuple[str, int, int, float]]) -> None:
-    """Six peers in any order: a question is taken once, by its peer, in time, and asking again gives the same one."""
+    """Six peers in any order.
+
+    A question is taken once, by its peer, in time, and asking again gives the same one.
+    """
     judge, now = sessions(deadline=5.0, limit=3), 0.0
     asked: list[OpenQuestion] = []
     fate: dict[str, Refusal] = {}  # of those that are closed
@@ -53,7 +73,9 @@ def test_every_history(steps: list[tuple[str, int, int, float]]) -> None:
             why = fate.get(question.id) or (TOO_LATE if now > question.deadline else ALREADY_ANSWERED)
             in_time = question.id not in fate and now <= question.deadline
             outcome = judge.take(question.id, peer, now)
-            assert outcome is OTHER_PEER if peer != question.peer else outcome == (question if in_time else why)
+            assert (
+                outcome is OTHER_PEER if peer != question.peer else outcome == (question if in_time else why)
+            )
             if isinstance(outcome, OpenQuestion):
                 fate[question.id] = ALREADY_ANSWERED
             continue
@@ -69,7 +91,11 @@ def test_every_history(steps: list[tuple[str, int, int, float]]) -> None:
             elif len(left) == 3:
                 assert drawn is BUSY
             else:
-                assert isinstance(drawn, AskResult) and drawn.new and drawn.question.id not in {question.id for question in asked}
+                assert (
+                    isinstance(drawn, AskResult)
+                    and drawn.new
+                    and drawn.question.id not in {question.id for question in asked}
+                )
                 asked.append(drawn.question)
     assert len(judge) == sum(question.id not in fate for question in asked)
 
@@ -101,7 +127,8 @@ def test_with_a_record_there_is_room_when_all_is_full() -> None:
         assert judge.take(gone.id, gone.peer, 4.0) is DISPLACED
         assert len(judge) == 3
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
-    assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]  # what was displaced did not lapse
+    # What was displaced did not lapse
+    assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]
 
 
 def test_withdrawn_is_gone() -> None:
@@ -114,7 +141,9 @@ def test_withdrawn_is_gone() -> None:
 
 def test_same_seed_same_questions() -> None:
     one, two = sessions(), sessions()
-    assert [ask(one, PeerId(str(i)), 0.0) for i in range(5)] == [ask(two, PeerId(str(i)), 0.0) for i in range(5)]
+    assert [ask(one, PeerId(str(i)), 0.0) for i in range(5)] == [
+        ask(two, PeerId(str(i)), 0.0) for i in range(5)
+    ]
 
 
 @pytest.mark.parametrize(

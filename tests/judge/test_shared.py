@@ -41,7 +41,9 @@ class TwoJudges:
         return SigningPeer(self.peers)
 
     def post(self, judge: int, target: str, body: bytes, headers: dict[str, str]) -> Answered:
-        answer = httpx2.post(self.urls[judge] + target, content=body, headers=headers, timeout=PATIENCE, trust_env=False)
+        answer = httpx2.post(
+            self.urls[judge] + target, content=body, headers=headers, timeout=PATIENCE, trust_env=False
+        )
         return answer.status_code, answer.json()
 
     def signed(self, peer: SigningPeer, target: str, document: Any) -> Callable[[int], Answered]:
@@ -57,7 +59,9 @@ class TwoJudges:
         return self.signed(peer, f"/v1/evaluations/{evaluation}/answers", ANSWER)
 
     def together(self, *requests: tuple[Callable[[int], Answered], int]) -> list[Answered]:
-        return [sent.result() for sent in [self._threads.submit(request, judge) for request, judge in requests]]
+        return [
+            sent.result() for sent in [self._threads.submit(request, judge) for request, judge in requests]
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,8 @@ def judges(postgresql: Callable[[], str], tmp_path_factory: pytest.TempPathFacto
     address, folder = postgresql(), tmp_path_factory.mktemp("shared")
     with ExitStack() as stack:
         options = ("--database", address, "--shared", "--key", str(folder / "judge.key"))
-        started = [stack.enter_context(serving(folder, *options)) for _ in range(2)]  # the second migrates nothing, and voids nothing
+        # The second migrates nothing, and voids nothing
+        started = [stack.enter_context(serving(folder, *options)) for _ in range(2)]
         yield TwoJudges(address, [str(ready["url"]) for _, ready in started])
 
 
@@ -100,7 +105,10 @@ def test_copies_of_a_later_request_that_arrive_together(judges: TwoJudges) -> No
 
 
 def test_question_and_answer_at_different_judges(judges: TwoJudges) -> None:
-    """The proxy sends a peer always to the same one; where it does not, nothing is counted that should not be."""
+    """The proxy sends a peer always to the same one.
+
+    Where it does not, nothing is counted that should not be.
+    """
     peer = judges.peer()
     _, questions = judges.ask(peer)(0)
     evaluation = questions["evaluations"][0]["evaluation"]
@@ -110,13 +118,19 @@ def test_question_and_answer_at_different_judges(judges: TwoJudges) -> None:
 
 
 def test_numbers_of_a_peer_that_is_answered_at_both(judges: TwoJudges) -> None:
-    """One question open at each, answered at the same time: each is counted once, with a number of its own."""
+    """One question open at each, answered at the same time.
+
+    Each is counted once, with a number of its own.
+    """
     peer = judges.peer()
     numbers = []
     for _ in range(4):
         open_ = [judges.ask(peer)(judge)[1]["evaluations"][0]["evaluation"] for judge in (0, 1)]
-        # The sequence numbers grow in the order of signing; what arrives late of the two is refused, and sent again.
-        for judge, (code, graded) in enumerate(judges.together(*((judges.answer(peer, open_[judge]), judge) for judge in (0, 1)))):
+        # The sequence numbers grow in the order of signing; what arrives late of the two is refused, and sent
+        # again.
+        for judge, (code, graded) in enumerate(
+            judges.together(*((judges.answer(peer, open_[judge]), judge) for judge in (0, 1)))
+        ):
             if code == 409:
                 code, graded = judges.answer(peer, open_[judge])(judge)
             assert code == 200, graded
@@ -133,10 +147,15 @@ def test_who_may_share(judges: TwoJudges, tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnusable, match="SQLite"):
         Store(tmp_path / "j", f"tiny-9 {TINY_9.digest}", shared=True)
     with pytest.raises(NotTogether):
-        serve(JudgeSettings(judges.address, "tiny-9", port=0, shared=True, verified_bytes=1), lambda url: pytest.fail(url))
+        serve(
+            JudgeSettings(judges.address, "tiny-9", port=0, shared=True, verified_bytes=1),
+            lambda url: pytest.fail(url),
+        )
 
 
-def test_all_have_the_same_key_deadline_and_window(judges: TwoJudges, postgresql: Callable[[], str], tmp_path: Path) -> None:
+def test_all_have_the_same_key_deadline_and_window(
+    judges: TwoJudges, postgresql: Callable[[], str], tmp_path: Path
+) -> None:
     other = JudgeSettings(judges.address, "tiny-9", port=0, shared=True, key=tmp_path / "other.key")
     with pytest.raises(DatabaseUnusable, match=r"is of judges with --key of 12D3.*start it as the others"):
         serve(other, lambda url: pytest.fail(url))
@@ -167,10 +186,14 @@ def test_questions_of_a_judge_that_is_gone_count_as_nothing(judges: TwoJudges) -
 def test_a_judge_that_is_paused_in_a_transaction_holds_up_nobody(postgresql: Callable[[], str]) -> None:
     """The server ends its session. When it goes on, what it was writing is written again, once."""
     address, told = postgresql(), []
-    with closing(Store(address, "tiny-9 0123", shared=True)) as paused, closing(Store(address, "tiny-9 0123", shared=True)) as other:
+    with (
+        closing(Store(address, "tiny-9 0123", shared=True)) as paused,
+        closing(Store(address, "tiny-9 0123", shared=True)) as other,
+    ):
         with paused.database.begin() as db:
             assert db.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == "10s"
-            db.exec_driver_sql("SET idle_in_transaction_session_timeout = '500ms'")  # of this session; the next one has 10 s again
+            # Of this session; the next one has 10 s again
+            db.exec_driver_sql("SET idle_in_transaction_session_timeout = '500ms'")
 
         def is_paused() -> None:
             if not told:

@@ -34,28 +34,52 @@ def raw(headers: dict[str, str]) -> Headers:
 def test_golden() -> None:
     peer = SigningPeer(0x0101, origin="http://127.0.0.1:8400")
     assert peer.headers("POST", TARGET, BODY, 1_700_000_000_000_000_000) == GOLDEN
-    assert verify_request("POST", TARGET, raw(GOLDEN), BODY) == Signed(PeerId(GOLDEN["swarmd-peer"]), 1_700_000_000_000_000_000)
+    assert verify_request("POST", TARGET, raw(GOLDEN), BODY) == Signed(
+        PeerId(GOLDEN["swarmd-peer"]), 1_700_000_000_000_000_000
+    )
 
 
 def test_our_client_signs_the_same() -> None:
-    client = JudgeClient("http://127.0.0.1:8400/", Identity.from_seed(b"\x01" * 32), "d", nanoseconds=lambda: 1_700_000_000_000_000_000)
+    client = JudgeClient(
+        "http://127.0.0.1:8400/",
+        Identity.from_seed(b"\x01" * 32),
+        "d",
+        nanoseconds=lambda: 1_700_000_000_000_000_000,
+    )
     assert client.signed(TARGET, BODY) == GOLDEN
 
 
 def fields(peer: SigningPeer) -> dict[str, bytes]:
     """All that a request consists of."""
     headers = peer.headers("POST", TARGET, BODY, 7)
-    return {"method": b"POST", "target": TARGET.encode(), "body": BODY} | {name: value.encode() for name, value in headers.items()}
+    return {"method": b"POST", "target": TARGET.encode(), "body": BODY} | {
+        name: value.encode() for name, value in headers.items()
+    }
 
 
 ALICE, MALLORY = fields(SigningPeer(1)), fields(SigningPeer(2))
 SPELLINGS = [
-    b"", b"0x1", b"-1", b"+7", b"07", b" 7", b"7 ", b"\xef\xbc\x97", b"\n", b"8", b"post", b"http://judge.test:80", b"/v1/evaluations?x",
-]  # fmt: skip
+    b"",
+    b"0x1",
+    b"-1",
+    b"+7",
+    b"07",
+    b" 7",
+    b"7 ",
+    b"\xef\xbc\x97",
+    b"\n",
+    b"8",
+    b"post",
+    b"http://judge.test:80",
+    b"/v1/evaluations?x",
+]
 
 
 @settings(max_examples=1500)
-@given(st.sampled_from(sorted(ALICE)), st.integers(0, 2000) | st.sampled_from([*SPELLINGS, *MALLORY.values()]) | st.binary(max_size=70))
+@given(
+    st.sampled_from(sorted(ALICE)),
+    st.integers(0, 2000) | st.sampled_from([*SPELLINGS, *MALLORY.values()]) | st.binary(max_size=70),
+)
 def test_whatever_is_changed_it_is_refused(name: str, change: int | bytes) -> None:
     """One field of a signed request is another's, is anything, or has a bit flipped."""
     value = bytearray(ALICE[name])
@@ -65,7 +89,9 @@ def test_whatever_is_changed_it_is_refused(name: str, change: int | bytes) -> No
     assume(changed != ALICE)
     method, target, body = (changed.pop(part) for part in ("method", "target", "body"))
     headers = [(header.encode(), value) for header, value in changed.items()]
-    assert isinstance(verify_request(method.decode("latin-1"), target.decode("latin-1"), headers, body), Refusal)
+    assert isinstance(
+        verify_request(method.decode("latin-1"), target.decode("latin-1"), headers, body), Refusal
+    )
 
 
 @pytest.mark.parametrize("name", HEADERS)
@@ -75,7 +101,9 @@ def test_each_header_exactly_once(name: str) -> None:
     assert refused([*headers, (name.encode(), dict(headers)[name.encode()])]).status == 400
 
 
-@pytest.mark.parametrize("sequence", ["01", "+1", "1_0", "1e3", " 1", "", "9223372036854775808", "99999999999999999999"])
+@pytest.mark.parametrize(
+    "sequence", ["01", "+1", "1_0", "1e3", " 1", "", "9223372036854775808", "99999999999999999999"]
+)
 def test_a_sequence_number_has_one_spelling(sequence: str) -> None:
     headers = SigningPeer(1).headers("POST", TARGET, BODY) | {"swarmd-sequence": sequence}
     assert refused(raw(headers)).status == 400

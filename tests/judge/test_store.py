@@ -47,7 +47,9 @@ def question(number: int, peer: PeerId = ALICE, model: str = "tiny") -> OpenQues
 def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> Grade:
     asked = question(number, peer, model)
     store.asked(asked, sequence=2 * number, at=float(number))
-    return store.graded(asked, [ANSWER], [RIGHT if reward else WRONG], seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
+    return store.graded(
+        asked, [ANSWER], [RIGHT if reward else WRONG], seconds=0.5, sequence=2 * number + 1, at=number + 0.5
+    )
 
 
 def the(record: Record | None) -> Record:
@@ -61,7 +63,13 @@ def test_what_it_keeps(store: Store) -> None:
     assert (told.n, told.score, told.number, told.answered, told.total) == (WINDOW, 0.34, 300, 300, 100.0)
     evaluate(store, 1_000, 1.0, BOB)
     alice = the(Reader(store.database).record(ALICE))
-    assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (300, 100.0, 0, 300.5, "tiny")
+    assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (
+        300,
+        100.0,
+        0,
+        300.5,
+        "tiny",
+    )
     assert len(alice.recent) == WINDOW
     assert sum(reward for _, reward in alice.recent) == 34
     assert alice.curve[0] == (1, 0.0)
@@ -82,11 +90,16 @@ def test_what_it_keeps(store: Store) -> None:
 
 
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
-    """Of the longest answers, in the letters that JSON makes most of, a page holds few; the pages together hold them all."""
+    """Of the longest answers, in the letters that JSON makes most of, a page holds few.
+
+    The pages together hold them all.
+    """
     for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
         asked = question(number)
         store.asked(asked, sequence=2 * number, at=0.0)
-        store.graded(asked, [Completion(letter * MAX_ANSWER_CHARACTERS, True)], [WRONG], 0.5, 2 * number + 1, 0.0)
+        store.graded(
+            asked, [Completion(letter * MAX_ANSWER_CHARACTERS, True)], [WRONG], 0.5, 2 * number + 1, 0.0
+        )
     seen: list[int] = []
     before: int | None = 2**63 - 1
     while before is not None:
@@ -124,12 +137,25 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
     assert newest[0]["reason"] == "not answered in time"
     evaluate(store, 3, 1.0)
-    assert (the(Reader(store.database).record(ALICE)).score.right, the(Reader(store.database).record(ALICE)).score.answers) == (2, 3)
+    assert (
+        the(Reader(store.database).record(ALICE)).score.right,
+        the(Reader(store.database).record(ALICE)).score.answers,
+    ) == (2, 3)
 
 
 def test_who_is_on_the_board_and_where(database: str) -> None:
-    """Ten answers are enough to be listed; luck does not beat evidence; equal ones keep their order; pages hold everybody once."""
-    right = {"steady": (90, 100), "lucky": (10, 10), "a": (5, 10), "b": (5, 10), "poor": (10, 100), "few": (9, 9)}
+    """Ten answers are enough to be listed.
+
+    Luck does not beat evidence; equal ones keep their order; pages hold everybody once.
+    """
+    right = {
+        "steady": (90, 100),
+        "lucky": (10, 10),
+        "a": (5, 10),
+        "b": (5, 10),
+        "poor": (10, 100),
+        "few": (9, 9),
+    }
     with closing(opened(database)) as store:
         numbers = iter(range(1, 10_000))
         for name, (good, answers) in right.items():
@@ -149,7 +175,8 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
         for _ in range(60):
             store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
             store.lapsed([question(n, PeerId("steady"))])
-        assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"  # steady left sixty out
+        # Steady left sixty out
+        assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"
 
 
 def test_the_newest_migration_is_the_one_that_the_judge_knows() -> None:
@@ -195,7 +222,8 @@ def test_what_a_restart_leaves(database: str) -> None:
         before = Reader(store.database).record(ALICE)
     with closing(opened(database)) as store:
         assert Reader(store.database).record(ALICE) == before
-        assert the(Reader(store.database).record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
+        # The open question is void: not the peer's fault
+        assert the(Reader(store.database).record(ALICE)).unanswered == 0
         assert store.sequence(ALICE) == 5
         with pytest.raises(SQLAlchemyError):
             store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
@@ -217,7 +245,10 @@ def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> Non
     steps = [(store.graded, (question(n), [ANSWER], [RIGHT], 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
     outcomes = store.together(steps)
     assert [getattr(outcome, "answered", type(outcome)) for outcome in outcomes] == [2, NotOpen, 3, NotOpen]
-    assert store.together([(store.sequence, (ALICE,)), (store.standing, (ALICE,))]) == [13, PeerStanding(3, None, 1)]
+    assert store.together([(store.sequence, (ALICE,)), (store.standing, (ALICE,))]) == [
+        13,
+        PeerStanding(3, None, 1),
+    ]
 
 
 def test_several_answers(store: Store) -> None:
@@ -231,7 +262,11 @@ def test_several_answers(store: Store) -> None:
     evaluate(store, 4, 1.0)
     alice = the(Reader(store.database).record(ALICE))
     assert (alice.score.right, alice.score.answers) == (2, 4)
-    assert alice.pass_at == {1: (pytest.approx(5 / 12), 3), 2: (pytest.approx(0.5), 3), 4: (pytest.approx(2 / 3), 3)}
+    assert alice.pass_at == {
+        1: (pytest.approx(5 / 12), 3),
+        2: (pytest.approx(0.5), 3),
+        4: (pytest.approx(2 / 3), 3),
+    }
     (one, newest, *_), _ = Reader(store.database).history(ALICE, 2**63 - 1)
     assert "further" not in one and (one["answers"], one["correct"]) == (1, 1)
     assert (newest["answers"], newest["correct"], newest["answer"]) == (4, 4, "0")
@@ -240,7 +275,15 @@ def test_several_answers(store: Store) -> None:
 
 def test_what_a_peer_says_of_itself(store: Store) -> None:
     """The newest is the peer's; each question keeps what was said when it was asked."""
-    said = {"name": "<b>otter</b>", "sharing": "swarm", "local": 4, "external": 0, "strategy": "uniform", "version": "1", "hardware": "cpu"}
+    said = {
+        "name": "<b>otter</b>",
+        "sharing": "swarm",
+        "local": 4,
+        "external": 0,
+        "strategy": "uniform",
+        "version": "1",
+        "hardware": "cpu",
+    }
     store.asked(replace(question(1), attributes=Attributes(1, "tiny", **said)), 1, 0.0)  # type: ignore[arg-type] # numbers and texts
     store.graded(question(1), [ANSWER], [RIGHT], 0.5, 2, 0.0)
     assert the(Reader(store.database).record(ALICE)).said == said

@@ -1,4 +1,7 @@
-"""`swarmd verify --upload` against a judge over TCP, with a stand-in for the process that evaluates; and the deadline of uploads."""
+"""`swarmd verify --upload` against a judge over TCP, with a stand-in for the process that evaluates.
+
+And the deadline of uploads.
+"""
 
 import asyncio
 import contextlib
@@ -46,13 +49,24 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         readers = SlowReaders(16, 256)
 
     settings = JudgeSettings(
-        str(folder / "judge.sqlite3"), "tiny-9", verified_bytes=10**6, verified_models=MODELS, verified_questions=1,
+        str(folder / "judge.sqlite3"),
+        "tiny-9",
+        verified_bytes=10**6,
+        verified_models=MODELS,
+        verified_questions=1,
         verified_hub="http://127.0.0.1:9",
-    )  # fmt: skip
+    )
     ready = asyncio.Event()
     async with open_service(settings, random.Random(1), evaluator=Evaluator(60.0, STANDIN)) as service:
         with listening_socket("127.0.0.1", 0) as listener:
-            options = uvicorn.Config(create_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False)
+            options = uvicorn.Config(
+                create_app(service),
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+            )
             server = JudgeServer(options, ready.set)
             running = asyncio.create_task(server.serve(sockets=[listener]))
             try:
@@ -74,11 +88,21 @@ def node(tmp_path: Path) -> Path:
     """A state folder with a key, and a checkpoint of an adapter."""
     checkpoint = tmp_path / "checkpoints" / "round-00000007"
     checkpoint.mkdir(parents=True)
-    base = {"source": "tiny", "revision": None, "fingerprint": BASE, "lora_rank": 2, "dtype": "float32", "device": "cpu"}
+    base = {
+        "source": "tiny",
+        "revision": None,
+        "fingerprint": BASE,
+        "lora_rank": 2,
+        "dtype": "float32",
+        "device": "cpu",
+    }
     files = {"policy.json": json.dumps({"base": base, "updates": 7}).encode(), "weights.safetensors": ADAPTER}
     for name, content in files.items():
         (checkpoint / name).write_bytes(content)
-    written = {name: {"bytes": len(content), "sha256": sha256(content).hexdigest()} for name, content in files.items()}
+    written = {
+        name: {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+        for name, content in files.items()
+    }
     (checkpoint / "manifest.json").write_text(json.dumps({"schema": 1, "files": written}))
     Identity.load_or_create(tmp_path / "identity.key")
     return tmp_path
@@ -105,7 +129,9 @@ async def test_the_newest_checkpoint(url: str, node: Path, capsys: pytest.Captur
     assert "pass@1 0.0%" in capsys.readouterr().out
 
 
-async def test_a_file_and_a_refusal(url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_file_and_a_refusal(
+    url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.safetensors").write_bytes(GOOD)
     options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
@@ -118,11 +144,15 @@ async def test_a_file_and_a_refusal(url: str, node: Path, tmp_path: Path, capsys
     assert "Give a safetensors file" in capsys.readouterr().err
 
 
-async def test_an_exported_adapter(url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_exported_adapter(
+    url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the names that peft gives its tensors."""
     file, about = tmp_path / "mine" / "adapter_model.safetensors", tmp_path / "mine" / "adapter_config.json"
     file.parent.mkdir()
-    file.write_bytes(file_of({"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)}))
+    file.write_bytes(
+        file_of({"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)})
+    )
     options = ("--upload", str(file.parent), "--judge", url, "--state-dir", str(node), "--json")
     about.write_text(json.dumps({"r": 2, "lora_alpha": 4}))
     assert await run(*options) == 0
@@ -164,7 +194,9 @@ async def test_a_clock_that_was_set_back(url: str) -> None:
         await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**7)
 
 
-async def test_an_upload_may_take_longer_than_other_requests(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upload_may_take_longer_than_other_requests(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two seconds, where others have one and a half."""
     monkeypatch.setattr(weights_upload, "PIECE", len(GOOD) - 4)
     sent: list[int] = []
@@ -174,12 +206,18 @@ async def test_an_upload_may_take_longer_than_other_requests(url: str, monkeypat
         if len(sent) == 1:
             time.sleep(2.0)
 
-    id = await asyncio.to_thread(upload, url, Identity.from_seed(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told)
+    id = await asyncio.to_thread(
+        upload, url, Identity.from_seed(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told
+    )
     assert sent == [len(GOOD) - 4, len(GOOD)] and len(id) == 32
 
 
 def of_standins(folder: Path) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)]
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)
+    ]
 
 
 def workers(folder: Path) -> list[psutil.Process]:
@@ -193,7 +231,10 @@ def workers(folder: Path) -> list[psutil.Process]:
 @contextmanager
 def judge_process(folder: Path) -> Iterator[str]:
     """Ends with kill -9."""
-    command, environment = [sys.executable, "-m", "tests.judge.standin_judge", str(folder)], {**os.environ, OF_THIS_TEST: str(folder)}
+    command, environment = (
+        [sys.executable, "-m", "tests.judge.standin_judge", str(folder)],
+        {**os.environ, OF_THIS_TEST: str(folder)},
+    )
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
@@ -217,7 +258,8 @@ def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
     wait_until(lambda: not of_standins(tmp_path))  # the evaluation has ended with its judge
     with judge_process(tmp_path) as url:
         assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
-        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")  # it listens before it has begun anew
+        # It listens before it has begun anew
+        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")
         assert weights_upload.outcome(url, waiting).state == "queued"
         wait_until(lambda: workers(tmp_path) != [])
         for process in workers(tmp_path):

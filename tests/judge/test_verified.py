@@ -1,4 +1,7 @@
-"""The verified tier over HTTP: what is taken, what is refused, what survives a restart, and workers that go wrong. Real processes."""
+"""The verified tier over HTTP.
+
+What is taken, what is refused, what survives a restart, and workers that go wrong. Real processes.
+"""
 
 import asyncio
 import errno
@@ -56,11 +59,22 @@ class Uploader:
         self.clock.now += 601.0  # so that no rate is met
         return SigningPeer(self.peers)
 
-    async def upload(self, file: Any = GOOD, peer: SigningPeer | None = None, headers: dict[str, str] | None = None, **said: Any) -> Any:
+    async def upload(
+        self,
+        file: Any = GOOD,
+        peer: SigningPeer | None = None,
+        headers: dict[str, str] | None = None,
+        **said: Any,
+    ) -> Any:
         """`file`: bytes, or parts of it. `said`: declared, besides what is true."""
         peer = peer or self.peer()
         true = file if isinstance(file, bytes) else GOOD
-        wish = {"model": "good", "curriculum": TINY_9.digest, "bytes": len(true), "sha256": sha256(true).hexdigest()} | said
+        wish = {
+            "model": "good",
+            "curriculum": TINY_9.digest,
+            "bytes": len(true),
+            "sha256": sha256(true).hexdigest(),
+        } | said
         target = "/v1/verified?" + urlencode(wish)
         signed = peer.headers("POST", target, b"")
         message = f"POST\n{ORIGIN}\n{target}\n{peer.sequence}\n{wish['sha256']}"
@@ -71,7 +85,10 @@ class Uploader:
         return await self.told(id, "done", "refused")
 
     async def told(self, id: str, *states: str) -> dict[str, Any]:
-        """What the judge says of an upload once it is in one of these states. One that has ended in another comes to none."""
+        """What the judge says of an upload once it is in one of these states.
+
+        One that has ended in another comes to none.
+        """
 
         async def look() -> dict[str, Any] | None:
             found = dict((await self.http.get(f"/v1/verified/{id}")).json())
@@ -110,9 +127,14 @@ async def judging(settings: JudgeSettings, seconds: float = PATIENCE) -> AsyncIt
 def settings(court_database: str, tmp_path_factory: pytest.TempPathFactory) -> JudgeSettings:
     folder = tmp_path_factory.mktemp("verified")
     return JudgeSettings(
-        court_database, "tiny-9", key=folder / "judge.key", verified_bytes=10**6, verified_models=MODELS, verified_questions=2,
+        court_database,
+        "tiny-9",
+        key=folder / "judge.key",
+        verified_bytes=10**6,
+        verified_models=MODELS,
+        verified_questions=2,
         verified_folder=folder / "uploads",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +153,23 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     assert found["weights"] == sha256(GOOD).hexdigest() and found["peer"] == peer.identity.peer_id
     assert {question["specialty"] for question in found["questions"]} == set(TINY_9.specialties)
     receipt = checked(found)
-    assert receipt is not None and receipt["weights"] == found["weights"] and receipt["right"] == found["right"]
-    assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt["questions"]
+    assert (
+        receipt is not None and receipt["weights"] == found["weights"] and receipt["right"] == found["right"]
+    )
+    assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt[
+        "questions"
+    ]
     assert set(found["pass_at"]) == {"1", "2"}
     assert judge.files() == []
-    tasks = [tasks_of("tiny-9").task(TaskRef(question["specialty"], question["n"])) for question in found["questions"]]
+    tasks = [
+        tasks_of("tiny-9").task(TaskRef(question["specialty"], question["n"]))
+        for question in found["questions"]
+    ]
     assert all(TINY_9.holds_out(task) for task in tasks if task and task.ref.specialty in TINY_9.held_by_text)
     again = await judge.upload(peer=judge.peer())  # other questions, though the weights are the same
-    assert (await judge.ended(again.json()["verification"]))["questions"][0]["n"] != found["questions"][0]["n"]
+    assert (await judge.ended(again.json()["verification"]))["questions"][0]["n"] != found["questions"][0][
+        "n"
+    ]
 
 
 async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
@@ -159,7 +190,9 @@ async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
         ("babbles", "middle of its reply"),
     ],
 )
-async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(judge: Uploader, model: str, words: str) -> None:
+async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(
+    judge: Uploader, model: str, words: str
+) -> None:
     wrong = (await judge.upload(model=model)).json()["verification"]
     good = (await judge.upload()).json()["verification"]
     found = await judge.ended(wrong)
@@ -170,7 +203,9 @@ async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(judge: Upl
 
 
 async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path) -> None:
-    """So much waits to be read by then that asyncio has stopped to read, and with it to look whether the worker is gone."""
+    """So much waits to be read by then that asyncio has stopped to read, and with it to look whether the
+    worker is gone.
+    """
     (tmp_path / "weights").touch()
     talks = Evaluator(1.0, (sys.executable, "-c", "import os\nwhile True: os.write(1, bytes(65536))"))
     request = AnswerRequest("good", None, "", ("x" * 10**6,), answers=1, seed=0, cpu=1, memory=0)
@@ -215,9 +250,13 @@ async def test_weights_that_cannot_be_removed_hold_up_nobody(settings: JudgeSett
         ({"path": "/etc/passwd"}, 422, "another form"),
     ],
 )
-async def test_what_is_declared_is_checked(judge: Uploader, said: dict[str, Any], status: int, words: str) -> None:
+async def test_what_is_declared_is_checked(
+    judge: Uploader, said: dict[str, Any], status: int, words: str
+) -> None:
     response = await judge.upload(**said)
-    assert response.status_code == status and any(word in response.json()["error"] for word in words.split("|")), response.text
+    assert response.status_code == status and any(
+        word in response.json()["error"] for word in words.split("|")
+    ), response.text
     assert response.json()["remedy"] and judge.files() == []
 
 
@@ -247,7 +286,9 @@ async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: 
     assert judge.files() == []
 
 
-async def test_a_disk_that_times_out_is_not_the_senders_fault(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_times_out_is_not_the_senders_fault(
+    judge: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a disk on the network may."""
 
     def times_out(_file: int) -> None:
@@ -299,21 +340,32 @@ async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path)
 
 async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path: Path) -> None:
     plugin = tmp_path / "none.py"
-    generate = "def generate(specialty, seed):\n    assert seed < 10**9\n    return 'none', ''\n"  # no held-out question
+    # No held-out question
+    generate = "def generate(specialty, seed):\n    assert seed < 10**9\n    return 'none', ''\n"
     plugin.write_text(f"specialties = ['add']\n{generate}def score(facts, answer):\n    return 0.0\n")
     digest = find_curriculum(str(plugin)).digest
-    async with judging(replace(settings, database=str(tmp_path / "judge.sqlite3"), curriculum=str(plugin))) as judge:
+    async with judging(
+        replace(settings, database=str(tmp_path / "judge.sqlite3"), curriculum=str(plugin))
+    ) as judge:
         for _ in range(2):
             found = await judge.ended((await judge.upload(curriculum=digest)).json()["verification"])
             assert (found["state"], found["error"]) == ("refused", "the judge failed; this is its own fault")
 
 
 async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
-    """What waits goes on; what was being evaluated twice does not; what is not whole, or has no name in the database, is removed."""
+    """What waits goes on; what was being evaluated twice does not.
+
+    What is not whole, or has no name in the database, is removed.
+    """
     settings = JudgeSettings(
-        database, "tiny-9", key=tmp_path / "judge.key", verified_bytes=10**6, verified_models=MODELS, verified_questions=1,
+        database,
+        "tiny-9",
+        key=tmp_path / "judge.key",
+        verified_bytes=10**6,
+        verified_models=MODELS,
+        verified_questions=1,
         verified_folder=tmp_path / "uploads",
-    )  # fmt: skip
+    )
     async with judging(settings) as judge:
         hanging = (await judge.upload(model="hangs")).json()["verification"]
         waiting = (await judge.upload()).json()["verification"]
@@ -346,7 +398,9 @@ def test_the_last_few_of_a_peer_are_kept(database: str) -> None:
         kept = [number for number in range(12) if records.one(f"{number:032x}")]
         assert kept == [2, 4, 6, 8, 10, 11]  # those that are done, and the last
         with store.database.begin() as db:
-            assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {"alice": f"{10:032x}"}
+            assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {
+                "alice": f"{10:032x}"
+            }
         found = records.one(f"{10:032x}")
         assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
         assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1

@@ -60,12 +60,18 @@ def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
     assert all(len(row) == 3 and "<answer>" in row[0] for row in answers)
     shapes = given.model.shapes(2)
     header, data = parts_of(file_of(shapes))
-    nothing = whole({f"base_model.model.{name.replace('.default', '')}": entry for name, entry in header.items()}, bytes(len(data)))
+    nothing = whole(
+        {f"base_model.model.{name.replace('.default', '')}": entry for name, entry in header.items()},
+        bytes(len(data)),
+    )
     WeightsCheck(len(nothing), sha256(nothing).hexdigest(), shapes).feed(nothing)
-    assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]  # an adapter of zeros changes nothing
+    # An adapter of zeros changes nothing
+    assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]
 
 
 def test_it_does_not_outlive_a_judge_that_was_killed_as_it_started() -> None:
     """Its parent has another id by then."""
-    worker = subprocess.run((*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_SECONDS, check=False)
+    worker = subprocess.run(
+        (*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_SECONDS, check=False
+    )
     assert worker.returncode == -signal.SIGKILL

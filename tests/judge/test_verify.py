@@ -62,8 +62,12 @@ def lied(honest: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
     return {**honest, **receipts.signed(JUDGE, json.loads(honest["receipt"]) | changed)}
 
 
-def findings(verifier: Verifier, document: Mapping[str, Any], own: Mapping[str, str] | None = None) -> dict[str, bool | None]:
-    found: list[EvidenceCheck] = examine(ID, msgspec.convert(document, PublicEvaluation), own, TASKS, verifier.judge)
+def findings(
+    verifier: Verifier, document: Mapping[str, Any], own: Mapping[str, str] | None = None
+) -> dict[str, bool | None]:
+    found: list[EvidenceCheck] = examine(
+        ID, msgspec.convert(document, PublicEvaluation), own, TASKS, verifier.judge
+    )
     assert all(finding.why for finding in found)
     return {finding.what: finding.holds for finding in found}
 
@@ -105,7 +109,12 @@ def test_each_lie_is_found(verifier: Verifier, honest: dict[str, Any]) -> None:
 
 def test_what_cannot_be_checked_yet(verifier: Verifier, honest: dict[str, Any]) -> None:
     window = replace(WINDOW, revealed=None).told()
-    assert findings(verifier, {**honest, "window": window}) == {"signature": True, "answers": True, "commitment": None, "score": True}
+    assert findings(verifier, {**honest, "window": window}) == {
+        "signature": True,
+        "answers": True,
+        "commitment": None,
+        "score": True,
+    }
     assert findings(verifier, {**honest, "window": None})["commitment"] is None
     with pytest.raises(msgspec.ValidationError, match="closes"):  # no calendar has it
         findings(verifier, {**honest, "window": {**window, "closes": 10**18}})
@@ -117,7 +126,9 @@ def serving(pages: Mapping[str, Any]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps(pages.get(self.path, {"error": "nothing is here", "remedy": "look elsewhere"})).encode()
+            body = json.dumps(
+                pages.get(self.path, {"error": "nothing is here", "remedy": "look elsewhere"})
+            ).encode()
             self.send_response(200 if self.path in pages else 404)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -152,14 +163,20 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.mark.net
 @pytest.mark.slow  # starts three processes that score
 def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[str, Any]) -> None:
-    (tmp_path / "receipts.jsonl").write_text(f"no JSON {ID}\n" + json.dumps({name: honest[name] for name in ("receipt", "signature")}))
+    (tmp_path / "receipts.jsonl").write_text(
+        f"no JSON {ID}\n" + json.dumps({name: honest[name] for name in ("receipt", "signature")})
+    )
     pages = {f"/v1/evaluations/{ID}": honest}
     with serving(pages) as url:
         code, said, _ = run("verify", ID, "--judge", url)
         assert code == 0 and "All of it holds." in said and TASK.question in said and "own receipt" in said
         pages[f"/v1/evaluations/{ID}"] = lied(honest, rewards=[0.0, 0.0])
         code, said, _ = run("verify", ID, "--judge", url)
-        assert code == 1 and "DOES NOT HOLD  score" in said and "not as the judge says: own receipt, score" in said
+        assert (
+            code == 1
+            and "DOES NOT HOLD  score" in said
+            and "not as the judge says: own receipt, score" in said
+        )
         pages[f"/v1/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).told()}
         code, said, _ = run("verify", ID, "--judge", url, "--json")
         document = json.loads(said)
@@ -196,23 +213,44 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
 
 
 BOARD = {
-    "curriculum": {"name": "tiny-9", "digest": TINY_9.digest}, "listed": 51, "unlisted": 2, "more_after": 50,
+    "curriculum": {"name": "tiny-9", "digest": TINY_9.digest},
+    "listed": 51,
+    "unlisted": 2,
+    "more_after": 50,
     "peers": [
         {
-            "rank": 1, "peer": PEER, "nickname": "brave-otter", "model": "tiny\x1b[2J", "last_seen": 0.0, "answered": 1_234, "score": 0.62,
-            "low": 0.522, "high": 0.709, "n": 100, "said": {"name": "otter\u202e"},
+            "rank": 1,
+            "peer": PEER,
+            "nickname": "brave-otter",
+            "model": "tiny\x1b[2J",
+            "last_seen": 0.0,
+            "answered": 1_234,
+            "score": 0.62,
+            "low": 0.522,
+            "high": 0.709,
+            "n": 100,
+            "said": {"name": "otter\u202e"},
         }
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.net
 def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
-    with serving({"/v1/leaderboard?after=0": BOARD}) as url, serving({"/v1/leaderboard?after=0": {"peers": 3}}) as odd:
+    with (
+        serving({"/v1/leaderboard?after=0": BOARD}) as url,
+        serving({"/v1/leaderboard?after=0": {"peers": 3}}) as odd,
+    ):
         code, said, _ = run("leaderboard", "--judge", url)
-        assert code == 0 and "tiny-9, 51 nodes listed, 2 with too few answers" in said and "more: --after 50" in said
+        assert (
+            code == 0
+            and "tiny-9, 51 nodes listed, 2 with too few answers" in said
+            and "more: --after 50" in said
+        )
         assert "0.620  0.522 to 0.709  100" in said and "\x1b" not in said and "\u202e" not in said
-        code, said, error = run("leaderboard", "--judge", url, "--judge", odd, "--judge", "http://127.0.0.1:1", "--json")
+        code, said, error = run(
+            "leaderboard", "--judge", url, "--judge", odd, "--judge", "http://127.0.0.1:1", "--json"
+        )
         document = json.loads(said)
         assert code == 4 and document["judges"][0]["peers"] == BOARD["peers"] and len(document["errors"]) == 2
         assert "no answer of a judge" in error and "cannot be reached" in error

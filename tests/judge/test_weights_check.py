@@ -1,4 +1,6 @@
-"""What may be loaded: exactly the tensors of a known model, finite, with the size and digest that were declared."""
+"""What may be loaded: exactly the tensors of a known model, finite, with the size and digest that were
+declared.
+"""
 
 import itertools
 import random
@@ -9,14 +11,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from judge.verified.weights_check import MAX_HEADER, UnfitWeights, WeightsCheck, check_header, with_checkpoint_names
+from judge.verified.weights_check import (
+    MAX_HEADER,
+    UnfitWeights,
+    WeightsCheck,
+    check_header,
+    with_checkpoint_names,
+)
 from tests.judge.standin_worker import SHAPES
 from tests.judge.weights import SIZES, file_of, parts_of, whole
 
 GOOD = file_of(SHAPES)
 
 
-def checked(file: bytes, cuts: tuple[int, ...] = (), size: int | None = None, digest: str | None = None) -> None:
+def checked(
+    file: bytes, cuts: tuple[int, ...] = (), size: int | None = None, digest: str | None = None
+) -> None:
     check = WeightsCheck(len(file) if size is None else size, digest or sha256(file).hexdigest(), SHAPES)
     edges = [0, *sorted(min(cut, len(file)) for cut in cuts), len(file)]
     for begin, end in itertools.pairwise(edges):
@@ -24,7 +34,12 @@ def checked(file: bytes, cuts: tuple[int, ...] = (), size: int | None = None, di
     check.end()
 
 
-@given(st.sampled_from(("F32", "BF16")), st.permutations(list(SHAPES)), st.lists(st.integers(0, len(GOOD))), st.integers())
+@given(
+    st.sampled_from(("F32", "BF16")),
+    st.permutations(list(SHAPES)),
+    st.lists(st.integers(0, len(GOOD))),
+    st.integers(),
+)
 def test_a_good_file_passes_in_any_pieces(format: str, order: list[str], cuts: list[int], seed: int) -> None:
     checked(file_of({name: SHAPES[name] for name in order}, format, random.Random(seed)), tuple(cuts))
 
@@ -58,26 +73,44 @@ def test_other_shapes(shape: list[int]) -> None:
 entries = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(("F32", "BF16", "F64", "I64", "Q", 3)),
-        "shape": st.lists(st.integers(-2, 2**60), max_size=4) | st.sampled_from([list(shape) for shape in SHAPES.values()]),
-        "data_offsets": st.lists(st.integers(-2, 2**60), min_size=1, max_size=3) | st.sampled_from([[0, 48], [48, 68], [20, 68], [0, 20]]),
+        "shape": (
+            st.lists(st.integers(-2, 2**60), max_size=4)
+            | st.sampled_from([list(shape) for shape in SHAPES.values()])
+        ),
+        "data_offsets": (
+            st.lists(st.integers(-2, 2**60), min_size=1, max_size=3)
+            | st.sampled_from([[0, 48], [48, 68], [20, 68], [0, 20]])
+        ),
     },
     optional={"more": st.none()},
 )
 
 
-OVERLAPS = [[(0, 48), (0, 20)], [(0, 48), (47, 67)], [(0, 48), (49, 69)], [(20, 68), (0, 19)], [(0, 68), (0, 68)], [(0, 48), (40, 68)]]
+OVERLAPS = [
+    [(0, 48), (0, 20)],
+    [(0, 48), (47, 67)],
+    [(0, 48), (49, 69)],
+    [(20, 68), (0, 19)],
+    [(0, 68), (0, 68)],
+    [(0, 48), (40, 68)],
+]
 
 
 @pytest.mark.parametrize("spans", OVERLAPS)
 def test_tensors_that_overlap_or_leave_gaps(spans: list[tuple[int, int]]) -> None:
-    header = {name: {"dtype": "F32", "shape": SHAPES[name], "data_offsets": span} for name, span in zip(SHAPES, spans, strict=True)}
+    header = {
+        name: {"dtype": "F32", "shape": SHAPES[name], "data_offsets": span}
+        for name, span in zip(SHAPES, spans, strict=True)
+    }
     with pytest.raises(UnfitWeights, match="overlap, leave gaps"):
         checked(whole(header, bytes(68)))
 
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*SHAPES, "c", "__metadata__"]), entries))
-def test_a_header_that_passes_describes_the_data_and_nothing_else(header: dict[str, dict[str, object]]) -> None:
+def test_a_header_that_passes_describes_the_data_and_nothing_else(
+    header: dict[str, dict[str, object]],
+) -> None:
     text = parts_of(whole(header, b""))[0]
     try:
         format = check_header(whole(header, b"")[8:], 68, SHAPES)
@@ -103,7 +136,11 @@ def test_a_number_that_is_none(number: float, format: str, place: int, cut: int)
 
 def test_longer_or_shorter_than_declared() -> None:
     digest = sha256(GOOD).hexdigest()
-    for file, words in ((GOOD + b"x", "more bytes"), (GOOD[:-1], "bytes arrived of"), (GOOD[:5], "bytes arrived of")):
+    for file, words in (
+        (GOOD + b"x", "more bytes"),
+        (GOOD[:-1], "bytes arrived of"),
+        (GOOD[:5], "bytes arrived of"),
+    ):
         with pytest.raises(UnfitWeights, match=words):
             checked(file, size=len(GOOD), digest=digest)
     with pytest.raises(UnfitWeights, match="longer or shorter than its tensors"):
@@ -120,7 +157,11 @@ def test_names_of_peft() -> None:
     check.feed(file)
     check.end()
     assert check.digest == sha256(file).hexdigest()
-    assert parts_of(with_checkpoint_names(file)) == parts_of(with_checkpoint_names(file_of(own))) == parts_of(file_of(own))
+    assert (
+        parts_of(with_checkpoint_names(file))
+        == parts_of(with_checkpoint_names(file_of(own)))
+        == parts_of(file_of(own))
+    )
     header, data = parts_of(file)
     twice = whole(header | {"x.lora_A.default.weight": header["base_model.model.x.lora_A.weight"]}, data)
     with pytest.raises(UnfitWeights, match="there twice"):

@@ -1,4 +1,6 @@
-"""Windows: committed to before they open, kept through kill -9 and clock steps, revealed when nothing of them is open."""
+"""Windows: committed to before they open, kept through kill -9 and clock steps, revealed when nothing of them
+is open.
+"""
 
 import asyncio
 import random
@@ -52,7 +54,9 @@ class Seeds:
 
 
 @given(st.lists(st.integers(-3 * DAY, 5 * DAY), max_size=20), st.integers(60, 2 * DAY))
-def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(steps: list[int], seconds: int) -> None:
+def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(
+    steps: list[int], seconds: int
+) -> None:
     now, made, new = 1.8e9, [], Seeds()
     for step in steps:
         now += step
@@ -62,7 +66,11 @@ def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(st
         assert len(made) - before <= 2 and made[-1].terms.opens > now
         for a, b in pairwise(made):
             set_back = a.published > b.published + seconds  # then b is the first that the right clock has
-            assert b.terms.opens == (int(b.published) + seconds if set_back else max(a.terms.closes, b.terms.opens)) < b.terms.closes
+            assert (
+                b.terms.opens
+                == (int(b.published) + seconds if set_back else max(a.terms.closes, b.terms.opens))
+                < b.terms.closes
+            )
         assert made[-1].terms.opens <= now + 3 * seconds
         assert all(window.terms.opens >= int(window.published) for window in made)
 
@@ -88,21 +96,32 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
         assert turned(store, 1030.0, new) == (first, second, 0)
         with closing(Reader(Database(database, alone=False))) as reader:
             second_now, third, hidden = turned(store, 1060.0, new)
-            assert (second_now.seed, hidden) == (second.seed, 1) and all(w.revealed is None for w in reader.windows(2**63 - 1))
+            assert (second_now.seed, hidden) == (second.seed, 1) and all(
+                w.revealed is None for w in reader.windows(2**63 - 1)
+            )
             assert turned(store, 1060.0 + REVEAL_SECONDS, new) == (second_now, third, 0)
             told = reader.windows(2)[0].told()
-            assert told["seed"] == first.seed.hex() and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
+            assert (
+                told["seed"] == first.seed.hex()
+                and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
+            )
             assert [w.told()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
-        assert turned(store, 900.0, new)[0].number == 2  # the clock was set back: what was told is not asked again
+        # The clock was set back: what was told is not asked again
+        assert turned(store, 900.0, new)[0].number == 2
         late = turned(store, 5000.0, new)[0]  # down for longer than a window
         assert (late.number, late.terms.opens, late.published) == (5, 5000, 5000.0)
 
 
 @pytest.mark.net
-def test_judges_of_one_database_with_clocks_far_apart_add_no_windows_for_ever(request: pytest.FixtureRequest) -> None:
+def test_judges_of_one_database_with_clocks_far_apart_add_no_windows_for_ever(
+    request: pytest.FixtureRequest,
+) -> None:
     address = request.getfixturevalue("postgresql")()
     new = Seeds()
-    with closing(Store(address, "tiny-9 0123", shared=True)) as right, closing(Store(address, "tiny-9 0123", shared=True)) as behind:
+    with (
+        closing(Store(address, "tiny-9 0123", shared=True)) as right,
+        closing(Store(address, "tiny-9 0123", shared=True)) as behind,
+    ):
         for _ in range(2):
             assert turned(right, 1000.0, new)[1].number == turned(behind, 100.0, new)[1].number == 2
 
@@ -162,7 +181,9 @@ def test_questions_are_made_ahead_of_those_who_ask() -> None:
         if window is second:
             questions.open(window)
         asked = {questions(PeerId("alice")).task.question for _ in range(4)}
-        assert asked == {held_out.question(tasks_of("tiny-9"), window.seed, index).question for index in range(4)}
+        assert asked == {
+            held_out.question(tasks_of("tiny-9"), window.seed, index).question for index in range(4)
+        }
     assert len(made) == before
     assert questions.missing(few(due(second, second.terms.opens, 60, TINY_9.digest, Seeds())[0])) is not None
 
@@ -171,7 +192,10 @@ def test_questions_are_made_ahead_of_those_who_ask() -> None:
 async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> None:
     async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court:
         async with asyncio.timeout(PATIENCE):
-            while court.service._questions.missing(court.service._next_window) == (court.service._questions.window, 0):
+            while court.service._questions.missing(court.service._next_window) == (
+                court.service._questions.window,
+                0,
+            ):
                 await asyncio.sleep(0.01)
 
 
@@ -203,13 +227,20 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
     court.wall.now += REVEAL_SECONDS
     await court.service._turn_windows()
     document = (await court.http.get(f"/v1/evaluations/{handed['evaluation']}")).json()
-    assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])  # letter for letter
+    # Letter for letter
+    assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])
     said: Any = checked(document)
-    assert said["commitment"] == handed["commitment"] == document["window"]["commitment"] and said["place"] == 0
+    assert (
+        said["commitment"] == handed["commitment"] == document["window"]["commitment"] and said["place"] == 0
+    )
     assert [given["text"] for given in document["answers"]] == ["x", "y"]
     index = place_in_set(bytes.fromhex(document["window"]["seed"]), peer.identity.peer_id, 0, 1_000)
     task = held_out.question(tasks_of("tiny-9"), bytes.fromhex(document["window"]["seed"]), index)
-    assert (task.ref.specialty, task.ref.n, task.question) == (said["specialty"], said["n"], handed["question"])
+    assert (task.ref.specialty, task.ref.n, task.question) == (
+        said["specialty"],
+        said["n"],
+        handed["question"],
+    )
     for unknown in ("0" * 32, "x"):
         assert (await court.http.get(f"/v1/evaluations/{unknown}")).status_code == 404
     newer = (await ask(court, peer)).json()["evaluations"][0]
@@ -217,7 +248,9 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
 
 
 @pytest.mark.anyio
-async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(database: str, tmp_path: Path) -> None:
+async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
+    database: str, tmp_path: Path
+) -> None:
     async with open_court(database, tmp_path) as court:
         before = court.wall.now
         for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_SECONDS, 0, DAY - 1, DAY, DAY + REVEAL_SECONDS):
@@ -256,7 +289,9 @@ async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path:
     peer, texts = SigningPeer(1), []
     for life in range(2):
         async with open_court(database, tmp_path, seed=life) as court:
-            texts += [handed["question"] for handed in (await ask(court, peer, questions=2)).json()["evaluations"]]
+            texts += [
+                handed["question"] for handed in (await ask(court, peer, questions=2)).json()["evaluations"]
+            ]
             seed = court.service._questions.window.seed
     places = [place_in_set(seed, peer.identity.peer_id, place, 1_000) for place in range(4)]
     assert texts == [held_out.question(tasks_of("tiny-9"), seed, place).question for place in places]
@@ -278,7 +313,8 @@ async def test_what_lapses_is_wrong_and_what_a_kill_ends_is_nothing(database: st
         assert (await answer(court, peer, first[2]["evaluation"], *[right] * 4)).status_code == 410
         row = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
         assert (row["answered"], row["unanswered"], row["n"]) == (2, 2, 4)
-        assert row["pass_at"]["4"]["n"] == 4 and row["pass_at"]["1"]["score"] == row["right"] / 4  # also for pass@k they are wrong
+        # Also for pass@k they are wrong
+        assert row["pass_at"]["4"]["n"] == 4 and row["pass_at"]["1"]["score"] == row["right"] / 4
         await ask(court, peer, questions=3)
     async with open_court(database, tmp_path) as court:
         after = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()

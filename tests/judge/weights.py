@@ -1,4 +1,7 @@
-"""Safetensors files for the judge, good ones and hostile ones. Written from the format's description, apart from our own writer."""
+"""Safetensors files for the judge, good ones and hostile ones.
+
+Written from the format's description, apart from our own writer.
+"""
 
 import json
 import math
@@ -10,7 +13,9 @@ from typing import Any
 SIZES = {"F32": 4, "BF16": 2}
 
 
-def file_of(shapes: Mapping[str, Sequence[int]], format: str = "F32", rng: random.Random | None = None) -> bytes:
+def file_of(
+    shapes: Mapping[str, Sequence[int]], format: str = "F32", rng: random.Random | None = None
+) -> bytes:
     """Small random numbers."""
     rng = rng or random.Random(1)
     header, end = {}, 0

@@ -12,7 +12,12 @@ from swarmd.lab import EXPERIMENTS
 from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
 
-PLAIN: dict[str, Any] = {"name": "one", "nodes": 2, "rounds": 3, "setting": [{"name": "8/0"}, {"name": "4/4", "baseline": True}]}
+PLAIN: dict[str, Any] = {
+    "name": "one",
+    "nodes": 2,
+    "rounds": 3,
+    "setting": [{"name": "8/0"}, {"name": "4/4", "baseline": True}],
+}
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
@@ -24,7 +29,9 @@ def test_what_comes_with_swarmd_can_be_read(path: Path) -> None:
 
 def test_the_example_in_the_documents_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
-    read = parse_experiment(tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml")
+    read = parse_experiment(
+        tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml"
+    )
     assert [len(setting.nodes) for setting in read.settings] == [8] * 4 and read.baseline.name == "8/0"
     assert [node.model.name for node in read.settings[3].nodes] == ["tiny"] + ["tiny-latent"] * 7
 
@@ -32,7 +39,13 @@ def test_the_example_in_the_documents_is_one() -> None:
 def test_later_layers_win_key_by_key() -> None:
     document = PLAIN | {
         "base": {"model": {"name": "tiny-latent"}, "round": {"local": 6, "external": 1}},
-        "setting": [{"name": "mixed", "round": {"external": 2}, "group": [{"nodes": 1}, {"nodes": 2, "round": {"external": 3}}]}],
+        "setting": [
+            {
+                "name": "mixed",
+                "round": {"external": 2},
+                "group": [{"nodes": 1}, {"nodes": 2, "round": {"external": 3}}],
+            }
+        ],
     }
     (setting,) = parse_experiment(document, "x.toml").settings
     assert [(n.model.name, n.round.local, n.round.external) for n in setting.nodes] == [
@@ -43,7 +56,9 @@ def test_later_layers_win_key_by_key() -> None:
 def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> None:
     settings = [{"name": "a"}, {"name": "b", "sets": "whole"}, {"name": "c", "sets": "offered"}]
     for said, whole in (({}, [False, True, False]), ({"sets": "whole"}, [True, True, False])):
-        assert [s.whole for s in parse_experiment(PLAIN | {"setting": settings} | said, "x.toml").settings] == whole
+        assert [
+            s.whole for s in parse_experiment(PLAIN | {"setting": settings} | said, "x.toml").settings
+        ] == whole
 
 
 @pytest.mark.parametrize(
@@ -54,7 +69,10 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ({"nodes": 0}, "nodes: "),
         ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
         ({"base": {"modle": {}}}, "modle is no section.*did you mean model"),
-        ({"base": {"model": {"nmae": "tiny"}}}, r"setting 1 \(8/0\): model.nmae: unknown key; did you mean model.name\?"),
+        (
+            {"base": {"model": {"nmae": "tiny"}}},
+            r"setting 1 \(8/0\): model.nmae: unknown key; did you mean model.name\?",
+        ),
         ({"base": {"sharing": {"take": "best"}}}, "sharing.take: .*'need'.*, found 'best'"),
         ({"base": {"judge": {"url": ""}}}, "judge is no section"),
         ({"setting": [{"name": "4/4"}, {"name": "4 of 4"}]}, "same name"),
@@ -81,18 +99,28 @@ def test_a_name_is_of_what_comes_with_swarmd_also_beside_its_results(
     (tmp_path / "churn").mkdir()
     (tmp_path / "churn" / "theirs.txt").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert main(["lab", "run", "churn"]) == 2 and "churn is not empty, and holds no results" in capsys.readouterr().err
+    assert (
+        main(["lab", "run", "churn"]) == 2
+        and "churn is not empty, and holds no results" in capsys.readouterr().err
+    )
 
 
 def test_a_settings_surroundings_are_read_and_checked() -> None:
-    setting = {"name": "b", "against": "8/0", "churn": {"present": 9, "away": 3}, "hostile": {"liars": 1, "poisoners": 2}}
+    setting = {
+        "name": "b",
+        "against": "8/0",
+        "churn": {"present": 9, "away": 3},
+        "hostile": {"liars": 1, "poisoners": 2},
+    }
     read = parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], setting]}, "x.toml")
     one = read.settings[2]
     assert (one.present, one.away, one.liars, one.poisoners) == (9, 3, 1, 2)
     assert read.baseline_of(one).name == "8/0" and read.baseline_of(read.settings[0]).name == "4/4"
     mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"against": "9/0"}, "`against` names no other"), ({"churn": {"present": 1}}, "churn.away"), ({"hostile": {"liar": 1}}, "liar"),
-    ]  # fmt: skip
+        ({"against": "9/0"}, "`against` names no other"),
+        ({"churn": {"present": 1}}, "churn.away"),
+        ({"hostile": {"liar": 1}}, "liar"),
+    ]
     for wrong, said in mistakes:
         with pytest.raises(BadExperiment, match=said):
             parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], {"name": "b", **wrong}]}, "x.toml")

@@ -1,4 +1,6 @@
-"""`swarmd lab run --judge`: played nodes ask a real judge, and the report draws its comparison of swarm and solo."""
+"""`swarmd lab run --judge`: played nodes ask a real judge, and the report draws its comparison of swarm and
+solo.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -31,12 +33,16 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
     with judging(results) as (*_, url):
         play(results, run, lambda _: None, made=partial(JudgedSwarm, url=url, compared="over 1/0"))
     play(without, run, lambda _: None)
-    lines = [[{k: v for k, v in line.items() if k != "cpu"} for line in of.lines(run)] for of in (results, without)]
+    lines = [
+        [{k: v for k, v in line.items() if k != "cpu"} for line in of.lines(run)] for of in (results, without)
+    ]
     assert lines[0] == lines[1]
     (found,) = judged(results)
     there = [sum(line["reward"][node] is not None for line in lines[0]) for node in range(2)]
     assert found["model"] == "tiny: over 1/0" and min(there) < max(there) == 10
-    assert (found["swarm"]["round"], found["swarm"]["peers"]) == ([5, 10], [1, 1]) and found["solo"]["peers"] == []
+    assert (found["swarm"]["round"], found["swarm"]["peers"]) == ([5, 10], [1, 1]) and found["solo"][
+        "peers"
+    ] == []
     assert write_report(results).with_name("judge.png").exists()
     (results.folder / JUDGE).write_text("[")
     with pytest.raises(BadResults, match="damaged"):
@@ -47,4 +53,11 @@ def test_each_pair_is_judged_apart() -> None:
     """Also where the baseline of a pair is itself compared with the experiment's."""
     experiment = read_experiment(EXPERIMENTS / "churn.toml")
     pairs = [judged_beside(experiment, setting) for setting in experiment.settings]
-    assert pairs == ["8/0", "8/0", "8/0, a fifth away", "8/0, a fifth away", "8/0, half away", "8/0, half away"]
+    assert pairs == [
+        "8/0",
+        "8/0",
+        "8/0, a fifth away",
+        "8/0, a fifth away",
+        "8/0, half away",
+        "8/0, half away",
+    ]

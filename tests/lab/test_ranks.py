@@ -18,14 +18,23 @@ from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 RANKS = [sys.executable, "-m", "swarmd.lab.ranks"]
 EXPERIMENT = parse_experiment(
     {
-        "name": "short", "nodes": 2, "rounds": 8, "seeds": 1, "evaluation": {"questions": 1, "answers": 2},
-        "setting": [{
-            "name": "one", "round": {"local": 2, "external": 2}, "sharing": {"share": "all", "take": "unfiltered"},
-            "churn": {"present": 3, "away": 1}, "hostile": {"liars": 0, "poisoners": 1},
-        }],
+        "name": "short",
+        "nodes": 2,
+        "rounds": 8,
+        "seeds": 1,
+        "evaluation": {"questions": 1, "answers": 2},
+        "setting": [
+            {
+                "name": "one",
+                "round": {"local": 2, "external": 2},
+                "sharing": {"share": "all", "take": "unfiltered"},
+                "churn": {"present": 3, "away": 1},
+                "hostile": {"liars": 0, "poisoners": 1},
+            }
+        ],
     },
     "short.toml",
-)  # fmt: skip
+)
 
 
 def but_for_cpu(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -61,5 +70,7 @@ def test_a_node_a_process_the_same_lines_each_time_and_a_death_is_told(tmp_path:
     with pytest.raises(RunsFailed, match=r"(?s)1 of 1 runs failed.*one, seed 1: node 1 of 2: .*signal 9"):
         play_all(again, 1, kill, RANKS)
     assert again.missing == [run]
-    until_then = but_for_cpu([json.loads(line) for line in again.path(run).with_suffix(".part").read_text().splitlines()])
+    until_then = but_for_cpu(
+        [json.loads(line) for line in again.path(run).with_suffix(".part").read_text().splitlines()]
+    )
     assert len(until_then) >= 3 and until_then == lines[: len(until_then)]

@@ -11,7 +11,13 @@ from swarmd.lab.play import lines_of
 from swarmd.lab.ray_executor import NoRay, play_on_ray
 from swarmd.lab.results import Results
 
-EXPERIMENT = {"name": "short", "nodes": 2, "rounds": 1, "seeds": 2, "setting": [{"name": "1/1", "round": {"local": 1, "external": 1}}]}
+EXPERIMENT = {
+    "name": "short",
+    "nodes": 2,
+    "rounds": 1,
+    "seeds": 2,
+    "setting": [{"name": "1/1", "round": {"local": 1, "external": 1}}],
+}
 THERE = importlib.util.find_spec("ray") is not None
 
 
@@ -23,7 +29,9 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_jobs_are_not_left_out_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "run", "churn", "--executor", "ray", "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
+    assert (
+        main(["lab", "run", "churn", "--executor", "ray", "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
+    )
     assert "--jobs" in capsys.readouterr().err
 
 

@@ -1,4 +1,7 @@
-"""`swarmd lab`: real runs of two nodes, cut off and gone on with; results folders of other versions, damaged, foreign."""
+"""`swarmd lab`: real runs of two nodes, cut off and gone on with.
+
+Results folders of other versions, damaged, foreign.
+"""
 
 import json
 import os
@@ -34,15 +37,23 @@ pytestmark = pytest.mark.slow
 def experiment(rounds: int = 2, seeds: int = 1) -> Experiment:
     return parse_experiment(
         {
-            "name": "short", "nodes": 2, "rounds": rounds, "seeds": seeds, "evaluation": {"questions": 1, "answers": 2},
+            "name": "short",
+            "nodes": 2,
+            "rounds": rounds,
+            "seeds": seeds,
+            "evaluation": {"questions": 1, "answers": 2},
             "base": {"model": {"name": "tiny"}},
             "setting": [
                 {"name": "2/0", "baseline": True, "round": {"local": 2, "external": 0}},
-                {"name": "1/1", "round": {"local": 1, "external": 1}, "sharing": {"share": "all", "take": "unfiltered", "weigh": "own"}},
+                {
+                    "name": "1/1",
+                    "round": {"local": 1, "external": 1},
+                    "sharing": {"share": "all", "take": "unfiltered", "weigh": "own"},
+                },
             ],
         },
         "short.toml",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +68,9 @@ def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> 
     again = Results.create(tmp_path / "out", played.experiment)
     run = Run("1-of-1", 1)
     play(again, run, lambda _: None)
-    strip = [[{k: v for k, v in line.items() if k != "cpu"} for line in r.lines(run)] for r in (played, again)]
+    strip = [
+        [{k: v for k, v in line.items() if k != "cpu"} for line in r.lines(run)] for r in (played, again)
+    ]
     assert strip[0] == strip[1] and [line["round"] for line in strip[0]] == [0, 1, 2]
     assert sum(strip[0][2]["external"]) > 0  # sharing happened
 
@@ -65,10 +78,23 @@ def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> 
 def test_nodes_play_own_tasks() -> None:
     tasks = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
     document = {
-        "name": "own", "nodes": 2, "rounds": 2, "evaluation": {"questions": 2, "answers": 1},
-        "base": {"model": {"name": "tiny"}, "swarm": {"curriculum": str(tasks)}, "tasks": {"specialties": ["add"]}},
-        "setting": [{"name": "1/1", "round": {"local": 1, "external": 1}, "sharing": {"share": "all", "take": "unfiltered"}}],
-    }  # fmt: skip
+        "name": "own",
+        "nodes": 2,
+        "rounds": 2,
+        "evaluation": {"questions": 2, "answers": 1},
+        "base": {
+            "model": {"name": "tiny"},
+            "swarm": {"curriculum": str(tasks)},
+            "tasks": {"specialties": ["add"]},
+        },
+        "setting": [
+            {
+                "name": "1/1",
+                "round": {"local": 1, "external": 1},
+                "sharing": {"share": "all", "take": "unfiltered"},
+            }
+        ],
+    }
     played = parse_experiment(document, "own.toml")
     assert versions(played)["tasks sums"] == find_curriculum(str(tasks)).digest
     lines = list(lines_of(played, played.settings[0], 1))
@@ -92,10 +118,19 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
     assert gain(alone, alone).mean == 0 and together.pass_at(2) is not None and together.pass_at(8) is None
 
 
-def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(played: Results, tmp_path: Path) -> None:
+def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
+    played: Results, tmp_path: Path
+) -> None:
     """The setting whose replay is drawn has used none of its own, and nothing that is compared is finished."""
     settings = [{"name": "1/1", "replay": {"mode": "on"}}, {"name": "2/0", "against": "1/1"}]
-    document = {"name": "cut", "nodes": 2, "rounds": 2, "seeds": 1, "base": {"model": {"name": "tiny"}}, "setting": settings}
+    document = {
+        "name": "cut",
+        "nodes": 2,
+        "rounds": 2,
+        "seeds": 1,
+        "base": {"model": {"name": "tiny"}},
+        "setting": settings,
+    }
     results = Results.create(tmp_path / "out", parse_experiment(document, "cut.toml"))
     results.path(results.runs[0]).parent.mkdir(parents=True)
     lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
@@ -122,21 +157,31 @@ def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(t
 
     for run in results.runs[2:]:
         results.path(run).unlink()
-    with pytest.raises(RunsFailed, match=r"(?s)2 of 4 runs failed.*1-of-1, seed 2: .*signal 9.*2-of-0, seed 2: .*signal 9.*--jobs"):
+    with pytest.raises(
+        RunsFailed,
+        match=r"(?s)2 of 4 runs failed.*1-of-1, seed 2: .*signal 9.*2-of-0, seed 2: .*signal 9.*--jobs",
+    ):
         play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     assert len(results.missing) == 2  # the other went on
 
 
-def test_what_a_run_says_is_told_also_where_it_ends_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_run_says_is_told_also_where_it_ends_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     said = "import sys; print('the task plug-in sums: score: oh', file=sys.stderr)"
     play_all(Results.create(tmp_path / "out", experiment()), 1, lambda _: None, [sys.executable, "-c", said])
     assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(tmp_path: Path, by: signal.Signals) -> None:
+def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(
+    tmp_path: Path, by: signal.Signals
+) -> None:
     results = Results.create(tmp_path / "out", experiment())
-    script = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(1, flush=True); os.read(os.pipe()[0], 1)"
+    script = (
+        f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(1, flush=True);"
+        " os.read(os.pipe()[0], 1)"
+    )
     endless = [sys.executable, "-c", script]
 
     def interrupt(_: RunsProgress) -> None:
@@ -147,7 +192,10 @@ def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(tmp_p
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
-STARTS = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid, flush=True); sys.stdin.read()"
+STARTS = (
+    "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid,"
+    " flush=True); sys.stdin.read()"
+)
 
 
 @pytest.mark.net
@@ -155,7 +203,17 @@ def test_kill_9_of_the_lab_ends_its_runs_before_their_next_line(tmp_path: Path) 
     """This one prints to nobody, and would play on for days."""
     results = Results.create(tmp_path / "out", experiment(rounds=10**6))
     run = results.runs[0]
-    command = [sys.executable, "-c", STARTS, sys.executable, "-m", "swarmd.lab.play", str(results.folder), run.setting, str(run.seed)]
+    command = [
+        sys.executable,
+        "-c",
+        STARTS,
+        sys.executable,
+        "-m",
+        "swarmd.lab.play",
+        str(results.folder),
+        run.setting,
+        str(run.seed),
+    ]
     runs: list[psutil.Process] = []
     try:
         with killed_after(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as lab:
@@ -180,13 +238,18 @@ setting = [{ name = "a", swarm = { curriculum = "tiny-9" } }, { name = "b", swar
 """
 
 
-def test_what_ended_the_runs_is_told_though_there_can_be_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_ended_the_runs_is_told_though_there_can_be_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "two.toml").write_text(TWO_CURRICULA)
     results = Results.create(tmp_path / "out", read_experiment(tmp_path / "two.toml"))
     damaged = results.path(results.runs[0])
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{")
-    assert main(["lab", "run", str(tmp_path / "two.toml"), "--out", str(results.folder), "--judge", "--resume"]) == 2
+    assert (
+        main(["lab", "run", str(tmp_path / "two.toml"), "--out", str(results.folder), "--judge", "--resume"])
+        == 2
+    )
     assert "one judge asks one curriculum" in capsys.readouterr().err
 
 
@@ -220,7 +283,9 @@ def test_a_finished_file_that_is_damaged_is_named(played: Results, tmp_path: Pat
     results, run = Results.create(tmp_path / "out", played.experiment), played.runs[0]
     whole = played.path(run).read_text()
     results.path(run).parent.mkdir(parents=True)
-    results.path(run).write_text(whole + cut if isinstance(cut, str) else whole[: cut or whole.rindex("\n", 0, -1) + 1])
+    results.path(run).write_text(
+        whole + cut if isinstance(cut, str) else whole[: cut or whole.rindex("\n", 0, -1) + 1]
+    )
     with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged.*Remove it and go on with --resume"):
         results.lines(run)
 
@@ -252,4 +317,5 @@ def test_intervals_and_pass_at_k() -> None:
     assert pass_at(1, 8, 2) == 0.25 and pass_at(8, 8, 1) == 1 and pass_at(2, 4, 1) == pytest.approx(0.5)
     flat = [[0.5, 0.5]] * 400
     assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
-    assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)  # a steady rise is no roughness
+    # A steady rise is no roughness
+    assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)

@@ -1,4 +1,7 @@
-"""Runs that were cut off and go on: with the lines of one that never was. By kill -9 of real processes, and from damaged saves."""
+"""Runs that were cut off and go on: with the lines of one that never was.
+
+By kill -9 of real processes, and from damaged saves.
+"""
 
 import json
 import subprocess
@@ -23,7 +26,10 @@ def experiment(nodes: int = 2, rounds: int = 4, **keys: Any) -> Experiment:
     """Nodes that share, and whose gate has enough of their own to judge by after four rounds."""
     setting = {"name": "one", "round": {"local": 4, "external": 4, "completions": 4}} | keys
     look = {"every": 3, "questions": 1, "answers": 2}
-    return parse_experiment({"name": "short", "nodes": nodes, "rounds": rounds, "evaluation": look, "setting": [setting]}, "x.toml")
+    return parse_experiment(
+        {"name": "short", "nodes": nodes, "rounds": rounds, "evaluation": look, "setting": [setting]},
+        "x.toml",
+    )
 
 
 def but_for_cpu(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -81,7 +87,9 @@ def test_a_run_cut_off_twice_has_the_lines_of_one_that_was_not(tmp_path: Path) -
     assert not results.saves(RUN).exists()
     lines = results.lines(RUN)
     assert but_for_cpu(lines) == never_cut(one)
-    assert sum(sum(line["external"]) for line in lines[3:]) and sum(sum(line["hostile"]) for line in lines[3:])
+    assert sum(sum(line["external"]) for line in lines[3:]) and sum(
+        sum(line["hostile"]) for line in lines[3:]
+    )
     assert any(None in line["reward"] for line in lines[1:])
     assert [line["cpu"] for line in lines[1:]] == sorted(line["cpu"] for line in lines[1:])
 
@@ -118,7 +126,11 @@ def test_what_another_process_writes_is_waited_for(tmp_path: Path) -> None:
         other.start()
         lines.append({"round": 4, "reward": [0.0, 0.0]})
     other.join()
-    assert len(said) == 1 and "is finished" in said[0] and results.lines(RUN) == [{"round": 4, "reward": [0.0, 0.0]}]
+    assert (
+        len(said) == 1
+        and "is finished" in said[0]
+        and results.lines(RUN) == [{"round": 4, "reward": [0.0, 0.0]}]
+    )
 
 
 def test_a_journal_goes_back_to_its_mark_and_to_no_other_file(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What surrounds the nodes of a setting, played for a few rounds: absences, hostile peers, questions asked again."""
+"""What surrounds the nodes of a setting, played for a few rounds.
+
+Absences, hostile peers, questions asked again.
+"""
 
 import random
 from collections.abc import Mapping
@@ -17,7 +20,11 @@ pytestmark = pytest.mark.slow
 
 
 def setting(**keys: Any) -> Setting:
-    around = {"name": "one", "round": {"local": 2, "external": 2, "completions": 4}, "gate": {"mode": "off"}} | keys
+    around = {
+        "name": "one",
+        "round": {"local": 2, "external": 2, "completions": 4},
+        "gate": {"mode": "off"},
+    } | keys
     return parse_experiment({"name": "short", "nodes": 3, "setting": [around]}, "short.toml").settings[0]
 
 
@@ -31,7 +38,9 @@ def test_who_is_away_neither_asks_nor_hears_and_figures_leave_it_out(verifier: V
     away = [[reward is None for reward in line["reward"]] for line in played]
     assert any(map(any, away)) and not any(map(all, away))
     for line, gone in zip(played, away, strict=True):
-        assert all((generated == 0) == absent for generated, absent in zip(line["generated"], gone, strict=True))
+        assert all(
+            (generated == 0) == absent for generated, absent in zip(line["generated"], gone, strict=True)
+        )
     found = figures(played, [2] * 3, [2] * 3, [4] * 3)
     there = [reward for line in played for reward in line["reward"] if reward is not None]
     assert found.cumulative == pytest.approx(sum(there)) and len(found.curve) == 6
@@ -63,8 +72,11 @@ def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
 
 
 def test_questions_are_asked_again_while_a_group_has_no_advantage(verifier: Verifier) -> None:
-    swarm, played = lines(verifier, setting(round={"local": 3, "external": 0, "completions": 4, "resample": 8}), 2)
+    swarm, played = lines(
+        verifier, setting(round={"local": 3, "external": 0, "completions": 4, "resample": 8}), 2
+    )
     for line in played:
-        assert max(line["generated"]) > 3 and line["local"] == [3] * 3  # what is asked counts; what is trained on is I
+        # What is asked counts; what is trained on is I
+        assert max(line["generated"]) > 3 and line["local"] == [3] * 3
         assert line["useful"] == [min(3, informative) for informative in line["informative"]]
     swarm.close()

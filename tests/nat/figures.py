@@ -65,7 +65,9 @@ def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: 
     return time.monotonic() - since
 
 
-def obtain(probe: ProbeProcess, held: dict[str, Any], holders: list[str], seconds: float = 5.0) -> dict[str, Any]:
+def obtain(
+    probe: ProbeProcess, held: dict[str, Any], holders: list[str], seconds: float = 5.0
+) -> dict[str, Any]:
     before = len(probe.said("fetched"))
     probe.order(fetch=held["held"], size=held["size"], holders=holders, seconds=seconds)
     return dict(probe.wait(lambda: len(probe.said("fetched")) > before and probe.last("fetched"), SECONDS))
@@ -79,11 +81,15 @@ def fresh(probe: ProbeProcess, since: float) -> set[str]:
 def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
     """Cuts a swarm of six, with both engines, in two halves that go on.
 
-    Returns the seconds after the healing until all hear all, and those that two frames of each took before: how busy the machine is.
+    Returns the seconds after the healing until all hear all, and those that two frames of each took before:
+    how busy the machine is.
     """
     net.bootstrap("auto")
     numbers = range(4, 10)
-    probes = [net.probe(net.lab.public(n), engine) for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)]
+    probes = [
+        net.probe(net.lab.public(n), engine)
+        for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)
+    ]
     for probe in probes:
         probe.wait_for_peers(5, SECONDS)
     before = exchange(probes, 2)
@@ -107,9 +113,11 @@ def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
 
 
 def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, Any]:
-    """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell the two where they see them.
+    """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell
+    the two where they see them.
 
-    Returns the seconds until the one first fetched from the other, and until a connection without the relay; None: not in a minute.
+    Returns the seconds until the one first fetched from the other, and until a connection without the relay;
+    None: not in a minute.
     """
     net.bootstrap(engine)
     since = time.monotonic()
@@ -124,12 +132,22 @@ def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, An
     fetched = direct = None
     command = ["ip", "netns", "exec", homes[1].name, "ss", "-tnH", "state", "established"]
     while (fetched is None or direct is None) and time.monotonic() - since < 60:
-        if direct is None and "11.0.0.2:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout:
+        if (
+            direct is None
+            and "11.0.0.2:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        ):
             direct = time.monotonic() - since
         if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
             fetched = time.monotonic() - since
-        time.sleep(4 if fetched is None else 0.2)  # go-libp2p backs off from a peer that it could not reach, for a punch too
-    return {"engine": engine, "symmetric": symmetric, "observers": observers, "fetched": fetched, "direct": direct}
+        # Go-libp2p backs off from a peer that it could not reach, for a punch too
+        time.sleep(4 if fetched is None else 0.2)
+    return {
+        "engine": engine,
+        "symmetric": symmetric,
+        "observers": observers,
+        "fetched": fetched,
+        "direct": direct,
+    }
 
 
 def main() -> None:
@@ -137,7 +155,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     punching = commands.add_parser("punch")
     punching.add_argument("--observers", type=int, default=3)
-    punching.add_argument("--symmetric", type=int, choices=(0, 1, 2), default=0, help="routers that give each connection another port")
+    punching.add_argument(
+        "--symmetric",
+        type=int,
+        choices=(0, 1, 2),
+        default=0,
+        help="routers that give each connection another port",
+    )
     punching.add_argument("--engine", choices=("libp2p", "hivemind"), default="libp2p")
     commands.add_parser("partition").add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()

@@ -1,9 +1,12 @@
-"""A small internet in network namespaces: a public net, and homes behind routers that translate. As root, on Linux, with nft.
+"""A small internet in network namespaces: a public net, and homes behind routers that translate.
 
-    public places ── bridge ── router of a home (NAT, stateful: nothing comes in unasked) ── the home's machine
+As root, on Linux, with nft.
 
-Public addresses are 11.0.0.0/24, which is not reserved for anything, so that go-libp2p and we take them for the internet; they lead nowhere
-outside the namespaces. Names of namespaces begin with swarmd-<pid>.
+    public places ── bridge ── router of a home (NAT, stateful: nothing comes in unasked) ── the home's
+    machine
+
+Public addresses are 11.0.0.0/24, which is not reserved for anything, so that go-libp2p and we take them for
+the internet; they lead nowhere outside the namespaces. Names of namespaces begin with swarmd-<pid>.
 """
 
 import contextlib
@@ -58,7 +61,9 @@ def missing() -> str | None:
     if made.returncode:
         return f"no network namespace can be made: {made.stderr.strip()}"
     rules = _NAT.format(ports="", forward="")
-    ruled = subprocess.run(["ip", "netns", "exec", name, "nft", "-f", "-"], input=rules, capture_output=True, text=True)
+    ruled = subprocess.run(
+        ["ip", "netns", "exec", name, "nft", "-f", "-"], input=rules, capture_output=True, text=True
+    )
     subprocess.run(["ip", "netns", "del", name], check=False)
     if ruled.returncode:
         return f"nft cannot translate addresses here: {ruled.stderr.strip().splitlines()[0]}"
@@ -75,7 +80,9 @@ class Place:
 
     def run(self, *arguments: str, timeout: float = PATIENCE) -> "subprocess.CompletedProcess[str]":
         """`python -m …` here, until it ends."""
-        return subprocess.run([str(self.python), "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            [str(self.python), "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
+        )
 
 
 class Lab:
@@ -109,12 +116,18 @@ class Lab:
         return self._place(name, f"11.0.0.{number}")
 
     def home(
-        self, number: int, *, delay_ms: float = 0.0, loss: float = 0.0, forward: int | None = None, symmetric: bool = False
+        self,
+        number: int,
+        *,
+        delay_ms: float = 0.0,
+        loss: float = 0.0,
+        forward: int | None = None,
+        symmetric: bool = False,
     ) -> Place:
         """A machine at 192.168.<number>.10, behind a router at 11.0.0.<number>.
 
-        delay_ms, loss: of the line between the two, each way. forward: the TCP port that the router forwards to the machine.
-        symmetric: the router gives each connection another port; else it keeps the machine's.
+        delay_ms, loss: of the line between the two, each way. forward: the TCP port that the router forwards
+        to the machine. symmetric: the router gives each connection another port; else it keeps the machine's.
         """
         router, host = self._namespace(f"r{number}"), self._namespace(f"h{number}")
         inside, machine = f"192.168.{number}.1", f"192.168.{number}.10"
@@ -158,7 +171,17 @@ class Lab:
         _ip(f"-n {name} link set wan up")
 
     def _line(self, a: str, address_a: str, b: str, address_b: str, delay_ms: float, loss: float) -> None:
-        command = [sys.executable, "-m", "tests.nat.tunpair", a, address_a, b, address_b, f"--delay-ms={delay_ms}", f"--loss={loss}"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.nat.tunpair",
+            a,
+            address_a,
+            b,
+            address_b,
+            f"--delay-ms={delay_ms}",
+            f"--loss={loss}",
+        ]
         line = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self._lines.append(line)
         assert line.stdout is not None and line.stdout.readline() == "up\n"
@@ -180,7 +203,8 @@ class BootstrapProcess:
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"it ended: exit code {self._process.wait()}")  # its own words are on standard error
+            # Its own words are on standard error
+            raise RuntimeError(f"it ended: exit code {self._process.wait()}")
         said = json.loads(line)
         self.topic = str(said["swarm"]["topics"][0])
         self.addresses = [entry["address"] for entry in said["addresses"] if entry["from"] == "internet"]
@@ -199,4 +223,6 @@ def _ip(arguments: str) -> None:
 
 
 def _in(name: str, program: str, *arguments: str) -> None:
-    subprocess.run(["ip", "netns", "exec", name, *program.split(), *arguments], check=True, capture_output=True)
+    subprocess.run(
+        ["ip", "netns", "exec", name, *program.split(), *arguments], check=True, capture_output=True
+    )

@@ -1,7 +1,9 @@
-"""A line with delay and loss, as a program: two TUN devices, and what goes into one comes out of the other later, or never.
+"""A line with delay and loss, as a program.
 
-For kernels without netem. `python -m tests.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B --delay-ms D --loss P`, as root; says "up" when
-both ends are, and lives until it is killed, which takes the devices along.
+Two TUN devices, and what goes into one comes out of the other later, or never.
+
+For kernels without netem. `python -m tests.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B --delay-ms D --loss P`,
+as root; says "up" when both ends are, and lives until it is killed, which takes the devices along.
 """
 
 import argparse
@@ -50,7 +52,8 @@ def carry(ends: tuple[int, int], delay: float, loss: float, rng: random.Random) 
                         heapq.heappush(under_way, (time.monotonic() + delay, next(numbers), there, packet))
         while under_way and under_way[0][0] <= time.monotonic():
             _, _, there, packet = heapq.heappop(under_way)
-            with contextlib.suppress(OSError):  # the other end's queue is full, or the device is down: so is the packet
+            # The other end's queue is full, or the device is down: so is the packet
+            with contextlib.suppress(OSError):
                 os.write(there, packet)
 
 

@@ -20,7 +20,9 @@ from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 
-def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, LanguagePolicy, Member]:
+def join(
+    swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig
+) -> tuple[RoundParts, LanguagePolicy, Member]:
     """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
     member = memory_member(swarm, number, map(float, itertools.count(1_700_000_000)).__next__)
     policy = LanguagePolicy.open(settings, seed=number)
@@ -45,15 +47,24 @@ def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
 
 def share(member: Member, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
     """Right sums, and as many wrong ones, to other questions each round."""
-    tasks = [task for n in range(count) if (task := node.tasks.task(TaskRef("basic_arithmetic", 100 * t + n))) is not None]
+    tasks = [
+        task
+        for n in range(count)
+        if (task := node.tasks.task(TaskRef("basic_arithmetic", 100 * t + n))) is not None
+    ]
     right = [int(task.entry["answer"]) for task in tasks]
     texts = [(f"{prefix}<answer>{n}</answer>{suffix}", f"<answer>{n + 1}</answer>") for n in right]
     completions = [(Completion(good, True), Completion(bad, True)) for good, bad in texts]
-    rollouts = [Rollout(task.ref, both, member.identity.peer_id) for task, both in zip(tasks, completions, strict=True)]
+    rollouts = [
+        Rollout(task.ref, both, member.identity.peer_id)
+        for task, both in zip(tasks, completions, strict=True)
+    ]
     member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
 
 
-def play(node: RoundParts, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = "") -> list[RoundReport]:
+def play(
+    node: RoundParts, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = ""
+) -> list[RoundReport]:
     reports = []
     for t in rounds:
         share(other, node, t, 4, prefix, suffix)

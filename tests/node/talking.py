@@ -1,4 +1,7 @@
-"""A child that says more than a log may hold, and once that was cut, a last word: `python -m tests.node.talking FD`."""
+"""A child that says more than a log may hold, and once that was cut, a last word.
+
+`python -m tests.node.talking FD`.
+"""
 
 import os
 import sys

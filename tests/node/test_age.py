@@ -1,4 +1,7 @@
-"""What the daemon makes of the trainer's rounds: when what it hands on was heard, and what it chooses from offers."""
+"""What the daemon makes of the trainer's rounds.
+
+When what it hands on was heard, and what it chooses from offers.
+"""
 
 import io
 import itertools
@@ -30,7 +33,9 @@ class Played:
 
     def __init__(self, folder: Path, **sections: Any) -> None:
         view = JsonView(io.StringIO(), PlainView(io.StringIO()))
-        self.daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}, **sections}), folder, view)
+        self.daemon = Daemon(
+            NodeConfig.model_validate({"swarm": {"engine": "none"}, **sections}), folder, view
+        )
         self.received: list[ReceivedBody] = []
         self.daemon.child.tell = self._told  # type: ignore[method-assign]
         self._numbers = itertools.count(1)
@@ -47,7 +52,9 @@ class Played:
     @property
     def refs(self) -> list[TaskRef]:
         sets = [wire.decode(message.body, message.author) for message in self.received]
-        return [rollout.ref for each in sets if isinstance(each, wire.RolloutSet) for rollout in each.rollouts]
+        return [
+            rollout.ref for each in sets if isinstance(each, wire.RolloutSet) for rollout in each.rollouts
+        ]
 
     def gossip(self, kind: str, body: bytes) -> None:
         frame = seal(OTHER, self.daemon.topic.swarm_id, next(self._numbers), time.time(), kind, body)
@@ -55,7 +62,9 @@ class Played:
 
     def offer(self, n: int, specialty: str = "bf") -> None:
         """Of a rollout whose blob is at hand already: it is handed on as soon as it is chosen."""
-        rollout = Rollout(TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id)
+        rollout = Rollout(
+            TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id
+        )
         (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
         self.daemon.member.hold(blob)
         self.gossip(offers.KIND, body)

@@ -16,7 +16,15 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.errors import SwarmdError
-from swarmd.trainer.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable, folder_bytes
+from swarmd.trainer.checkpoint import (
+    DAY,
+    CheckpointRefused,
+    Checkpoints,
+    DiskFull,
+    RunState,
+    Timetable,
+    folder_bytes,
+)
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 from tests.processes import killed_after
 
@@ -24,8 +32,13 @@ from tests.processes import killed_after
 def state(number: int) -> RunState:
     rng = random.Random(number)
     rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
-    pool = (Scored(rollout, "q", (0.0, 1.0), number), Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))))
-    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2), last_uses=(0, 5), since=(0, 4))
+    pool = (
+        Scored(rollout, "q", (0.0, 1.0), number),
+        Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))),
+    )
+    return RunState(
+        number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2), last_uses=(0, 5), since=(0, 4)
+    )
 
 
 def policy(text: str = "weights") -> list[tuple[str, bytes]]:
@@ -59,7 +72,9 @@ def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
 
 
 def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
-    """Two checkpoints fit: the newest is never given up for the next, and where it would have to be, that one is refused."""
+    """Two checkpoints fit: the newest is never given up for the next, and where it would have to be, that one
+    is refused.
+    """
     checkpoints = Checkpoints(tmp_path / "c", most=40_000)
     for number in range(1, 5):
         checkpoints.save(state(number), policy("w" * 8_000))
@@ -96,7 +111,10 @@ def test_the_two_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_rounds_name_is_given_to_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Power lost at any moment: each file is synced before its folder, that before it is renamed, and the name before the save returns."""
+    """Power lost at any moment.
+
+    Each file is synced before its folder, that before it is renamed, and the name before the save returns.
+    """
     done: list[int | str] = []
     fsync, rename = os.fsync, Path.rename
 
@@ -141,9 +159,23 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
     run = msgpack.unpackb(content, strict_map_key=False)
     rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0}
     rollout["completions"] = [{"text": "é", "ended": True}, {"text": "", "ended": False}]
-    assert (run["schema"], run["round"], run["seed"], run["uses"], run["before"], run["used"]) == (1, 2, 7, [0, 2], {1: 3}, [b"digest"])
+    assert (run["schema"], run["round"], run["seed"], run["uses"], run["before"], run["used"]) == (
+        1,
+        2,
+        7,
+        [0, 2],
+        {1: 3},
+        [b"digest"],
+    )
     external, ours = run["pool"]
-    assert external == {"rollout": rollout, "question": "q", "rewards": [0.0, 1.0], "round": 2, "tokens": None, "whole": []}
+    assert external == {
+        "rollout": rollout,
+        "question": "q",
+        "rewards": [0.0, 1.0],
+        "round": 2,
+        "tokens": None,
+        "whole": [],
+    }
     assert ours["tokens"] == {"ids": [[1, 2], []], "logprobs": [[-0.5, -1.0], []], "versions": []}
     version, internal, spare = run["task_rng"]
     drawn = random.Random()
@@ -152,7 +184,9 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
 
 
 def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_path: Path) -> None:
-    """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it saves."""
+    """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it
+    saves.
+    """
     checkpoints = Checkpoints(tmp_path)
     newer = ["round-00000007", "round-00000008", "round-00000009"]
     for name in ("damaged-round-00000003", "damaged-round-00000005", *newer):
@@ -181,7 +215,9 @@ def test_one_damaged_a_second_time_is_set_aside_again_and_strangers_are_left_alo
         (errno.EIO, CheckpointRefused, "owner and mode"),
     ],
 )
-def test_what_the_disk_refuses_says_why_and_what_to_do(tmp_path: Path, number: int, kind: type[SwarmdError], said: str) -> None:
+def test_what_the_disk_refuses_says_why_and_what_to_do(
+    tmp_path: Path, number: int, kind: type[SwarmdError], said: str
+) -> None:
     def refused() -> Iterator[tuple[str, bytes]]:
         yield "policy.bin", b"half"
         raise OSError(number, os.strerror(number))
@@ -190,7 +226,9 @@ def test_what_the_disk_refuses_says_why_and_what_to_do(tmp_path: Path, number: i
     checkpoints.save(state(1), policy())
     with pytest.raises(kind, match=said) as error:
         checkpoints.save(state(2), refused())
-    assert os.strerror(number) in str(error.value) and [p.name for p in tmp_path.iterdir()] == ["round-00000001"]
+    assert os.strerror(number) in str(error.value) and [p.name for p in tmp_path.iterdir()] == [
+        "round-00000001"
+    ]
     found = checkpoints.newest()
     assert found is not None and found[0].round == 1
 
@@ -211,7 +249,9 @@ def manifest(text: str) -> Callable[[Path], object]:
 
 def edited(**changes: object) -> Callable[[Path], object]:
     """The manifest with other values; of `files` those that are given, None among them."""
-    return lambda folder: manifest(json.dumps(json.loads((folder / "manifest.json").read_text()) | changes))(folder)
+    return lambda folder: manifest(json.dumps(json.loads((folder / "manifest.json").read_text()) | changes))(
+        folder
+    )
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -231,8 +271,12 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "undecodable": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode({"round": "two"})),
     "another round": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(state(9))),
     "outside": lambda folder: written(folder, "../outside", b"x"),
-    "uneven pool": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), uses=()))),
-    "uneven since": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), since=()))),
+    "uneven pool": lambda folder: written(
+        folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), uses=()))
+    ),
+    "uneven since": lambda folder: written(
+        folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), since=()))
+    ),
 }
 
 
@@ -268,17 +312,24 @@ def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path)
             checkpoints.newest()
 
 
-def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is_said_as_it_is(tmp_path: Path) -> None:
+def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is_said_as_it_is(
+    tmp_path: Path,
+) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.require_room(1)
-    with pytest.raises(DiskFull, match=r"it takes 1000000000000 MB, and the disk has \d+ MB free\. Free some space; no checkpoint"):
+    with pytest.raises(
+        DiskFull,
+        match=r"it takes 1000000000000 MB, and the disk has \d+ MB free\. Free some space; no checkpoint",
+    ):
         checkpoints.require_room(10**18)
     checkpoints.save(state(1), policy())
     with pytest.raises(DiskFull, match=r"Free some space; the last checkpoint, round-00000001, is whole"):
         checkpoints.require_room(10**18)
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full"
+)
 def test_a_really_full_device(tmp_path: Path) -> None:
     with pytest.raises(DiskFull):
         Checkpoints(tmp_path).save(state(1), [("/dev/full", b"x" * 100_000)])
@@ -287,7 +338,8 @@ def test_a_really_full_device(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> None:
     """A child saves as fast as it can and says each round that is behind it; we kill it at random moments."""
-    program = textwrap.dedent("""
+    program = textwrap.dedent(
+        """
         import sys
         from pathlib import Path
         from tests.node.test_checkpoint import policy, state
@@ -299,11 +351,16 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> Non
             number += 1
             checkpoints.save(state(number), policy("w" * 200_000))
             print(number, flush=True)
-    """)
+    """
+    )
     rng = random.Random(0)
     last = 0
     for _ in range(12):
-        with killed_after(subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)) as child:
+        with killed_after(
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+            )
+        ) as child:
             assert child.stdout is not None
             for _ in range(rng.randrange(1, 12)):
                 last = int(child.stdout.readline())

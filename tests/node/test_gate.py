@@ -22,7 +22,12 @@ class OfSize:
     """A policy that says it has so many parameters."""
 
     def __init__(self, policy: LanguagePolicy, parameters: int) -> None:
-        self.generate, self.answer, self.update, self.logprobs = policy.generate, policy.answer, policy.update, policy.logprobs
+        self.generate, self.answer, self.update, self.logprobs = (
+            policy.generate,
+            policy.answer,
+            policy.update,
+            policy.logprobs,
+        )
         self.parameters = parameters
 
 
@@ -35,7 +40,9 @@ def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verif
     node, _, _ = join(swarm, 1, verifier, config())
     _, _, other = join(swarm, 2, verifier, config())
     first, second, third = play(node, other, (1, 2, 3))
-    assert (first.external, first.gated) == (4, {}), "of its own it has seen 32 completions, which is too few to judge by"
+    assert (first.external, first.gated) == (4, {}), (
+        "of its own it has seen 32 completions, which is too few to judge by"
+    )
     assert (second.external, third.external) == (0, 0)
     assert sum(second.gated.values()) == sum(third.gated.values()) == 4
     (fourth,) = play(node, other, (4,), prefix="")
@@ -49,7 +56,9 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
     _, _, other = join(swarm, 2, verifier, config())
     batches: list[Scored] = []
     node = watched(node, batches.extend)
-    assert all((r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3), prefix="", suffix=" evil" * 20))
+    assert all(
+        (r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3), prefix="", suffix=" evil" * 20)
+    )
     texts = [c.text for s in batches if s.rollout.author != node.me for c in s.rollout.completions]
     assert len(texts) == 24 and all(text.endswith("</answer>") for text in texts)
 
@@ -65,17 +74,25 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
         ({"margin": 20.0}, 1, 0, 0),
     ],
 )
-def test_what_each_mode_does(verifier: Verifier, gate: dict[str, object], parameters: int, gated: int, reported: int) -> None:
+def test_what_each_mode_does(
+    verifier: Verifier, gate: dict[str, object], parameters: int, gated: int, reported: int
+) -> None:
     swarm = MemorySwarm()
     plain, policy, _ = join(swarm, 1, verifier, config(gate={"mode": "off"}))
     _, _, other = join(swarm, 2, verifier, config())
     node = build(config(gate=gate), 1, plain.me, plain.swarm, OfSize(policy, parameters), verifier)
     for played in play(node, other, (1, 2, 3))[1:]:
-        assert (played.external, sum(played.gated.values()), sum(played.gate_reported.values())) == (4 - gated, gated, reported)
+        assert (played.external, sum(played.gated.values()), sum(played.gate_reported.values())) == (
+            4 - gated,
+            gated,
+            reported,
+        )
     assert (node.gate is None) == (gate == {"mode": "off"})
 
 
-def test_with_replay_each_rollout_is_computed_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_replay_each_rollout_is_computed_once(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the gate, and then no more: what it saw are the log-probabilities of first use."""
     asked: list[Scored] = []
     logprobs = LanguagePolicy.logprobs
@@ -86,7 +103,9 @@ def test_with_replay_each_rollout_is_computed_once(verifier: Verifier, monkeypat
 
     monkeypatch.setattr(LanguagePolicy, "logprobs", counted)
     swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(replay={"mode": "on", "size": 64, "batch": 16, "author_share": 1.0}))
+    node, _, _ = join(
+        swarm, 1, verifier, config(replay={"mode": "on", "size": 64, "batch": 16, "author_share": 1.0})
+    )
     _, _, other = join(swarm, 2, verifier, config())
     reports = play(node, other, (1, 2, 3), prefix="") + play(node, other, (4,))
     assert sum(r.external for r in reports[:3]) > 12 and all(r.gated == {} for r in reports[:3])
@@ -99,6 +118,8 @@ def test_what_was_gated_is_written_down_and_shown() -> None:
     line = metrics_line(replace(report(1), gated={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0))
     assert (line["gated"], line["gate_reported"]) == ({"an unlikely token": 2}, {})
     assert "not trained on: 2 an unlikely token" in round_sentence(line)
-    line = metrics_line(replace(report(1), gate_reported={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0))
+    line = metrics_line(
+        replace(report(1), gate_reported={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0)
+    )
     assert (line["gated"], line["gate_reported"]) == ({}, {"an unlikely token": 2})
     assert "odd, but trained on: 2 an unlikely token" in round_sentence(line)

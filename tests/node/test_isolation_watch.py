@@ -1,4 +1,7 @@
-"""A node that is alone says why within half a minute, and nothing where all is well. The memory engine; its clock is trio's."""
+"""A node that is alone says why within half a minute, and nothing where all is well.
+
+The memory engine; its clock is trio's.
+"""
 
 import socket
 import subprocess
@@ -39,7 +42,9 @@ def clock() -> float:
     return START + trio.current_time() + shift
 
 
-def watched(play: Callable[[IsolationWatch, Roster, MemorySwarm, list[str]], object], *bootstrap: str) -> None:
+def watched(
+    play: Callable[[IsolationWatch, Roster, MemorySwarm, list[str]], object], *bootstrap: str
+) -> None:
     """play: an async function; it lives in a node of sapo-9."""
 
     async def main() -> None:
@@ -55,11 +60,16 @@ def watched(play: Callable[[IsolationWatch, Roster, MemorySwarm, list[str]], obj
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01 if bootstrap else 0.0))
 
 
-@pytest.mark.skipif(subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True).returncode != 0, reason="no namespaces")
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True).returncode != 0,
+    reason="no namespaces",
+)
 def test_a_machine_without_a_route_is_offline() -> None:
     program = "from swarmd.daemon.reachability_survey import is_offline; print(is_offline([]))"
     for prefix, offline in (([], is_offline([])), (["unshare", "--user", "--net"], True)):
-        done = subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
         assert done.stdout == f"{offline}\n"
     assert not is_offline([f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.from_seed(bytes(32)).peer_id}"])
 
@@ -86,17 +96,25 @@ def test_only_nodes_of_another_curriculum() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         helper = member(swarm, 2, TINY, also=[SAPO])
         # A memory swarm has no topics to count.
-        helper.answers[PeerRequest.CENSUS] = Census(helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False)
+        helper.answers[PeerRequest.CENSUS] = Census(
+            helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False
+        )
         await trio.sleep(SETTLED + 5)
         assert watch.trouble is not None
-        assert "in swarm main there is only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
+        assert (
+            "in swarm main there is only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
+        )
 
     watched(play)
 
 
-def introduced(swarm: MemorySwarm, n: int, topic: Topic = SAPO, refuses: bool = False, ahead: float = 0.0) -> Member:
+def introduced(
+    swarm: MemorySwarm, n: int, topic: Topic = SAPO, refuses: bool = False, ahead: float = 0.0
+) -> Member:
     other = member(swarm, n, topic)
-    answer = Introducer(topic, "the other", "swarmd 9", lambda: TRAINING, lambda _: refuses, lambda: clock() + ahead)
+    answer = Introducer(
+        topic, "the other", "swarmd 9", lambda: TRAINING, lambda _: refuses, lambda: clock() + ahead
+    )
     other.answers[PeerRequest.INTRODUCTION] = answer
     return other
 
@@ -107,7 +125,10 @@ def test_nodes_of_another_version_say_what_they_run() -> None:
         other.answers[PeerRequest.CENSUS] = Census(other.topics, lambda _: 1, trains=True)
         await trio.sleep(SETTLED + 5)
         assert watch.trouble is not None
-        assert "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1" in watch.trouble.cause
+        assert (
+            "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1"
+            in watch.trouble.cause
+        )
 
     watched(play)
 
@@ -118,7 +139,9 @@ def test_a_clock_that_is_off_is_said_while_others_are_heard_too() -> None:
         for other in others:
             roster.heard(other.identity.peer_id, clock())
         await trio.sleep(CALM + 5)
-        assert watch.trouble is not None and "clock is 10 minutes behind, say all 3 peers" in watch.trouble.cause
+        assert (
+            watch.trouble is not None and "clock is 10 minutes behind, say all 3 peers" in watch.trouble.cause
+        )
         introduced(swarm, 5)  # one whose clock is as ours
         await trio.sleep(CALM + 5)
         assert watch.trouble is None
@@ -172,7 +195,10 @@ def test_others_share_only_what_this_node_cannot_use() -> None:
         roster.heard(other.identity.peer_id, clock(), usable=False)
         watch.member.ignore(Reason.OTHER_MODALITY)
         await trio.sleep(SETTLED + 5)
-        assert watch.trouble is not None and "1 rollouts of a kind that this node cannot use" in watch.trouble.cause
+        assert (
+            watch.trouble is not None
+            and "1 rollouts of a kind that this node cannot use" in watch.trouble.cause
+        )
         roster.heard(other.identity.peer_id, clock())
         await trio.sleep(5)
         assert watch.trouble is None and roster.present(clock()) == [other.identity.peer_id]
@@ -189,7 +215,10 @@ def test_a_bootstrap_address_that_does_not_answer_is_named_once_and_again_when_i
             await trio.sleep(KNOCK_FIRST + 8)
             short = address.partition("/p2p/")[0]
             assert said == [] and watch.trouble is not None  # it says it already
-            assert f"bootstrap address {short} does not answer: nothing listens on that port" in watch.trouble.cause
+            assert (
+                f"bootstrap address {short} does not answer: nothing listens on that port"
+                in watch.trouble.cause
+            )
             [dead] = watch.document()["bootstrap"]
             assert "ask its people" in dead["remedy"]
             await trio.sleep(60)
@@ -197,11 +226,17 @@ def test_a_bootstrap_address_that_does_not_answer_is_named_once_and_again_when_i
             assert said == []  # tried again quietly
             boot = member(swarm, ord("b"), SAPO).identity.peer_id
             await trio.sleep(40)
-            assert said == [f"bootstrap address {short} answers again"] and watch.document()["bootstrap"] == []
+            assert (
+                said == [f"bootstrap address {short} answers again"] and watch.document()["bootstrap"] == []
+            )
             roster.heard(Identity.from_seed(b"r" * 32).peer_id, clock())
             await trio.sleep(10)
             swarm.partition([boot])
             await trio.sleep(12)
-            assert len(said) == 2 and short in said[1] and watch.document() == {"trouble": None, "bootstrap": [dead]}
+            assert (
+                len(said) == 2
+                and short in said[1]
+                and watch.document() == {"trouble": None, "bootstrap": [dead]}
+            )
 
         watched(play, address)

@@ -44,8 +44,18 @@ def test_what_is_told_is_understood_and_more_is_not_told() -> None:
             pack(urls)
 
 
-NO_ANSWERS = [pack([JUDGE])[:-1], pack([JUDGE]) + b"\x05", pack([JUDGE]) * (MAX_URLS + 1), b"\x03\xff\xff\xff", b"\x00"]
-NO_ANSWERS += [b"\x0cftp://a.examp", b"\xc9" + b"https://" + b"a" * 193, b"\x20https://me:secret@judge.example/"]
+NO_ANSWERS = [
+    pack([JUDGE])[:-1],
+    pack([JUDGE]) + b"\x05",
+    pack([JUDGE]) * (MAX_URLS + 1),
+    b"\x03\xff\xff\xff",
+    b"\x00",
+]
+NO_ANSWERS += [
+    b"\x0cftp://a.examp",
+    b"\xc9" + b"https://" + b"a" * 193,
+    b"\x20https://me:secret@judge.example/",
+]
 
 
 @pytest.mark.parametrize("message", NO_ANSWERS)
@@ -60,7 +70,9 @@ NOWHERE = """http://judge.example http://11.0.0.1 https://192.168.1.1 https://10
     https://localhost. https://router https://0x7f000001 https://0x7f.0.0.0x1 https://127.0.0.0x1 https://nas.home.arpa"""
 
 
-@pytest.mark.parametrize("urls, far, near", [(EVERYWHERE, True, True), (NEAR, False, True), (NOWHERE, False, False)])
+@pytest.mark.parametrize(
+    "urls, far, near", [(EVERYWHERE, True, True), (NEAR, False, True), (NOWHERE, False, False)]
+)
 def test_where_a_peers_word_may_send_us(urls: str, far: bool, near: bool) -> None:
     for url in urls.split():
         assert (usable(url, same_machine=False), usable(url, same_machine=True)) == (far, near), url
@@ -70,7 +82,9 @@ class Names(trio.abc.HostnameResolver):
     def __init__(self, **names: list[str]) -> None:
         self._names = names
 
-    async def getaddrinfo(self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+    async def getaddrinfo(
+        self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
         name = host.decode() if isinstance(host, bytes) else host
         if name not in self._names:
             raise socket.gaierror(socket.EAI_NONAME, "unknown")
@@ -83,7 +97,13 @@ class Names(trio.abc.HostnameResolver):
 async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
     mixed = ["11.0.0.1", "127.0.0.1"]
     before = trio.socket.set_custom_hostname_resolver(
-        Names(good=["11.0.0.1", "2a00::1"], mixed=mixed, inside=["10.1.2.3"], metadata=["169.254.169.254"], six=["::ffff:127.0.0.1"])
+        Names(
+            good=["11.0.0.1", "2a00::1"],
+            mixed=mixed,
+            inside=["10.1.2.3"],
+            metadata=["169.254.169.254"],
+            six=["::ffff:127.0.0.1"],
+        )
     )
     try:
         assert await judge_discovery.public_addresses("good", 443) == ["11.0.0.1", "2a00::1"]
@@ -105,12 +125,21 @@ async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
         ([(A, OTHER), (A, OTHER), (B, JUDGE)], [], Found(JUDGE, (B,))),  # saying it twice does not help
     ],
 )
-def test_whose_word_counts(told: list[tuple[PeerId, str]], trusted: list[PeerId], chosen: Found | None) -> None:
+def test_whose_word_counts(
+    told: list[tuple[PeerId, str]], trusted: list[PeerId], chosen: Found | None
+) -> None:
     assert choose(told, trusted) == chosen
 
 
 @pytest.mark.parametrize(
-    "urls", [["http://judge.example"], ["judge.example"], ["https://192.168.1.1"], [JUDGE] * 5, ["https://" + "a" * 250]]
+    "urls",
+    [
+        ["http://judge.example"],
+        ["judge.example"],
+        ["https://192.168.1.1"],
+        [JUDGE] * 5,
+        ["https://" + "a" * 250],
+    ],
 )
 def test_what_an_operator_cannot_advertise(urls: list[str]) -> None:
     with pytest.raises(ConfigError, match="--judge"):
@@ -118,7 +147,11 @@ def test_what_an_operator_cannot_advertise(urls: list[str]) -> None:
 
 
 def test_no_swarm_shares_the_judges_topic() -> None:
-    assert judges_topic(TOPIC) == judges_topic(Topic("another", TOPIC.digest)) != judges_topic(Topic("main", "0" * 16))
+    assert (
+        judges_topic(TOPIC)
+        == judges_topic(Topic("another", TOPIC.digest))
+        != judges_topic(Topic("main", "0" * 16))
+    )
     assert judges_topic(TOPIC).digest != TOPIC.digest and len(judges_topic(TOPIC).digest) != 16
 
 
@@ -133,12 +166,20 @@ def build_memory() -> Callable[[Identity, Sequence[str]], Callable[[Handlers], P
 
 
 def build_real(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handlers], P2pEngine]:
-    options: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": bootstrap, "addressbook": None}
-    return lambda handlers: engine("libp2p")(identity, TOPIC, handlers, clock=time.time, rng=random.Random(1), **options)
+    options: dict[str, Any] = {
+        "listen": ["/ip4/127.0.0.1/tcp/0"],
+        "bootstrap": bootstrap,
+        "addressbook": None,
+    }
+    return lambda handlers: engine("libp2p")(
+        identity, TOPIC, handlers, clock=time.time, rng=random.Random(1), **options
+    )
 
 
 @pytest.mark.parametrize("net", ["memory", pytest.param("libp2p", marks=pytest.mark.net)])
-async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
+    net: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(judge_discovery, "FIRST", 0.5)
     url = JUDGE if net == "memory" else HERE  # in memory there are no addresses, so nobody is on this machine
     build = build_memory() if net == "memory" else build_real
@@ -147,12 +188,17 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
     members = []
     async with trio.open_nursery() as nursery:
         for identity in identities:
-            member = Member(identity, TOPIC, build(identity, bootstrap), sequence=itertools.count(), clock=time.time)
+            member = Member(
+                identity, TOPIC, build(identity, bootstrap), sequence=itertools.count(), clock=time.time
+            )
             addresses = await nursery.start(member.run) if net != "memory" else nursery.start_soon(member.run)
             bootstrap = bootstrap or list(addresses or [])
             members.append(member)
         advertiser, search = JudgeAdvertiser(members[1], [url]), JudgeSearch(members[2], ())
-        assert search.document()["url"] == "auto" and "no peer of this swarm advertises" in search.document()["cause"]
+        assert (
+            search.document()["url"] == "auto"
+            and "no peer of this swarm advertises" in search.document()["cause"]
+        )
         members[1].answers[PeerRequest.JUDGES] = advertiser.answer
         nursery.start_soon(advertiser.run)
         with trio.fail_after(PATIENCE):
@@ -170,7 +216,9 @@ async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytes
             nursery.start_soon(member.run)
         advertiser = JudgeAdvertiser(members[0], [HERE])
         asked: list[bytes] = []
-        members[0].answers[PeerRequest.JUDGES] = lambda peer, message: asked.append(message) or advertiser.answer(peer, message)  # type: ignore[func-returns-value]
+        members[0].answers[PeerRequest.JUDGES] = lambda peer, message: (
+            asked.append(message) or advertiser.answer(peer, message)
+        )  # type: ignore[func-returns-value]
         nursery.start_soon(advertiser.run)
         search = JudgeSearch(members[1], ())
         nursery.start_soon(search.run)

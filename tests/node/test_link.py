@@ -17,7 +17,9 @@ START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
 
 
 class Ends(NamedTuple):
-    """An open link: the daemon's socket, the trainer's end, whether the daemon is gone, and the threads of the trainer's end."""
+    """An open link: the daemon's socket, the trainer's end, whether the daemon is gone, and the threads of
+    the trainer's end.
+    """
 
     daemon: socket.socket
     trainer: TrainerLink
@@ -55,7 +57,11 @@ def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) ->
 
 def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends) -> None:
     daemon, trainer, *_ = ends
-    say(daemon, trainer, *(ReceivedBody(PeerId("p"), "9.9", "rollouts", bytes([n]), heard=n) for n in range(3)))
+    say(
+        daemon,
+        trainer,
+        *(ReceivedBody(PeerId("p"), "9.9", "rollouts", bytes([n]), heard=n) for n in range(3)),
+    )
     received = trainer.received()
     assert [(e.body, e.heard) for e in received] == [(b"\0", 0), (b"\1", 1), (b"\2", 2)]
     assert {(e.author, e.group, e.kind) for e in received} == {("p", "9.9", "rollouts")}
@@ -79,7 +85,8 @@ def test_what_the_swarm_and_the_judge_said_is_there_for_the_loop(ends: Ends) -> 
     scores = [link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8)]
     say(daemon, trainer, *news, *questions, *scores)
     assert (trainer.peers, trainer.judged) == (3, link.JudgeScore(0.5, 8))
-    assert (trainer.refused(), trainer.refused()) == ({Reason.STALE: 3, Reason.MALFORMED: 1}, {})  # counted until asked for
+    # Counted until asked for
+    assert (trainer.refused(), trainer.refused()) == ({Reason.STALE: 3, Reason.MALFORMED: 1}, {})
     assert (trainer.question(), trainer.question()) == (link.JudgeQuestion("2", "new"), None)
 
 
@@ -144,7 +151,10 @@ def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
 
 
 def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
-    """Nothing reads the daemon's end: the trainer goes on saying things, and what is about state is all there afterwards."""
+    """Nothing reads the daemon's end.
+
+    The trainer goes on saying things, and what is about state is all there afterwards.
+    """
     daemon, trainer, *_ = ends
     for n in range(5000):
         trainer.publish("rollouts", n.to_bytes(2, "big") + bytes(2000))
@@ -180,7 +190,10 @@ def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> Non
 
 
 def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
-    """Else a trainer that is done would end as one that was left alone: at once, and before its last words."""
+    """Else a trainer that is done would end as one that was left alone.
+
+    At once, and before its last words.
+    """
     daemon, trainer, gone, threads = ends
     trainer.tell(link.Stopped(1))
     trainer.close()
@@ -190,7 +203,9 @@ def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
     assert not gone.is_set()
 
 
-def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends with things unread, so that our end meets a reset, not an end of file."""
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
@@ -221,7 +236,12 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
-    sent: list[link.ToTrainer] = [START, link.Pause(), ReceivedBody(PeerId("p"), "", "rollouts", b"x" * 99), link.Stop()]
+    sent: list[link.ToTrainer] = [
+        START,
+        link.Pause(),
+        ReceivedBody(PeerId("p"), "", "rollouts", b"x" * 99),
+        link.Stop(),
+    ]
     stream = b"".join(map(link.pack, sent))
     unpacker = link.from_daemon()
     assert [m for i in range(0, len(stream), step) for m in unpacker.feed(stream[i : i + step])] == sent

@@ -1,4 +1,7 @@
-"""Nodes of different architectures and tokenizers in one swarm: each trains on what the other wrote, as far as its own model can."""
+"""Nodes of different architectures and tokenizers in one swarm.
+
+Each trains on what the other wrote, as far as its own model can.
+"""
 
 import itertools
 import random
@@ -32,7 +35,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of Llama, random weights, a token for each byte."""
-    return make_model(tmp_path_factory.mktemp("other"), "llama", max_position_embeddings=1024, initializer_range=0.02)
+    return make_model(
+        tmp_path_factory.mktemp("other"), "llama", max_position_embeddings=1024, initializer_range=0.02
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,9 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(SPECIALS)
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SPECIALS[0], chat_template=CHAT).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=SPECIALS[0], chat_template=CHAT
+    ).save_pretrained(folder)
     AutoModelForCausalLM.from_config(ALL_FAMILIES["llama"]()).save_pretrained(folder)
     return folder
 
@@ -62,7 +69,13 @@ def policy_of(model: Path | str, new_tokens: int, specialty: str) -> tuple[Langu
 
 
 def join(
-    swarm: MemorySwarm, number: int, verifier: Verifier, model: Path | str, *, new_tokens: int = 24, specialty: str = "basic_arithmetic"
+    swarm: MemorySwarm,
+    number: int,
+    verifier: Verifier,
+    model: Path | str,
+    *,
+    new_tokens: int = 24,
+    specialty: str = "basic_arithmetic",
 ) -> tuple[RoundParts, LanguagePolicy]:
     policy, config = policy_of(model, new_tokens, specialty)
     clock = itertools.count(1_700_000_000)
@@ -75,15 +88,22 @@ def teach_the_form(policy: LanguagePolicy) -> None:
     """Until random weights answer right now and then: a swarm of nothing but wrong answers shares nothing."""
     tasks, rng = CurriculumTasks(TINY_9, ("basic_arithmetic",)), random.Random(1)
     for _ in range(60):
-        answered = [(task, Rollout(task.ref, (right(task),), identity(9).peer_id)) for task in tasks.draw(8, rng)]
-        policy.update([Scored(rollout, task.question, (1.0,), 1) for task, rollout in answered], weigh=lambda scored, _: scored.rewards)
+        answered = [
+            (task, Rollout(task.ref, (right(task),), identity(9).peer_id)) for task in tasks.draw(8, rng)
+        ]
+        policy.update(
+            [Scored(rollout, task.question, (1.0,), 1) for task, rollout in answered],
+            weigh=lambda scored, _: scored.rewards,
+        )
 
 
 def right(task: Task, before: str = "", after: str = "") -> Completion:
     return Completion(f"{before}<answer>{task.entry['answer']}</answer>{after}", True)
 
 
-def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(verifier: Verifier, other: Path) -> None:
+def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
+    verifier: Verifier, other: Path
+) -> None:
     swarm = MemorySwarm()
     (ours, tiny), (theirs, strange) = join(swarm, 1, verifier, "tiny"), join(swarm, 2, verifier, other)
     assert type(tiny.network) is not type(strange.network)
@@ -91,8 +111,12 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(verifier
     reports = [[run_round(t, node) for node in (ours, theirs)] for t in range(1, 7)]
     for node, author, place in ((ours, theirs.me, 0), (theirs, ours.me, 1)):
         of_one = [row[place] for row in reports]
-        assert sum(author in report.external_authors for report in of_one) >= 3, "most rounds have the other's rollouts"
-        assert all(report.update.tokens > 0 and not report.update.skipped for report in of_one if report.external)
+        assert sum(author in report.external_authors for report in of_one) >= 3, (
+            "most rounds have the other's rollouts"
+        )
+        assert all(
+            report.update.tokens > 0 and not report.update.skipped for report in of_one if report.external
+        )
         assert all(not report.unfit and not report.rejected for report in of_one)
         assert node.pool.used
 
@@ -112,11 +136,20 @@ def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Comp
 WRONG = Completion("<answer>no</answer>", True)
 
 
-def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(verifier: Verifier, other: Path) -> None:
-    """Cut where ours would end, it would be a reward for half a text. Another model, with room for it, trains on it."""
+def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
+    verifier: Verifier, other: Path
+) -> None:
+    """Cut where ours would end, it would be a reward for half a text.
+
+    Another model, with room for it, trains on it.
+    """
     tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(3))
-    long = [(task, [right(task, before="Let me think about this for a while. " * 3), WRONG]) for task in tasks[:1]]
-    short = [(task, [right(task, after=" That was easy." * 9), Completion("x" * 300, False)]) for task in tasks[1:]]
+    long = [
+        (task, [right(task, before="Let me think about this for a while. " * 3), WRONG]) for task in tasks[:1]
+    ]
+    short = [
+        (task, [right(task, after=" That was easy." * 9), Completion("x" * 300, False)]) for task in tasks[1:]
+    ]
     for model, room, unfit in (("tiny", 16, {ANSWER_TOO_LONG: 1}), (other, 200, {})):
         swarm = MemorySwarm()
         node, _ = join(swarm, 1, verifier, model, new_tokens=room)

@@ -1,4 +1,6 @@
-"""`profile = "sapo-paper"`: what it means, what overrides it, and that its rounds are those of Algorithm 1 (SAPO, arXiv 2509.08721)."""
+"""`profile = "sapo-paper"`: what it means, what overrides it, and that its rounds are those of Algorithm 1
+(SAPO, arXiv 2509.08721).
+"""
 
 import math
 import random
@@ -38,9 +40,20 @@ def test_one_line_sets_the_papers_settings_and_own_keys_override_them(tmp_path: 
     resolved = resolve(path, {"SWARMD_SHARING_WEIGH": "positive"}, {"external": 12})
     config = resolved.config
     assert (config.train.learning_rate, config.sharing.weigh, config.round.external) == (3e-4, "positive", 12)
-    assert (config.round.local, config.train.clip_high, config.gate.mode, config.profile) == (I, 0.28, "off", "sapo-paper")
-    assert resolved.origins["round.local"] == "profile sapo-paper" and resolved.origins["round.external"] == "--external"
-    assert load(path, {"SWARMD_PROFILE": "default"}, {}) == load(None, {"SWARMD_TRAIN_LEARNING_RATE": "3e-4"}, {})  # the strongest names it
+    assert (config.round.local, config.train.clip_high, config.gate.mode, config.profile) == (
+        I,
+        0.28,
+        "off",
+        "sapo-paper",
+    )
+    assert (
+        resolved.origins["round.local"] == "profile sapo-paper"
+        and resolved.origins["round.external"] == "--external"
+    )
+    # The strongest names it
+    assert load(path, {"SWARMD_PROFILE": "default"}, {}) == load(
+        None, {"SWARMD_TRAIN_LEARNING_RATE": "3e-4"}, {}
+    )
 
 
 def test_an_experiment_names_it_likewise() -> None:
@@ -52,12 +65,19 @@ def test_an_experiment_names_it_likewise() -> None:
     assert (paper.profile, paper.gate.mode, paper.train.learning_rate) == ("sapo-paper", "off", 3e-4)
     assert (own.profile, own.gate.mode, own.round.local) == ("default", NodeConfig().gate.mode, 8)
     for wrong in ("sapo", ["sapo-paper"]):
-        with pytest.raises(BadExperiment, match=r"setting 1 \(8/0\): profile: Input should be 'default' or 'sapo-paper'"):
+        with pytest.raises(
+            BadExperiment, match=r"setting 1 \(8/0\): profile: Input should be 'default' or 'sapo-paper'"
+        ):
             parse_experiment({"name": "one", "setting": [{"name": "8/0", "profile": wrong}]}, "x.toml")
 
 
 def test_an_unknown_one_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match='--profile: profile: expected one of "default", "sapo-paper", found \'sapo-papr\'; did you mean'):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            '--profile: profile: expected one of "default", "sapo-paper", found \'sapo-papr\'; did you mean'
+        ),
+    ):
         load(None, {}, {"profile": "sapo-papr"})
 
 
@@ -66,12 +86,22 @@ def test_it_says_itself_what_defaults_say_today() -> None:
     said = PROFILES["sapo-paper"]
     assert set(said["sharing"]) == set(SharingSettings.model_fields)
     assert {"local", "external", "completions", "resample", "max_age", "train"} == set(said["round"])
-    assert {"loss", "loss_mean", "clip_low", "clip_high", "importance_cap", "learning_rate", "optimizer"} <= set(said["train"])
+    assert {
+        "loss",
+        "loss_mean",
+        "clip_low",
+        "clip_high",
+        "importance_cap",
+        "learning_rate",
+        "optimizer",
+    } <= set(said["train"])
     assert said["replay"] == said["gate"] == {"mode": "off"}
 
 
 def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-    return [tuple(float(completion.text == "right") for completion in completions) for _, completions in items]
+    return [
+        tuple(float(completion.text == "right") for completion in completions) for _, completions in items
+    ]
 
 
 class Seen(PlayedPolicy):
@@ -96,18 +126,31 @@ class Seen(PlayedPolicy):
 
 
 def test_its_rounds_are_those_of_algorithm_1() -> None:
-    """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of others without zero advantages, J)."""
+    """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of others without
+    zero advantages, J).
+    """
     swarm, clock, rng = MemorySwarm(1), Clock(), random.Random(1)
     policies = [Seen(random.Random(number)) for number in range(4)]
     nodes = []
     reward: Reward = right_or_wrong
     for number, policy in enumerate(policies):
         member = memory_member(swarm, number, clock)
-        share = PAPER.sharing.model_copy(update={"share": "all" if number % 2 else "informative"})  # whichever others send
+        # Whichever others send
+        share = PAPER.sharing.model_copy(update={"share": "all" if number % 2 else "informative"})
         config = PAPER.model_copy(update={"sharing": share})
-        nodes.append(build(config, number, member.identity.peer_id, RolloutExchange(member, "tiny", TINY_9, whole=2**18), policy, reward))
+        nodes.append(
+            build(
+                config,
+                number,
+                member.identity.peer_id,
+                RolloutExchange(member, "tiny", TINY_9, whole=2**18),
+                policy,
+                reward,
+            )
+        )
     shared: dict[tuple[PeerId, TaskRef], tuple[str, ...]] = {}  # C^m of all: the answers
-    heard: dict[PeerId, dict[tuple[PeerId, TaskRef], int]] = {node.me: {} for node in nodes}  # by each, and in which of its rounds
+    # By each, and in which of its rounds
+    heard: dict[PeerId, dict[tuple[PeerId, TaskRef], int]] = {node.me: {} for node in nodes}
     used: dict[PeerId, set[tuple[PeerId, TaskRef]]] = {node.me: set() for node in nodes}
     most = 0
     for t in range(1, 13):
@@ -121,12 +164,17 @@ def test_its_rounds_are_those_of_algorithm_1() -> None:
             own = [s for s in batch if s.rollout.author == node.me]
             theirs = [s for s in batch if s.rollout.author != node.me]
             shared |= {(node.me, s.rollout.ref): tuple(c.text for c in s.rollout.completions) for s in own}
-            assert len(own) == len({s.rollout.ref for s in own}) == I  # what is not informative stays: it is part of the mean
+            # What is not informative stays: it is part of the mean
+            assert len(own) == len({s.rollout.ref for s in own}) == I
             taken = {(s.rollout.author, s.rollout.ref) for s in theirs}
             candidates = {
-                key for key, when in heard[node.me].items()
-                if key[0] != node.me and len(set(shared[key])) > 1 and when >= t - 1 and key not in used[node.me]
-            }  # fmt: skip
+                key
+                for key, when in heard[node.me].items()
+                if key[0] != node.me
+                and len(set(shared[key])) > 1
+                and when >= t - 1
+                and key not in used[node.me]
+            }
             assert taken <= candidates and len(taken) == min(J, len(candidates))
             used[node.me] |= taken
             most = max(most, len(taken))
@@ -158,4 +206,6 @@ def test_its_step_is_adams_at_the_papers_rate_on_the_mean_over_tokens() -> None:
     lengths = [len(ids) for ids in policy.logprobs([scored])[0].ids]
     report = policy.update([scored])
     assert report.rate == 1e-3
-    assert report.loss == pytest.approx(-sum(a * n for a, n in zip(within_group(scored), lengths, strict=True)) / sum(lengths), rel=1e-4)
+    assert report.loss == pytest.approx(
+        -sum(a * n for a, n in zip(within_group(scored), lengths, strict=True)) / sum(lengths), rel=1e-4
+    )

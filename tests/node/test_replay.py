@@ -1,4 +1,7 @@
-"""Rounds with experience replay, with their real parts: the tiny model, the contained verifier, the memory swarm."""
+"""Rounds with experience replay, with their real parts.
+
+The tiny model, the contained verifier, the memory swarm.
+"""
 
 from pathlib import Path
 
@@ -14,7 +17,11 @@ from tests.node.conftest import join, weights, without_seconds
 
 
 def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: object) -> NodeConfig:
-    sections = {"round": {"local": local, "external": external}, "model": {"device": "cpu"}, "train": {"learning_rate": rate}}
+    sections = {
+        "round": {"local": local, "external": external},
+        "model": {"device": "cpu"},
+        "train": {"learning_rate": rate},
+    }
     return NodeConfig.model_validate({**sections, "replay": {"mode": "on", **replay}})
 
 
@@ -24,7 +31,10 @@ def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Ve
     assert [r.pool_size for r in reports] == [4, 8, 10, 10]
     assert all((r.updates, r.local, r.external, r.generated) == (3, 12, 0, 4) for r in reports)
     first, last = reports[0], reports[-1]
-    assert (first.staleness_max, first.replays_mean) == (0, 1.0), "the same four, for the first, second and third time"
+    assert (first.staleness_max, first.replays_mean) == (
+        0,
+        1.0,
+    ), "the same four, for the first, second and third time"
     assert last.staleness_mean > 0 and 1 <= last.staleness_max <= 3 and last.replays_mean > 1
     assert last.since_use_mean is not None and last.since_use_mean >= 1
     mu, gamma = reuse_figures(last)
@@ -32,7 +42,10 @@ def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Ve
 
 
 def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifier) -> None:
-    """The first update's ratio is 1 for what was just generated; a later one's, on the same rollouts, is not."""
+    """The first update's ratio is 1 for what was just generated.
+
+    A later one's, on the same rollouts, is not.
+    """
     node, policy, _ = join(MemorySwarm(), 1, verifier, config(rate=1e-3))
     kept = []
     for t in range(1, 5):
@@ -46,7 +59,9 @@ def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifie
 
 def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
     swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2))
+    node, _, _ = join(
+        swarm, 1, verifier, config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2)
+    )
     others = [join(swarm, i, verifier, config(local=4, updates_per_round=1))[0] for i in (2, 3)]
     reports = []
     for t in range(1, 6):
@@ -59,7 +74,9 @@ def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) 
         assert all(s.informative and t - s.round < 2 for s in node.pool if s.rollout.author != node.me)
     assert any(r.external for r in reports)
     first = [author for r in reports for author in r.first_used]
-    assert node.me not in first and 0 < len(first) < sum(r.external for r in reports), "replayed ones count once"
+    assert node.me not in first and 0 < len(first) < sum(r.external for r in reports), (
+        "replayed ones count once"
+    )
 
 
 def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_path: Path) -> None:
@@ -75,7 +92,10 @@ def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_p
 
 
 def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
-    """At ten times the healthy rate the clip fraction soars; then a round is the paper's, with one update on fresh rollouts."""
+    """At ten times the healthy rate the clip fraction soars.
+
+    Then a round is the paper's, with one update on fresh rollouts.
+    """
     node, _, _ = join(MemorySwarm(), 1, verifier, config(rate=3e-3, updates_per_round=6))
     reports: list[RoundReport] = []
     while not (reports and reports[-1].resting) and len(reports) < 12:
@@ -85,8 +105,12 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
     assert reports[-2].updates == 6 and reports[-2].update.clip_fraction > 0.09
 
 
-def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(verifier: Verifier) -> None:
-    settings = config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0, rate=3e-3)
+def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(
+    verifier: Verifier,
+) -> None:
+    settings = config(
+        local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0, rate=3e-3
+    )
     swarm = MemorySwarm()
     node, policy, _ = join(swarm, 1, verifier, settings)
     other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
@@ -95,8 +119,14 @@ def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_f
     for t in range(1, 6):
         run_round(t, other)
         run_round(t, node)
-        theirs = [kept.scored for kept in node.pool.kept() if kept.uses and kept.scored.rollout.author == other.me]
-        assert all(s.tokens is not None and first.setdefault(s.rollout.ref, s.tokens) == s.tokens for s in theirs)
+        theirs = [
+            kept.scored for kept in node.pool.kept() if kept.uses and kept.scored.rollout.author == other.me
+        ]
+        assert all(
+            s.tokens is not None and first.setdefault(s.rollout.ref, s.tokens) == s.tokens for s in theirs
+        )
     now = policy.logprobs(theirs)
     assert now and [n.ids for n in now] == [s.tokens.ids for s in theirs if s.tokens]
-    assert all(n.logprobs != s.tokens.logprobs for n, s in zip(now, theirs, strict=True) if s.tokens), "the policy has moved on since"
+    assert all(n.logprobs != s.tokens.logprobs for n, s in zip(now, theirs, strict=True) if s.tokens), (
+        "the policy has moved on since"
+    )

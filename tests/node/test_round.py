@@ -41,7 +41,9 @@ def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, Member, 
 
 
 def right_answer(task: Task) -> Completion:
-    return Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    return Completion(
+        f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True
+    )
 
 
 def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
@@ -118,24 +120,41 @@ def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verif
         report = run_round(t, node)
         heard += run_round(t, other).pool_fresh
         assert (report.generated, report.updates, report.external, report.update.useful) == (4, 0, 0, 0)
-    assert heard > 0 and weights(policy, tmp_path / "after")["weights.safetensors"] == before["weights.safetensors"]
+    assert (
+        heard > 0
+        and weights(policy, tmp_path / "after")["weights.safetensors"] == before["weights.safetensors"]
+    )
 
 
 def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
-    useless = [Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)]
+    useless = [
+        Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)
+    ]
     RolloutExchange(other, "m", TINY_9).share(useless, 1)
     report = run_round(1, node)
     assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
 
 
-@pytest.mark.parametrize(("weigh", "replay"), [("positive", "off"), ("positive", "on"), ("paper", "off"), ("paper", "on")])
-def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(verifier: Verifier, weigh: str, replay: str) -> None:
-    settings = NodeConfig.model_validate({**config(gate="off").model_dump(), "sharing": {"weigh": weigh}, "replay": {"mode": replay}})
+@pytest.mark.parametrize(
+    ("weigh", "replay"), [("positive", "off"), ("positive", "on"), ("paper", "off"), ("paper", "on")]
+)
+def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
+    verifier: Verifier, weigh: str, replay: str
+) -> None:
+    settings = NodeConfig.model_validate(
+        {**config(gate="off").model_dump(), "sharing": {"weigh": weigh}, "replay": {"mode": replay}}
+    )
     node, _, person = pair(verifier, settings)
     right, wrong, both = node.tasks.draw(3, random.Random(0))
-    answers = {right.ref: [right_answer(right)], wrong.ref: [Completion("<answer>no</answer>", True)], both.ref: [right_answer(both)] * 2}
-    RolloutExchange(person, "a person", TINY_9).share([Rollout(ref, tuple(of), person.identity.peer_id) for ref, of in answers.items()], 1)
+    answers = {
+        right.ref: [right_answer(right)],
+        wrong.ref: [Completion("<answer>no</answer>", True)],
+        both.ref: [right_answer(both)] * 2,
+    }
+    RolloutExchange(person, "a person", TINY_9).share(
+        [Rollout(ref, tuple(of), person.identity.peer_id) for ref, of in answers.items()], 1
+    )
     trained: dict[TaskRef, Sequence[float]] = {}
     update = node.policy.update
 
@@ -147,7 +166,9 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(verifier: Ver
     node.policy.update = watched  # type: ignore[method-assign]
     report = run_round(1, node)
     assert report.external >= len(trained)  # replay trains on it more than once
-    assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(min(of) > 0.25 for of in trained.values())
+    assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(
+        min(of) > 0.25 for of in trained.values()
+    )
     assert report.zero_advantage_dropped == 3 - len(trained)
 
 
@@ -192,7 +213,9 @@ def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> Non
     held = [n for n in range(40) if TINY_9.holds_out(task_of(node, n))]
     node, calls = counted(node)
     answers = (Completion("no", True),)
-    RolloutExchange(other, "m", TINY_9).share([Rollout(TaskRef("bf", n), answers, other.identity.peer_id) for n in range(40)], 1)
+    RolloutExchange(other, "m", TINY_9).share(
+        [Rollout(TaskRef("bf", n), answers, other.identity.peer_id) for n in range(40)], 1
+    )
     run_round(1, node)
     assert held and [ref.n for ref in calls[1]] == [n for n in range(40) if n not in held]
 
@@ -226,7 +249,10 @@ def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
 
 
 def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
-    """Not from when it came out of the link: the trainer may have been in a long round, or the rollout have been fetched for long."""
+    """Not from when it came out of the link.
+
+    The trainer may have been in a long round, or the rollout have been fetched for long.
+    """
     node, member, other = pair(verifier, config(local=0, external=1, gate="off"))
     node, calls = counted(node)
     ages = []
@@ -237,29 +263,44 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
         member.queue.put(ReceivedBody(other.identity.peer_id, "", wire.KIND, body, heard))
         report = run_round(t, node)
         ages.append((report.external, report.staleness_max, report.off_policy_max))
-    assert ages == [(1, 2, 0), (0, 0, 0), (1, 0, 0)], "as old as max_age; older, and not even scored; of a round a lost trainer had reached"
+    assert ages == [
+        (1, 2, 0),
+        (0, 0, 0),
+        (1, 0, 0),
+    ], "as old as max_age; older, and not even scored; of a round a lost trainer had reached"
     assert [len(call) for call in calls if call] == [1, 1]
 
 
 def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(verifier: Verifier) -> None:
-    """Twice as many are scored, and advantages are of those: what is trained on keeps the sign that it has among all of them."""
+    """Twice as many are scored, and advantages are of those.
+
+    What is trained on keeps the sign that it has among all of them.
+    """
     node, _, other = pair(verifier, config(local=0, gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
     right = right_answer(task)
     wrong = [Completion(f"<answer>no {n}</answer>", True) for n in range(32)]
-    RolloutExchange(other, "m", TINY_9).share([Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1)
+    RolloutExchange(other, "m", TINY_9).share(
+        [Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1
+    )
     completions: list[int] = []
     reward = node.reward
-    node = replace(node, reward=lambda items: completions.extend(len(texts) for _, texts in items) or reward(items))
+    node = replace(
+        node, reward=lambda items: completions.extend(len(texts) for _, texts in items) or reward(items)
+    )
     assert run_round(1, node).external == 1 and completions == [16]
     (scored,) = node.pool
     assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
     mean = sum(scored.group) / 16
-    assert 0 < mean < 1 and all((a > 0) == (r > mean) for a, r in zip(within_group(scored), scored.rewards, strict=True))
+    assert 0 < mean < 1 and all(
+        (a > 0) == (r > mean) for a, r in zip(within_group(scored), scored.rewards, strict=True)
+    )
 
 
 @pytest.mark.parametrize("loss, trains", [("grpo", False), ("asymre", True)])
-def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(verifier: Verifier, loss: str, trains: bool) -> None:
+def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(
+    verifier: Verifier, loss: str, trains: bool
+) -> None:
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, "train": {"loss": loss}})
     node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
     node = replace(node, reward=lambda items: [(0.0,) * len(completions) for _, completions in items])
@@ -274,8 +315,17 @@ def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier
     wrong = (Completion("no", True),) * 2
     (task,) = node.tasks.draw(1, random.Random(0))
     right = right_answer(task)
-    for peer, also in ((useless, []), (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)])):
-        sent = [*also, *(Rollout(TaskRef("binary_matrix", n), wrong, peer.identity.peer_id) for n in range(64 - len(also)))]
+    for peer, also in (
+        (useless, []),
+        (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)]),
+    ):
+        sent = [
+            *also,
+            *(
+                Rollout(TaskRef("binary_matrix", n), wrong, peer.identity.peer_id)
+                for n in range(64 - len(also))
+            ),
+        ]
         RolloutExchange(peer, "m", TINY_9).share(sent[:32], 1)
         RolloutExchange(peer, "m", TINY_9).share(sent[32:], 1)
     run_round(1, node)
@@ -300,7 +350,10 @@ def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
 
 
 def test_rounds_that_are_run_again_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
-    """An author lost two rounds to a kill and shares the same again: nothing is refused, nobody is blamed, nothing is taken in twice."""
+    """An author lost two rounds to a kill and shares the same again.
+
+    Nothing is refused, nobody is blamed, nothing is taken in twice.
+    """
     swarm = MemorySwarm()
     listener, _, member = join(swarm, 1, verifier, config(max_age=8))
     author, policy, _ = join(swarm, 2, verifier, config(external=0))
@@ -309,17 +362,33 @@ def test_rounds_that_are_run_again_harm_nobody(verifier: Verifier, tmp_path: Pat
     first = [report for t in (1, 2) if (run_round(t, author), report := run_round(t, listener))]
     assert resume(checkpoints, author, policy)[0] == 0
     again = [report for t in (1, 2) if (run_round(t, author), report := run_round(t + 2, listener))]
-    assert sum(report.pool_fresh for report in first) > 0 and [report.pool_fresh for report in again] == [0, 0]
+    assert sum(report.pool_fresh for report in first) > 0 and [report.pool_fresh for report in again] == [
+        0,
+        0,
+    ]
     assert all(report.rejected == {} for report in [*first, *again])
     assert member.rejected == {} and member.score(author.me) == 0
 
 
-REPLAY = {"mode": "on", "size": 12, "strategy": "without_replacement", "updates_per_round": 2, "author_share": 1.0}
+REPLAY = {
+    "mode": "on",
+    "size": 12,
+    "strategy": "without_replacement",
+    "updates_per_round": 2,
+    "author_share": 1.0,
+}
 
 
-@pytest.mark.parametrize("sections, prefix", [({}, ""), ({}, "evil "), ({"replay": REPLAY}, "")], ids=["plain", "gated", "replay"])
-def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path, sections: dict[str, Any], prefix: str) -> None:
-    """The checkpoint holds all a round depends on: weights, optimizer, every random state, the pool, the schedule, the gate."""
+@pytest.mark.parametrize(
+    "sections, prefix", [({}, ""), ({}, "evil "), ({"replay": REPLAY}, "")], ids=["plain", "gated", "replay"]
+)
+def test_a_resumed_run_is_the_run_that_never_stopped(
+    verifier: Verifier, tmp_path: Path, sections: dict[str, Any], prefix: str
+) -> None:
+    """The checkpoint holds all a round depends on.
+
+    Weights, optimizer, every random state, the pool, the schedule, the gate.
+    """
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
 
     def new() -> tuple[RoundParts, LanguagePolicy, Member]:
@@ -355,20 +424,40 @@ def whole_of(task: Task) -> str:
 
 
 def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifier: Verifier) -> None:
-    """The same questions, other rewards (SAPO's rho^n): P ∨ Q follows from the premises, and says less than they do."""
-    strict = NodeConfig.model_validate({**config(local=2).model_dump(), "swarm": {"curriculum": "tiny-9-strict"}})
+    """The same questions, other rewards (SAPO's rho^n).
+
+    P ∨ Q follows from the premises, and says less than they do.
+    """
+    strict = NodeConfig.model_validate(
+        {**config(local=2).model_dump(), "swarm": {"curriculum": "tiny-9-strict"}}
+    )
     swarm, scores = MemorySwarm(), {}
     with Verifier("tiny-9-strict") as strictly:
-        nodes = {"faithful": join(swarm, 1, verifier, config(local=2)), "strict": join(swarm, 2, strictly, strict)}
-        assert len({swarm_digest(curriculum_of(settings)) for settings in (config(), strict)}) == 1, "they are on one topic"
-        tasks = [task for n in range(8) if (task := tasks_of("tiny-9").task(TaskRef("propositional_logic", n))) is not None]
+        nodes = {
+            "faithful": join(swarm, 1, verifier, config(local=2)),
+            "strict": join(swarm, 2, strictly, strict),
+        }
+        assert len({swarm_digest(curriculum_of(settings)) for settings in (config(), strict)}) == 1, (
+            "they are on one topic"
+        )
+        tasks = [
+            task
+            for n in range(8)
+            if (task := tasks_of("tiny-9").task(TaskRef("propositional_logic", n))) is not None
+        ]
         _, _, other = join(swarm, 3, verifier, config())
-        rollouts = [Rollout(task.ref, (said("P ∨ Q"), said(whole_of(task))), other.identity.peer_id) for task in tasks]
+        rollouts = [
+            Rollout(task.ref, (said("P ∨ Q"), said(whole_of(task))), other.identity.peer_id) for task in tasks
+        ]
         for rollout in rollouts:
             RolloutExchange(other, "m", TINY_9).share([rollout], 1)
         for name, (node, _, _) in nodes.items():
             run_round(1, node)
-            scores[name] = [scored.rewards for scored in node.pool if scored.rollout.author == other.identity.peer_id]
+            scores[name] = [
+                scored.rewards for scored in node.pool if scored.rollout.author == other.identity.peer_id
+            ]
     assert [len(each) for each in scores.values()] == [8, 8]
-    assert sum(rewards == (1, 1) for rewards in scores["faithful"]) >= 4 and all(weak == 0 for weak, _ in scores["strict"])
+    assert sum(rewards == (1, 1) for rewards in scores["faithful"]) >= 4 and all(
+        weak == 0 for weak, _ in scores["strict"]
+    )
     assert any(whole for _, whole in scores["strict"])

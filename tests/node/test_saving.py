@@ -1,4 +1,7 @@
-"""When a run is saved, what waits for it, and what a kill loses: over real parts and a disk that can be held up or full."""
+"""When a run is saved, what waits for it, and what a kill loses.
+
+Over real parts and a disk that can be held up or full.
+"""
 
 import errno
 import math
@@ -134,9 +137,16 @@ def trainer_in(
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
     daemon = TrainerLink(theirs, on_eof=lambda: None)
-    ours.sendall(link.pack(link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)))
+    ours.sendall(
+        link.pack(
+            link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)
+        )
+    )
     try:
-        with Verifier(curriculum_of(config)) as verifier, node.open_trainer(daemon.open(), daemon, verifier) as trainer:
+        with (
+            Verifier(curriculum_of(config)) as verifier,
+            node.open_trainer(daemon.open(), daemon, verifier) as trainer,
+        ):
             yield trainer, ours
     finally:
         daemon.close()
@@ -152,7 +162,10 @@ def heard(daemon: socket.socket) -> list[link.ToDaemon]:
 
 
 def figures(folder: Path) -> list[tuple[float, float, float]]:
-    return [(line["reward_sum"], line["loss"], line["grad_norm"]) for line in read_metrics(folder / "metrics.jsonl")]
+    return [
+        (line["reward_sum"], line["loss"], line["grad_norm"])
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
 
 
 def assert_same_end(folder: Path, name: str) -> None:
@@ -191,13 +204,17 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
 
 
 def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) -> None:
-    """Same questions, same answers, same updates; their lines stand in the metrics once; others are sent the same again."""
+    """Same questions, same answers, same updates.
+
+    Their lines stand in the metrics once; others are sent the same again.
+    """
     with trainer_in(tmp_path / "whole", 4) as (trainer, daemon):
         trainer.run()
         sent = published(daemon)
     with trainer_in(tmp_path / "cut", 2) as (trainer, _):
         trainer.run()
-    with trainer_in(tmp_path / "cut", 4) as (trainer, _):  # lost: three rounds, the first two of which are finished again
+    # Lost: three rounds, the first two of which are finished again
+    with trainer_in(tmp_path / "cut", 4) as (trainer, _):
         trainer._one_round()
         trainer._one_round()
     assert len(figures(tmp_path / "cut")) == 4
@@ -222,17 +239,24 @@ def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_pa
             trainer.link.wait(PATIENCE)
         trainer.run()
         (ready,) = [m for m in heard(daemon) if isinstance(m, link.TrainerReady)]
-    assert any("round-00000002 is damaged" in note for note in ready.notes) and "resumed after round 1" in ready.notes
+    assert (
+        any("round-00000002 is damaged" in note for note in ready.notes)
+        and "resumed after round 1" in ready.notes
+    )
 
 
 def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(tmp_path: Path) -> None:
-    with trainer_in(tmp_path, 4, every=0, gigabytes_a_day=0.001) as (trainer, daemon):  # tiny has 10 MB: one in ten days
+    # Tiny has 10 MB: one in ten days
+    with trainer_in(tmp_path, 4, every=0, gigabytes_a_day=0.001) as (trainer, daemon):
         trainer.run()
         messages = heard(daemon)
     (note,) = [m.text for m in messages if isinstance(m, link.Note)]
     assert "checkpoint.gigabytes_a_day" in note and "min, not every 0 s" in note
     assert [m.affordable for m in messages if isinstance(m, link.RoundDone)] == [True, False, False, False]
-    assert sorted(p.name for p in trainer.checkpoints.folder.iterdir()) == ["round-00000001", "round-00000004"], "the end is saved"
+    assert sorted(p.name for p in trainer.checkpoints.folder.iterdir()) == [
+        "round-00000001",
+        "round-00000004",
+    ], "the end is saved"
 
 
 def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(tmp_path: Path) -> None:
@@ -289,7 +313,9 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(t
     assert_same_end(tmp_path, "round-00000003")
 
 
-def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_pauses_the_run_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK", 0.01)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
         disk = SmallDisk(trainer.checkpoints.folder)
@@ -303,11 +329,17 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path, monkeypa
         trainer.run()
         states = [m for m in heard(daemon) if isinstance(m, link.TrainerState)]
     paused = [s for s in states if s.state == "paused"]
-    assert paused and all("Free some space" in s.cause and "tried again" in s.remedy for s in paused) and states[-1].state == "training"
+    assert (
+        paused
+        and all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
+        and states[-1].state == "training"
+    )
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
 
-def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK", 0.05)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
         disk, took = SmallDisk(trainer.checkpoints.folder), list[float]()
@@ -379,7 +411,9 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
     assert durable == [1]
 
 
-def test_a_large_policy_is_saved_before_the_next_round_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_policy_is_saved_before_the_next_round_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node, "COPIED", 1000)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
         disk, begun = SlowDisk(trainer.checkpoints.folder), list[int]()

@@ -1,4 +1,7 @@
-"""The first seconds of a node: what the trainer says of them, and what begins only when others can reach it."""
+"""The first seconds of a node.
+
+What the trainer says of them, and what begins only when others can reach it.
+"""
 
 import io
 import os
@@ -25,33 +28,47 @@ from swarmd.trainer.priority import NICE
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux for the niceness of each thread")
 async def test_each_step_is_said_and_priority_is_low_only_after_the_first_round(tmp_path: Path) -> None:
-    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 2, "external": 0, "rounds": 3}})
-    start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1)
+    config = NodeConfig.model_validate(
+        {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0, "rounds": 3}}
+    )
+    start = link.StartTrainer(
+        config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1
+    )
     steps, nices = list[str](), dict[str, set[int]]()
 
     def threads(pid: int) -> set[int]:
         """The niceness of each thread of a process."""
-        return {os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()}
+        return {
+            os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()
+        }
 
     def heard(message: link.ToDaemon) -> None:
         assert child.pid is not None
         if isinstance(message, link.TrainerState):
             steps.append(message.cause)
             nices.setdefault(message.state, threads(child.pid))
-        if isinstance(message, link.RoundDone) and message.line["round"] == 3:  # the second one may end before the first is read
+        # The second one may end before the first is read
+        if isinstance(message, link.RoundDone) and message.line["round"] == 3:
             assert message.verifier_pid is not None
             nices["later"] = threads(child.pid) | threads(message.verifier_pid)
 
     child = TrainerChild(start, tmp_path / "trainer.log", heard, print)
     with trio.fail_after(PATIENCE):
         await child.run()
-    assert steps == ["loading PyTorch", "loading transformers", "loading the model tiny", "the first round since the start"]
+    assert steps == [
+        "loading PyTorch",
+        "loading transformers",
+        "loading the model tiny",
+        "the first round since the start",
+    ]
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert nices == {"starting": {ours}, "training": {ours}, "later": {max(ours, NICE)}}
 
 
 @pytest.mark.net
-async def test_it_is_announced_on_the_local_network_as_soon_as_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_announced_on_the_local_network_as_soon_as_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asked for addresses before, mDNS would look again a quarter of a minute later."""
     announced: list[Sequence[str]] = []
 

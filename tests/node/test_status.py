@@ -26,8 +26,17 @@ def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
 
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
-    rest: dict[str, Any] = {"peers": 0, "connected": 0, "addresses": [], "isolation": {}, "guest": {}, "judge": None}
-    return of.document(rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, given=GIVEN, **rest)
+    rest: dict[str, Any] = {
+        "peers": 0,
+        "connected": 0,
+        "addresses": [],
+        "isolation": {},
+        "guest": {},
+        "judge": None,
+    }
+    return of.document(
+        rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, given=GIVEN, **rest
+    )
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
@@ -46,7 +55,9 @@ def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> 
         of.roster.heard(OTHER, 100.0)
     of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
     relayed = of.peers_document([], 110.0)["peers"]
-    assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [(OTHER, "relayed", 4, 7, "qwen2.5-0.5b")]
+    assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [
+        (OTHER, "relayed", 4, 7, "qwen2.5-0.5b")
+    ]
     connected = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)], 110.0)["peers"]
     assert [(p["direction"], p["address"]) for p in connected] == [("inbound", "/ip4/192.0.2.1/tcp/1")]
     assert of.peers_document([], 1000.0)["peers"] == []  # it is gone
@@ -59,14 +70,29 @@ def test_the_document_says_what_is_and_what_was() -> None:
     for number in range(1, REWARDS_KEPT + 3):
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
     shown = of.document(
-        peers=2, connected=1, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, exchange=EXCHANGE,
-        given=GIVEN, isolation={}, guest={}, judge={"score": 0.5},
-    )  # fmt: skip
+        peers=2,
+        connected=1,
+        addresses=["/ip4/192.0.2.1/tcp/1"],
+        rejected={},
+        trainer={"pid": 9, "restarts": 3},
+        exchange=EXCHANGE,
+        given=GIVEN,
+        isolation={},
+        guest={},
+        judge={"score": 0.5},
+    )
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
-    assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {"round": REWARDS_KEPT + 2, "reward_mean": (REWARDS_KEPT + 2) / 1000}
+    assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {
+        "round": REWARDS_KEPT + 2,
+        "reward_mean": (REWARDS_KEPT + 2) / 1000,
+    }
     assert shown["rewards"] == [n / 1000 for n in range(3, REWARDS_KEPT + 3)]
     assert shown["trainer"] == {"pid": 9, "restarts": 3, "verifier_pid": 42}
-    assert (shown["judge"], shown["peers"], shown["addresses"]) == ({"score": 0.5}, 2, ["/ip4/192.0.2.1/tcp/1"])
+    assert (shown["judge"], shown["peers"], shown["addresses"]) == (
+        {"score": 0.5},
+        2,
+        ["/ip4/192.0.2.1/tcp/1"],
+    )
     assert "peers    2 heard, 1 connected" in status_lines(shown | {"last": None, "judge": None})
     assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
 
@@ -79,9 +105,17 @@ def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
         of.roster.bad(OTHER)
     (peer,) = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)], 9.0)["peers"]
     assert peer == {
-        "id": OTHER, "name": nickname(OTHER), "address": "/ip4/192.0.2.1/tcp/1", "direction": "outbound", "connected_at": 1.5,
-        "heard_at": 9.0, "frames": 5, "rejected": 2, "round": None, "model": None,
-    }  # fmt: skip
+        "id": OTHER,
+        "name": nickname(OTHER),
+        "address": "/ip4/192.0.2.1/tcp/1",
+        "direction": "outbound",
+        "connected_at": 1.5,
+        "heard_at": 9.0,
+        "frames": 5,
+        "rejected": 2,
+        "round": None,
+        "model": None,
+    }
 
 
 def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
@@ -92,14 +126,20 @@ def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
 
 def test_what_was_offered_and_fetched_is_told_once_there_was_any() -> None:
     lines = status_lines(document(board()))
-    assert "exchange 12 rollouts on offer, 5 fetched, 1 that nobody had in time; 20 KiB in, 7 KiB out" in lines
+    assert (
+        "exchange 12 rollouts on offer, 5 fetched, 1 that nobody had in time; 20 KiB in, 7 KiB out" in lines
+    )
     quiet = {**document(board()), "exchange": dict.fromkeys(EXCHANGE, 0)}
     assert not any(line.startswith("exchange") for line in status_lines(quiet))
 
 
 def test_what_was_given_is_told_with_how_often_and_by_how_many_it_was_used() -> None:
     shown = document(board())
-    assert shown["given"] == GIVEN and "given    12 rollouts; used 31 times, by 4 other nodes" in status_lines(shown)
+    assert shown[
+        "given"
+    ] == GIVEN and "given    12 rollouts; used 31 times, by 4 other nodes" in status_lines(shown)
     unused = status_lines(shown | {"given": {"rollouts": 1, "used": 0, "by": 0}})
     assert "given    1 rollout; nobody has said yet that it used one" in unused
-    assert not any(line.startswith("given") for line in status_lines(shown | {"given": dict.fromkeys(GIVEN, 0)}))
+    assert not any(
+        line.startswith("given") for line in status_lines(shown | {"given": dict.fromkeys(GIVEN, 0)})
+    )

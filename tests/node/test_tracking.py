@@ -21,15 +21,30 @@ PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
 
 def line(number: int, **other: Any) -> dict[str, Any]:
-    return {"round": number, "reward_mean": number / 10, "tokens": {"generated": 5, "trained": 3}, "judge": None, **other}
+    return {
+        "round": number,
+        "reward_mean": number / 10,
+        "tokens": {"generated": 5, "trained": 3},
+        "judge": None,
+        **other,
+    }
 
 
 def test_figures_are_the_numbers_of_a_line_the_judges_among_them() -> None:
-    found = dict(figures_of(line(3, judge={"score": 0.5, "n": 4}, rejected={"too large": 2}, name="x", on=True, kl=None)))
+    found = dict(
+        figures_of(
+            line(3, judge={"score": 0.5, "n": 4}, rejected={"too large": 2}, name="x", on=True, kl=None)
+        )
+    )
     assert found == {
-        "round": 3.0, "reward_mean": 0.3, "tokens.generated": 5.0, "tokens.trained": 3.0, "judge.score": 0.5, "judge.n": 4.0,
+        "round": 3.0,
+        "reward_mean": 0.3,
+        "tokens.generated": 5.0,
+        "tokens.trained": 3.0,
+        "judge.score": 0.5,
+        "judge.n": 4.0,
         "rejected.too large": 2.0,
-    }  # fmt: skip
+    }
 
 
 def test_a_round_is_read_once_whatever_becomes_of_the_file(tmp_path: Path) -> None:
@@ -53,12 +68,19 @@ def test_a_round_is_read_once_whatever_becomes_of_the_file(tmp_path: Path) -> No
 
 def test_what_is_not_installed_is_said() -> None:
     check_installed([])
-    with pytest.raises(ConfigError, match=r"no_tracker is not installed. Run: pip install 'swarmd\[no_tracker\]'"):
+    with pytest.raises(
+        ConfigError, match=r"no_tracker is not installed. Run: pip install 'swarmd\[no_tracker\]'"
+    ):
         check_installed(["no_tracker"])
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.skipif(find_spec(n) is None, reason=f"needs {n}")) for n in TRACKERS])
-def test_a_real_tracker_writes_what_it_is_given(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.skipif(find_spec(n) is None, reason=f"needs {n}")) for n in TRACKERS],
+)
+def test_a_real_tracker_writes_what_it_is_given(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracking" / name))
     with MetricsFile(tmp_path / "metrics.jsonl", 0) as file:
@@ -73,14 +95,18 @@ def test_a_real_tracker_writes_what_it_is_given(name: str, tmp_path: Path, monke
             return False
 
         follow(tmp_path, PEER, name, going)
-    written = [path for path in (tmp_path / "tracking" / name).rglob("*") if path.is_file() and path.stat().st_size]
+    written = [
+        path for path in (tmp_path / "tracking" / name).rglob("*") if path.is_file() and path.stat().st_size
+    ]
     assert written
     if name == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(written[0].parent)).Reload()
         found = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
-        assert [event.step for event in found["reward_mean"]] == [1, 2] and [event.step for event in found["judge/score"]] == [2]
+        assert [event.step for event in found["reward_mean"]] == [1, 2] and [
+            event.step for event in found["judge/score"]
+        ] == [2]
         assert found["judge/score"][0].tensor_proto.float_val[0] == 0.75
 
 
@@ -96,13 +122,21 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     """A tracker of our own in place of a real one, for the package may not be there."""
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "__init__.py").touch()
-    writer = "class Writer:\n def __init__(self, f): open(f + '/up', 'w')\n def flush(self): ...\n def close(self): ...\n"
+    writer = (
+        "class Writer:\n def __init__(self, f): open(f + '/up', 'w')\n def flush(self): ...\n def"
+        " close(self): ...\n"
+    )
     (tmp_path / "tensorboard" / "summary.py").write_text(writer)
     command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "tensorboard"]
-    parent = f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True); sys.stdin.read()"
+    parent = (
+        f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True);"
+        " sys.stdin.read()"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with killed_after(subprocess.Popen([sys.executable, "-c", parent], text=True, env=environment, **pipes)) as process:
+    with killed_after(
+        subprocess.Popen([sys.executable, "-c", parent], text=True, env=environment, **pipes)
+    ) as process:
         assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
         wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())

@@ -1,4 +1,7 @@
-"""Two judges in one swarm, found by the DHT: the node takes the one that its bootstrap peer tells of, and the other when that one dies."""
+"""Two judges in one swarm, found by the DHT.
+
+The node takes the one that its bootstrap peer tells of, and the other when that one dies.
+"""
 
 import itertools
 import json
@@ -58,7 +61,9 @@ async def grade(stream: trio.SocketStream, request: bytes) -> None:
     if b"/answers " not in head.splitlines()[0]:
         await stream.send_all(honest(request))
         return
-    peer = next(line.split(b": ")[1].decode() for line in head.splitlines() if line.lower().startswith(b"swarmd-peer"))
+    peer = next(
+        line.split(b": ")[1].decode() for line in head.splitlines() if line.lower().startswith(b"swarmd-peer")
+    )
     digests = [sha256(answer["text"].encode()).hexdigest() for answer in json.loads(body)["answers"]]
     await stream.send_all(reply(graded(peer=peer, answers=digests), 200))
 
@@ -79,7 +84,9 @@ async def test_the_other_judge_is_used_when_one_dies(tmp_path: Path, monkeypatch
     monkeypatch.setattr(judge_client, "FIRST_WAIT", 0.01)
     async with judge(grade) as other, trio.open_nursery() as nursery:
         members, bootstrap = await joined(nursery)
-        config = NodeConfig.model_validate({"judge": {"url": "auto", "every": 1}, "swarm": {"bootstrap": (bootstrap,)}})
+        config = NodeConfig.model_validate(
+            {"judge": {"url": "auto", "every": 1}, "swarm": {"bootstrap": (bootstrap,)}}
+        )
         async with judge(grade) as chosen:
             for member, url in zip(members, (chosen, other), strict=False):
                 advertiser = JudgeAdvertiser(member, [url])
@@ -94,14 +101,27 @@ async def test_the_other_judge_is_used_when_one_dies(tmp_path: Path, monkeypatch
             await until(lambda: node.graded_by(chosen))
         await until(lambda: node.graded_by(other))
         document = node.judging.document() or {}
-        assert document["advertised_by"] == [{"id": members[1].identity.peer_id, "name": nickname(members[1].identity.peer_id)}]
-        assert [line.split()[3] for line in node.said if line.startswith("found the judge")] == [f"{chosen},", f"{other},"]
+        assert document["advertised_by"] == [
+            {"id": members[1].identity.peer_id, "name": nickname(members[1].identity.peer_id)}
+        ]
+        assert [line.split()[3] for line in node.said if line.startswith("found the judge")] == [
+            f"{chosen},",
+            f"{other},",
+        ]
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
     ("told", "lost", "taken"),
-    [("ab", "", "a"), ("ab", "a", "b"), ("ab", "ab", "a"), ("ab", "ba", "b"), ("abc", "ab", "c"), ("bc", "ab", "c"), ("a", "cb", "a")],
+    [
+        ("ab", "", "a"),
+        ("ab", "a", "b"),
+        ("ab", "ab", "a"),
+        ("ab", "ba", "b"),
+        ("abc", "ab", "c"),
+        ("bc", "ab", "c"),
+        ("a", "cb", "a"),
+    ],
 )
 async def test_which_judge_is_taken_after_those_that_were_lost(
     told: str, lost: str, taken: str, autojump_clock: trio.testing.MockClock

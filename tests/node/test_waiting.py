@@ -13,7 +13,9 @@ from tests.node.test_saving import published, trainer_in
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
 
 
-def until(daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", kind: type[link.ToDaemon]) -> list[link.ToDaemon]:
+def until(
+    daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", kind: type[link.ToDaemon]
+) -> list[link.ToDaemon]:
     """What the trainer says, to the first message of that kind that tells of waiting, or is no state."""
     messages: list[link.ToDaemon] = []
     while not any(isinstance(m, kind) and getattr(m, "state", "waiting") == "waiting" for m in messages):
@@ -29,7 +31,11 @@ def test_it_waits_says_so_trains_on_what_comes_and_stops_at_once(tmp_path: Path)
     with trainer_in(tmp_path / "node", 0, local=0, external=4) as (trainer, daemon):
         unpacker, thread = link.from_trainer(), threading.Thread(target=trainer.run, daemon=True)
         thread.start()
-        waiting = next(m for m in until(daemon, unpacker, link.TrainerState) if isinstance(m, link.TrainerState) and m.state == "waiting")
+        waiting = next(
+            m
+            for m in until(daemon, unpacker, link.TrainerState)
+            if isinstance(m, link.TrainerState) and m.state == "waiting"
+        )
         assert "round.local is 0" in waiting.cause and "swarmd peers" in waiting.remedy
         daemon.sendall(link.pack(ReceivedBody(PeerId(OTHER), "", "rollouts", bodies[0])))
         heard = until(daemon, unpacker, link.TrainerState)

@@ -27,7 +27,9 @@ class Daemon:
         self.dog, self.now = Watchdog(), 1000.0
         self.dog.started(self.now)
 
-    def wait(self, seconds: float, every: float | None = None, says: Sequence[link.ToDaemon] = ()) -> Stuck | None:
+    def wait(
+        self, seconds: float, every: float | None = None, says: Sequence[link.ToDaemon] = ()
+    ) -> Stuck | None:
         """`says` is heard each `every` seconds. Returns the last look; stops at a hopeless one."""
         found: Stuck | None = None
         for second in range(round(seconds)):
@@ -53,7 +55,12 @@ def daemon() -> Daemon:
 def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(daemon: Daemon) -> None:
     begun = daemon.now
     shown = daemon.wait(60)
-    assert shown is not None and "does not answer" in shown.cause and "killed" in shown.remedy and not shown.hopeless
+    assert (
+        shown is not None
+        and "does not answer" in shown.cause
+        and "killed" in shown.remedy
+        and not shown.hopeless
+    )
     end = daemon.wait(3600)
     assert end is not None and end.hopeless and 240 < daemon.now - begun <= 301
     stopped = Daemon()
@@ -71,7 +78,10 @@ def test_one_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
 def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
     assert daemon.wait(290, 2, [ALIVE]) is None
     shown = daemon.wait(60, 2, [ALIVE])
-    assert shown is not None and "no round has ended for over 5 min; the slowest of late took 5.0 s" in shown.cause
+    assert (
+        shown is not None
+        and "no round has ended for over 5 min; the slowest of late took 5.0 s" in shown.cause
+    )
     begun = daemon.now
     end = daemon.wait(7200, 2, [ALIVE])
     assert end is not None and end.hopeless and daemon.now - begun > 1200
@@ -86,7 +96,10 @@ def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
         assert daemon.wait(1, 1, [ALIVE]) is None
     daemon.dog.heard(ROUND)
     hangs = daemon.wait(600, 2, [ALIVE])
-    assert hangs is not None and "no round has ended for over 9 min; the slowest of late took 105.0 s" in hangs.cause
+    assert (
+        hangs is not None
+        and "no round has ended for over 9 min; the slowest of late took 105.0 s" in hangs.cause
+    )
 
 
 def test_long_rounds_are_normal_where_rounds_are_long() -> None:
@@ -165,18 +178,26 @@ def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_rest
             child.stop()
 
     start = link.StartTrainer("{}", str(tmp_path), "", 1)
-    child = TrainerChild(start, tmp_path / "trainer.log", print, died, module="tests.node.lingering", lingers=0.1)
+    child = TrainerChild(
+        start, tmp_path / "trainer.log", print, died, module="tests.node.lingering", lingers=0.1
+    )
 
     async def run() -> None:
         with trio.fail_after(PATIENCE):
             await child.run()
 
     trio.run(run)
-    assert causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths and child.restarts == deaths - 1 and child.pid is None
+    assert (
+        causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths
+        and child.restarts == deaths - 1
+        and child.pid is None
+    )
 
 
 @pytest.mark.net
-def test_a_trainer_of_another_version_is_a_death_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_of_another_version_is_a_death_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
     causes: list[str] = []
 
@@ -184,7 +205,9 @@ def test_a_trainer_of_another_version_is_a_death_with_its_cause(tmp_path: Path, 
         causes.append(death.cause)
         child.stop()
 
-    child = TrainerChild(link.StartTrainer("{}", "", "", 1), tmp_path / "trainer.log", print, died, module="tests.node.foreign")
+    child = TrainerChild(
+        link.StartTrainer("{}", "", "", 1), tmp_path / "trainer.log", print, died, module="tests.node.foreign"
+    )
 
     async def run() -> None:
         with trio.fail_after(PATIENCE):
@@ -203,7 +226,9 @@ def test_what_a_trainer_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.M
         causes.append(death.cause)
         child.stop()
 
-    child = TrainerChild(link.StartTrainer("{}", "", "", 1), log_file, print, died, module="tests.node.talking")
+    child = TrainerChild(
+        link.StartTrainer("{}", "", "", 1), log_file, print, died, module="tests.node.talking"
+    )
 
     async def run() -> None:
         with trio.fail_after(PATIENCE):
@@ -215,7 +240,9 @@ def test_what_a_trainer_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.net
-def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
     log_file, causes = tmp_path / "logs" / "trainer.log", list[str]()
 
@@ -234,11 +261,17 @@ def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_
             await child.run()
 
     trio.run(run)
-    assert causes[0] == f"it cannot be started: [Errno 2] No such file or directory: '{log_file}'" and "signal 9" in causes[1]
+    assert (
+        causes[0] == f"it cannot be started: [Errno 2] No such file or directory: '{log_file}'"
+        and "signal 9" in causes[1]
+    )
 
 
 class OfStopped(Watchdog):
-    """Looks only at what the system says is stopped: on a busy machine one that starts may be silent for longer than a test can wait."""
+    """Looks only at what the system says is stopped.
+
+    On a busy machine one that starts may be silent for longer than a test can wait.
+    """
 
     def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
         return super().check(now, stopped=stopped) if stopped else None
@@ -247,8 +280,12 @@ class OfStopped(Watchdog):
 @pytest.mark.slow
 def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
     """A real one: SIGSTOP, then nobody lets it go on."""
-    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}})
-    start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1)
+    config = NodeConfig.model_validate(
+        {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}
+    )
+    start = link.StartTrainer(
+        config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1
+    )
     told: list[Stuck | None] = []
     deaths: list[Death] = []
 

@@ -17,10 +17,15 @@ from tests.p2p.real import TOPIC
 
 @asynccontextmanager
 async def hostile_peer(address: str, n: int = 66, *, meet: bool = True) -> AsyncIterator[tuple[Stack, Any]]:
-    """The library, connected to a victim, and the victim's id. n: whose key. meet: wait until both speak pubsub."""
+    """The library, connected to a victim, and the victim's id.
+
+    n: whose key. meet: wait until both speak pubsub.
+    """
     listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
     identity = Identity.from_seed(bytes([n]) * 32)
-    async with open_stack(identity, [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
+    async with open_stack(
+        identity, [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time
+    ) as stack:
         target = info_from_p2p_addr(multiaddr.Multiaddr(address))
         await stack.host.connect(target)
         if meet:

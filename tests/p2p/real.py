@@ -19,9 +19,19 @@ QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
 
 
 def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TOPIC, **options: Any) -> Any:
-    """Of this kind, with the n-th key. options: other than a free port of loopback, no bootstrap and no address book."""
-    settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
-    return engine(name)(Identity.from_seed(bytes([n]) * 32), topic, handlers, rng=random.Random(n), **settings | options)
+    """Of this kind, with the n-th key.
+
+    options: other than a free port of loopback, no bootstrap and no address book.
+    """
+    settings: dict[str, Any] = {
+        "listen": ["/ip4/127.0.0.1/tcp/0"],
+        "bootstrap": [],
+        "addressbook": None,
+        "clock": time.time,
+    }
+    return engine(name)(
+        Identity.from_seed(bytes([n]) * 32), topic, handlers, rng=random.Random(n), **settings | options
+    )
 
 
 def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> Member:

@@ -1,4 +1,7 @@
-"""The address book: buckets, network groups and the file. One attacker with many addresses of a kind fills only a part of it."""
+"""The address book: buckets, network groups and the file.
+
+One attacker with many addresses of a kind fills only a part of it.
+"""
 
 import json
 import random
@@ -71,8 +74,16 @@ def test_network_groups(host: str, group: str | None) -> None:
 
 
 def test_groups_of_addresses() -> None:
-    assert group_of("/ip4/203.0.113.7/tcp/1") == "203.0" and group_of("/dns4/example.org/tcp/1") == NAME and group_of("junk") is None
-    assert only_here("/ip4/127.0.0.1/tcp/1") and only_here("/ip6/fe80::1/tcp/1") and not only_here("/ip4/10.0.0.1/tcp/1")
+    assert (
+        group_of("/ip4/203.0.113.7/tcp/1") == "203.0"
+        and group_of("/dns4/example.org/tcp/1") == NAME
+        and group_of("junk") is None
+    )
+    assert (
+        only_here("/ip4/127.0.0.1/tcp/1")
+        and only_here("/ip6/fe80::1/tcp/1")
+        and not only_here("/ip4/10.0.0.1/tcp/1")
+    )
 
 
 def test_one_group_of_tellers_reaches_a_part_of_the_book(book: AddressBook) -> None:
@@ -143,7 +154,10 @@ def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBoo
 
 
 def test_addresses_from_afar(book: AddressBook) -> None:
-    """Names would be looked up, our own loopback dialled; private networks come last, as they are hardly ever ours."""
+    """Names would be looked up, our own loopback dialled.
+
+    Private networks come last, as they are hardly ever ours.
+    """
     said = [
         "/ip4/127.0.0.1/tcp/1",
         "/ip4/192.168.0.9/tcp/1",
@@ -155,7 +169,12 @@ def test_addresses_from_afar(book: AddressBook) -> None:
     book.add(peer(1), said, NOW, source=group_of(at(3)))
     assert book[peer(1)].addresses == [at(3), "/ip4/192.168.0.9/tcp/1"]
     book.add(peer(2), said, NOW, source=LOCAL)
-    assert book[peer(2)].addresses == ["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.0.9/tcp/1", "/ip6/fe80::1/tcp/1", at(3)]
+    assert book[peer(2)].addresses == [
+        "/ip4/127.0.0.1/tcp/1",
+        "/ip4/192.168.0.9/tcp/1",
+        "/ip6/fe80::1/tcp/1",
+        at(3),
+    ]
     book.succeeded(peer(2), at(3), NOW)
     assert book[peer(2)].addresses[:2] == [at(3), "/ip4/127.0.0.1/tcp/1"]  # the one that worked
     book.add(peer(3), said[3:5], NOW)
@@ -170,9 +189,13 @@ def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
         book.add(peer(100 + n), [at(2 + n)], NOW, source=f"{n}")
     for who in list(book._known):
         dial(book, who)
-    first = Counter(group_of(book.candidates(NOW, random.Random(seed), count=1)[0][1][0]) for seed in range(300))
+    first = Counter(
+        group_of(book.candidates(NOW, random.Random(seed), count=1)[0][1][0]) for seed in range(300)
+    )
     assert first[group_of(at(1))] < 120 and len(first) == 5
-    others = {addresses[0] for _, addresses in book.candidates(NOW, random.Random(0), avoid={group_of(at(1)) or ""})}
+    others = {
+        addresses[0] for _, addresses in book.candidates(NOW, random.Random(0), avoid={group_of(at(1)) or ""})
+    }
     assert others == {at(2 + n) for n in range(4)}
 
 
@@ -188,7 +211,10 @@ def test_those_reached_before_come_first(book: AddressBook) -> None:
     know(book, 40)
     for n in range(4):
         dial(book, peer(n))
-    first = Counter(book.candidates(NOW, random.Random(seed), count=1)[0][0] in {peer(n) for n in range(4)} for seed in range(400))
+    first = Counter(
+        book.candidates(NOW, random.Random(seed), count=1)[0][0] in {peer(n) for n in range(4)}
+        for seed in range(400)
+    )
     assert first[True] > 350 and first[False] > 3
     everybody = [who for who, _ in book.candidates(NOW, random.Random(1))]
     assert len(everybody) == len(set(everybody)) == 40
@@ -208,7 +234,10 @@ def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) ->
     orders = [[who for who, _ in book.candidates(NOW, random.Random(seed))] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2] and len(set(orders[2])) == 20
     book.failed(peer(0), NOW)
-    assert [peer(0) in dict(book.candidates(NOW + late, random.Random(1))) for late in (0.9, 1.1)] == [False, True]
+    assert [peer(0) in dict(book.candidates(NOW + late, random.Random(1))) for late in (0.9, 1.1)] == [
+        False,
+        True,
+    ]
     assert peer(1) not in dict(book.candidates(NOW, random.Random(1), without={peer(1)}))
 
 
@@ -217,12 +246,19 @@ def test_a_clock_that_is_set_back_keeps_nobody_from_being_dialled(book: AddressB
     book.add(peer(2), [at(2)], NOW)
     for who in (peer(1), peer(2)):
         book.failed(who, NOW + 7200)
-    assert dict(book.bootstraps(NOW)) and set(dict(book.candidates(NOW, random.Random(1)))) == {peer(1), peer(2)}
+    assert dict(book.bootstraps(NOW)) and set(dict(book.candidates(NOW, random.Random(1)))) == {
+        peer(1),
+        peer(2),
+    }
 
 
 def test_an_id_that_no_member_has_costs_no_file(book: AddressBook, tmp_path: Path) -> None:
     book.add(peer(1), [at(1)], NOW)
-    for name in ("5T", "16Uiu2HAmNLtLvEjYNQ1faAae5Uinin6jv7eGTPt5t7W3dp8u1ajT", "QmbxZcDMQKGaEGpCHYLyeARpzKnq88DDnPWZKk4BUjkH92"):
+    for name in (
+        "5T",
+        "16Uiu2HAmNLtLvEjYNQ1faAae5Uinin6jv7eGTPt5t7W3dp8u1ajT",
+        "QmbxZcDMQKGaEGpCHYLyeARpzKnq88DDnPWZKk4BUjkH92",
+    ):
         book.add(PeerId(name), [at(2)], NOW, teller=peer(1))
     book.save(tmp_path / "peers.json")
     again = AddressBook(ME, KEY)
@@ -286,7 +322,9 @@ def test_one_that_was_reached_is_kept_for_a_week_of_failures(book: AddressBook) 
 
 def test_the_old_give_way(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
-    assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(NOW + 31 * DAY, random.Random(0))
+    assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(
+        NOW + 31 * DAY, random.Random(0)
+    )
     for n in range(SHARE):
         book.add(peer(10 + n), [at(5, n)], NOW, source="66.1")
     book.add(peer(20), [at(5, 20)], NOW + DAY, source="66.1")
@@ -326,7 +364,11 @@ def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) 
         book.add(peer(n), [at(n)], NOW, teller=peer(99), source="66.1")
     for n in (200, 201):
         book.add(peer(n), [at(n)], NOW, source=group_of(at(n)))
-    drawn = Counter(found[0] in (peer(200), peer(201)) for seed in range(400) if (found := book.feeler(NOW, random.Random(seed))))
+    drawn = Counter(
+        found[0] in (peer(200), peer(201))
+        for seed in range(400)
+        if (found := book.feeler(NOW, random.Random(seed)))
+    )
     assert 0.5 < drawn[True] / 400 < 0.85
 
 
@@ -335,7 +377,9 @@ def test_a_stranger_is_forgotten_unless_the_operator_named_it(book: AddressBook)
     book.add(peer(2), [at(2)], NOW)
     for who in (peer(1), peer(2), peer(3)):
         book.stranger(who, NOW)
-    assert peer(1) in book and peer(2) not in book and not book.bootstraps(NOW + 5) and book.bootstraps(NOW + 10)
+    assert (
+        peer(1) in book and peer(2) not in book and not book.bootstraps(NOW + 5) and book.bootstraps(NOW + 10)
+    )
 
 
 Step = tuple[str, int, int, int, float]
@@ -387,12 +431,18 @@ def test_whatever_happens_the_bounds_hold(tmp_path_factory: Any, steps: list[Ste
     for place, bucket in book._tables._buckets.items():
         places[place] += len(bucket)
         alike.update((place, group) for group in bucket.values() if group != LOCAL)
-        assert all(book._tables._place[who] == place and who in book and not book[who].pinned for who in bucket)
+        assert all(
+            book._tables._place[who] == place and who in book and not book[who].pinned for who in bucket
+        )
         assert all(book[who].tried == (place[0] == "tried") for who in bucket)
     assert all(count <= SIZE for count in places.values()) and all(count <= SHARE for count in alike.values())
     assert sum(places.values()) == sum(not book[who].pinned for who in book._known)  # everybody has one place
     for who, addresses in everybody:
-        assert addresses and len({group_of(address) for address in addresses}) == 1 and len(book[who].addresses) <= MAX_ADDRESSES
+        assert (
+            addresses
+            and len({group_of(address) for address in addresses}) == 1
+            and len(book[who].addresses) <= MAX_ADDRESSES
+        )
     path = tmp_path_factory.mktemp("book") / "peers.json"
     book.save(path)
     again = AddressBook(ME, bytes(16))
@@ -412,7 +462,12 @@ def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
     book.save(path)
     again = AddressBook(ME, bytes(16))
     again.load(path)
-    assert not again.changed and not book.changed and again.tried() == book.tried() == 20 and list(again.anchors) == [peer(2), peer(4)]
+    assert (
+        not again.changed
+        and not book.changed
+        and again.tried() == book.tried() == 20
+        and list(again.anchors) == [peer(2), peer(4)]
+    )
     assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600
     assert [again[peer(n)].addresses for n in range(40)] == [book[peer(n)].addresses for n in range(40)]
     again.save(path)
@@ -427,10 +482,20 @@ def test_a_bootstrap_that_is_none_any_more_is_a_peer_like_others(book: AddressBo
     book.save(path)
     again = AddressBook(ME, KEY)
     again.load(path)
-    assert again.candidates(path.stat().st_mtime + DAY, random.Random(0)) == [(peer(1), [at(1)])] and not again.bootstraps(NOW)
+    assert again.candidates(path.stat().st_mtime + DAY, random.Random(0)) == [
+        (peer(1), [at(1)])
+    ] and not again.bootstraps(NOW)
 
 
-ENTRY = {"id": peer(1), "addresses": [at(1)], "proved": "", "source": "", "itself": False, "tried": False, "heard": NOW}
+ENTRY = {
+    "id": peer(1),
+    "addresses": [at(1)],
+    "proved": "",
+    "source": "",
+    "itself": False,
+    "tried": False,
+    "heard": NOW,
+}
 ENTRY |= {"last_success": 0, "misses": 0, "missed": 0}
 
 
@@ -447,7 +512,9 @@ def file(**change: Any) -> bytes:
     + [file(peers=[ENTRY | wrong]) for wrong in ({"id": None}, {"last_success": "then"}, {"last_success": None})]
     + [file(peers=[ENTRY | {"addresses": wrong}]) for wrong in ("x", [7], None)],
 )  # fmt: skip
-def test_a_damaged_file_is_set_aside(book: AddressBook, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_set_aside(
+    book: AddressBook, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(content)
     book.load(path)
@@ -459,9 +526,14 @@ def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
     from p2p.peers.addressbook_file import MAX_FILE, read, write
     from p2p.peers.buckets import Known
 
-    long = [f"/ip6/ffff:ffff:ffff:ffff:ffff:ffff:ffff:{n:x}/tcp/65535" for n in range(0x1000, 0x1000 + MAX_ADDRESSES)]
+    long = [
+        f"/ip6/ffff:ffff:ffff:ffff:ffff:ffff:ffff:{n:x}/tcp/65535"
+        for n in range(0x1000, 0x1000 + MAX_ADDRESSES)
+    ]
     peers = {
-        peer(n): Known(long, [], long[0], "ffffffff", True, 1e9 + 1 / 3, 1e9 + 1 / 3, 0, 0, 10**6, 1e9 + 1 / 3, True)
+        peer(n): Known(
+            long, [], long[0], "ffffffff", True, 1e9 + 1 / 3, 1e9 + 1 / 3, 0, 0, 10**6, 1e9 + 1 / 3, True
+        )
         for n in range(MAX_PEERS)
     }
     content = write(bytes(64), [peer(1), peer(2)], peers)

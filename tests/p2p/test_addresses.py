@@ -10,7 +10,9 @@ A = Identity.from_seed(bytes([2]) * 32).peer_id
 WHERE = Endpoint("ip4", "203.0.113.7", 4001)
 
 
-@pytest.mark.parametrize("host", ["ip4/127.0.0.1", "ip6/::1", "dns/example.org", "dns4/a.example", "dns6/localhost"])
+@pytest.mark.parametrize(
+    "host", ["ip4/127.0.0.1", "ip6/::1", "dns/example.org", "dns4/a.example", "dns6/localhost"]
+)
 def test_addresses_of_each_kind(host: str) -> None:
     assert str(parse_bootstrap(f"/{host}/tcp/4001/p2p/{A}")[1]) == f"/{host}/tcp/4001"
     assert parse_bootstrap(EXAMPLE)[1] == WHERE
@@ -39,7 +41,9 @@ def test_listen_addresses() -> None:
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     st.text(max_size=80)
-    | st.lists(st.sampled_from(["ip4", "ip6", "dns", "1.2.3.4", "::1", "tcp", "80", "p2p", A, ""]), max_size=9).map("/".join)
+    | st.lists(
+        st.sampled_from(["ip4", "ip6", "dns", "1.2.3.4", "::1", "tcp", "80", "p2p", A, ""]), max_size=9
+    ).map("/".join)
 )
 def test_no_address_from_a_peer_crashes(text: str) -> None:
     endpoint = parse_endpoint(text)

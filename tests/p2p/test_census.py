@@ -12,8 +12,13 @@ PEER = PeerId("12D3KooWPeer")
 def test_who_asks_for_our_swarms_name_learns_what_we_are_in_and_how_many_are_there() -> None:
     helper = Census([TINY, SAPO], lambda topic: 3 if topic == TINY else 0, trains=False)
     said = answered(helper(PEER, question("main")))
-    assert said is not None and not said.trains and [(seen.digest, seen.members) for seen in said.swarms] == [("1" * 16, 3), ("2" * 16, 0)]
-    assert helper(PEER, question("lab")) == b"" == helper(PEER, PeerRequest.CENSUS.message())  # another swarm's name is nobody's business
+    assert (
+        said is not None
+        and not said.trains
+        and [(seen.digest, seen.members) for seen in said.swarms] == [("1" * 16, 3), ("2" * 16, 0)]
+    )
+    # Another swarm's name is nobody's business
+    assert helper(PEER, question("lab")) == b"" == helper(PEER, PeerRequest.CENSUS.message())
     crowd = Census([Topic("main", f"{n:064}") for n in range(100)], lambda _: 10**6, trains=True)
     assert len(crowd(PEER, question("main"))) <= MAX_ANSWER
 

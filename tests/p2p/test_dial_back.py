@@ -1,4 +1,7 @@
-"""Dial-back and the partial Noise handshake: which addresses are dialled, how often, and which proofs are believed."""
+"""Dial-back and the partial Noise handshake.
+
+Which addresses are dialled, how often, and which proofs are believed.
+"""
 
 import ipaddress
 import random
@@ -44,7 +47,9 @@ HOME = "/ip4/11.0.0.2/tcp/40123"
 class World:
     """A member that is asked, everybody it is connected to, and what it dials."""
 
-    def __init__(self, addresses: dict[PeerId, str], behind: Callable[[str, int], PeerId | Exception]) -> None:
+    def __init__(
+        self, addresses: dict[PeerId, str], behind: Callable[[str, int], PeerId | Exception]
+    ) -> None:
         self.now = 1000.0
         self.dialled: list[tuple[str, int]] = []
         self.peers = [Peer(peer, address, "inbound", 0.0) for peer, address in addresses.items()]
@@ -60,7 +65,9 @@ class World:
 
     async def asks(self, port: int, peer: PeerId = ASKER) -> DialBackReply | None:
         """The last word on it."""
-        while (said := answered(self.dial_back(peer, question(port)))) is not None and said.outcome is Outcome.TRYING:
+        while (
+            said := answered(self.dial_back(peer, question(port)))
+        ) is not None and said.outcome is Outcome.TRYING:
             await trio.testing.wait_all_tasks_blocked()
         return said
 
@@ -76,7 +83,9 @@ async def outcome(world: World, port: int = 4001, peer: PeerId = ASKER) -> Outco
 
 
 @pytest.mark.parametrize("there", [ASKER, OTHER, Silent("no answer"), Stranger("a web server")])
-async def test_who_answers_there_with_the_askers_key_is_reached_and_of_others_no_more_is_told(there: PeerId | Exception) -> None:
+async def test_who_answers_there_with_the_askers_key_is_reached_and_of_others_no_more_is_told(
+    there: PeerId | Exception,
+) -> None:
     world = World({ASKER: HOME}, lambda host, port: there)
     assert await outcome(world) is (Outcome.REACHED if there == ASKER else Outcome.NOT_REACHED)
     assert world.dialled == [("11.0.0.2", 4001)]  # the connection's address, the port that was asked for
@@ -102,11 +111,16 @@ async def test_nobody_else_can_be_looked_at_through_us(address: str, port: int) 
 
 async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nursery) -> None:
     peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 22)]
-    world = World({ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)}, lambda host, port: Silent("no"))
+    world = World(
+        {ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)},
+        lambda host, port: Silent("no"),
+    )
     nursery.start_soon(world.dial_back.run)
     await trio.testing.wait_all_tasks_blocked()
     said = [await world.asks(port) for port in range(5000, 5010)]
-    assert [answer.outcome for answer in said if answer] == [Outcome.NOT_REACHED] * PORTS + [Outcome.REFUSED] * (10 - PORTS)
+    assert [answer.outcome for answer in said if answer] == [Outcome.NOT_REACHED] * PORTS + [
+        Outcome.REFUSED
+    ] * (10 - PORTS)
     await world.asks(5000)
     assert len(world.dialled) == PORTS  # what was found out is told again
     for peer in peers:
@@ -151,12 +165,17 @@ async def test_until_it_runs_nothing_is_tried_nor_when_it_has_ended() -> None:
     "said, reachable",
     [
         ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "11.0.0.2")], True),
-        ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "192.168.2.10")], False),  # the second is on our own network
+        # The second is on our own network
+        ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "192.168.2.10")], False),
         ([(Outcome.REFUSED, "11.0.0.2"), (Outcome.REACHED, None)], None),
     ],
 )
-def test_only_members_far_away_can_tell(said: list[tuple[Outcome, str | None]], reachable: bool | None) -> None:
-    results = [DialBackResult(OTHER, outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said]
+def test_only_members_far_away_can_tell(
+    said: list[tuple[Outcome, str | None]], reachable: bool | None
+) -> None:
+    results = [
+        DialBackResult(OTHER, outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said
+    ]
     assert can_be_dialled(results) is reachable
 
 
@@ -288,13 +307,25 @@ def test_who_signs_for_its_connection_is_believed() -> None:
         lambda public: KEY,
         lambda public: KEY + field(2, sign(b"noise-libp2p-static-key:" + bytes(32))),  # of another connection
         lambda public: KEY + field(2, sign(public)),
-        lambda public: field(1, bytes.fromhex("08001220") + ME.public_key) + field(2, sign(b"noise-libp2p-static-key:" + public)),
+        lambda public: (
+            field(1, bytes.fromhex("08001220") + ME.public_key)
+            + field(2, sign(b"noise-libp2p-static-key:" + public))
+        ),
         lambda public: KEY[:-1],
         lambda public: b"\x08\x01" + KEY,
         lambda public: b"\x0a\xff\xff\xff\xff\x01",
         lambda public: b"",
     ],
-    ids=["no signature", "another's", "of something else", "another kind of key", "cut off", "a number", "endless", "nothing"],
+    ids=[
+        "no signature",
+        "another's",
+        "of something else",
+        "another kind of key",
+        "cut off",
+        "a number",
+        "endless",
+        "nothing",
+    ],
 )
 def test_who_does_not_is_not(payload: Callable[[bytes], bytes]) -> None:
     handshake = Handshake(b"\1" * 32)

@@ -87,7 +87,9 @@ def book() -> AddressBook:
 
 @pytest.fixture
 async def discovery(library: Library, book: AddressBook, nursery: trio.Nursery) -> Discovery:
-    found = Discovery(library, library, [TOPIC], book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1))
+    found = Discovery(
+        library, library, [TOPIC], book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1)
+    )
     nursery.start_soon(found.run)
     return found
 
@@ -99,7 +101,9 @@ async def test_a_member_that_is_missing_from_the_topic_is_connected_anew(
     for peer in library.members:
         library.connect(peer, "inbound")
     await trio.sleep(2)
-    assert [peer.id for peer in discovery.peers()] == sorted(library.members) and discovery.connected() == library.members
+    assert [peer.id for peer in discovery.peers()] == sorted(
+        library.members
+    ) and discovery.connected() == library.members
     library.members = {PEERS[2]}
     await trio.sleep(FORGOTTEN - 1)
     assert not library.hung_up
@@ -152,7 +156,10 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
     library.there = {PEERS[2], PEERS[3]}
     library.connect(PEERS[1], "inbound")
     near = ["/ip4/11.0.0.3/tcp/1"]
-    library.records = [AddressRecord(PEERS[0], ["/ip4/11.0.0.9/tcp/1"]), AddressRecord(PEERS[2], [], relayed=True)]
+    library.records = [
+        AddressRecord(PEERS[0], ["/ip4/11.0.0.9/tcp/1"]),
+        AddressRecord(PEERS[2], [], relayed=True),
+    ]
     library.records += [AddressRecord(PEERS[3], near, teller=PEERS[1], source="11.0")] * 2
     await trio.sleep(10)
     assert (PEERS[2], ()) in library.dials and PEERS[2] in discovery.connected() and TOPIC in library.provided
@@ -160,8 +167,12 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
     assert await discovery.find(TOPIC) == [PEERS[2], PEERS[3]]
 
 
-async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(library: Library, book: AddressBook) -> None:
-    discovery = Discovery(library, library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1))
+async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(
+    library: Library, book: AddressBook
+) -> None:
+    discovery = Discovery(
+        library, library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1)
+    )
     with trio.CancelScope() as scope:
         scope.cancel()
         await discovery.run()

@@ -41,7 +41,9 @@ class MemoryNet:
     def __init__(self) -> None:
         self.swarms: dict[Topic, MemorySwarm] = {}
 
-    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Handlers], P2pEngine]:
+    def build(
+        self, identity: Identity, topic: Topic, bootstrap: Sequence[str]
+    ) -> Callable[[Handlers], P2pEngine]:
         return lambda handlers: self.swarms.setdefault(topic, MemorySwarm()).join(identity.peer_id, handlers)
 
 
@@ -52,8 +54,12 @@ class RealNet:
         self._engines = itertools.cycle(engines)
         self.knows_directions = "hivemind" not in engines
 
-    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str] = (), **options: Any) -> Callable[[Handlers], P2pEngine]:
-        return partial(real_engine, next(self._engines), identity.seed[0], topic=topic, bootstrap=bootstrap, **options)
+    def build(
+        self, identity: Identity, topic: Topic, bootstrap: Sequence[str] = (), **options: Any
+    ) -> Callable[[Handlers], P2pEngine]:
+        return partial(
+            real_engine, next(self._engines), identity.seed[0], topic=topic, bootstrap=bootstrap, **options
+        )
 
 
 def nets(*names: str) -> list[Any]:
@@ -85,7 +91,9 @@ def real(request: pytest.FixtureRequest) -> Any:
 def member(net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC, **options: Any) -> Member:
     identity = Identity.from_seed(bytes([n]) * 32)
     numbers = itertools.count(int(time.time() * 1000))
-    return Member(identity, topic, net.build(identity, topic, bootstrap, **options), sequence=numbers, clock=time.time)
+    return Member(
+        identity, topic, net.build(identity, topic, bootstrap, **options), sequence=numbers, clock=time.time
+    )
 
 
 async def started(nursery: trio.Nursery, net: Any, n: int, *bootstrap: str, **options: Any) -> Member:
@@ -104,13 +112,23 @@ async def together(nursery: trio.Nursery, net: Any, count: int) -> list[Member]:
 # Members.
 
 
-async def test_members_who_know_one_find_all_and_each_hears_every_other_once(any_net: Any, nursery: trio.Nursery) -> None:
+async def test_members_who_know_one_find_all_and_each_hears_every_other_once(
+    any_net: Any, nursery: trio.Nursery
+) -> None:
     members = await together(nursery, any_net, 3)
     everybody = {m.identity.peer_id for m in members}
-    await until(lambda: all({peer.id for peer in m.peers()} == everybody - {m.identity.peer_id} for m in members), 2 * SECONDS)
+    await until(
+        lambda: all({peer.id for peer in m.peers()} == everybody - {m.identity.peer_id} for m in members),
+        2 * SECONDS,
+    )
     for m in members:
-        assert m.addresses() and all(address.endswith("/p2p/" + m.identity.peer_id) for address in m.addresses())
-        assert m.engine.me == m.identity.peer_id and {peer.direction for peer in m.peers()} <= {"inbound", "outbound"}
+        assert m.addresses() and all(
+            address.endswith("/p2p/" + m.identity.peer_id) for address in m.addresses()
+        )
+        assert m.engine.me == m.identity.peer_id and {peer.direction for peer in m.peers()} <= {
+            "inbound",
+            "outbound",
+        }
     way = {"inbound": "outbound", "outbound": "inbound"}
 
     def both_ends_agree() -> bool:
@@ -134,7 +152,9 @@ async def test_members_who_know_one_find_all_and_each_hears_every_other_once(any
         m.publish("rollouts", bytes([n, 9]))
     await until(lambda: collect(8))
     for n, bodies in enumerate(seen):
-        assert sorted(body[:2] for body in bodies) == [bytes([m, k]) for m in range(3) if m != n for k in (0, 1, 2, 9)]
+        assert sorted(body[:2] for body in bodies) == [
+            bytes([m, k]) for m in range(3) if m != n for k in (0, 1, 2, 9)
+        ]
 
 
 async def test_publishing_never_waits_and_a_member_that_leaves_is_no_longer_a_peer(net: Any) -> None:
@@ -180,16 +200,22 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nur
     real(sealed[0][:20] + bytes(16) + sealed[0][36:])
     real(sealed[0][:-1] + bytes([sealed[0][-1] ^ 1]))
     await until(lambda: sum(b.rejected.values()) >= 3)
-    assert set(b.rejected) == {Reason.WRONG_VERSION, Reason.MALFORMED, Reason.BAD_SIGNATURE} or Reason.OTHER_SWARM in b.rejected
+    assert (
+        set(b.rejected) == {Reason.WRONG_VERSION, Reason.MALFORMED, Reason.BAD_SIGNATURE}
+        or Reason.OTHER_SWARM in b.rejected
+    )
     assert not b.received()
     real(sealed[0])
     await until(b.received)
 
 
-async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(real: Any, tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
+    real: Any, tmp_path: Path, nursery: trio.Nursery
+) -> None:
     """By either engine: they share the book's format."""
     book = tmp_path / "peers.json"
-    with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):  # no other is given it between the two that listen there
+    # No other is given it between the two that listen there
+    with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):
         port = endpoint.port
         (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
         me = Identity.from_seed(bytes([1]) * 32).peer_id
@@ -198,7 +224,8 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(r
             await inner.start(lone.run)
             with trio.fail_after(SECONDS):
                 dial = await listener.accept()  # by somebody else than wanted
-            dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the port is free at once
+            # The port is free at once
+            dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await dial.aclose()
             await listener.aclose()
             late = await started(nursery, real, 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
@@ -215,8 +242,12 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(r
             inner.cancel_scope.cancel()
 
 
-async def test_a_peer_that_sends_what_is_no_frame_is_cut_off_and_the_others_are_heard(real: Any, nursery: trio.Nursery) -> None:
-    """Before it costs us our neighbour, which charges us for what we pass on before we look at it, with hivemind."""
+async def test_a_peer_that_sends_what_is_no_frame_is_cut_off_and_the_others_are_heard(
+    real: Any, nursery: trio.Nursery
+) -> None:
+    """Before it costs us our neighbour, which charges us for what we pass on before we look at it, with
+    hivemind.
+    """
     a = await started(nursery, real, 1)
     b = await started(nursery, RealNet("libp2p"), 2, a.addresses()[0])
     await heard(b, a)
@@ -241,7 +272,9 @@ def break_library(a: Any, service: str) -> None:
         raise RuntimeError("the library broke")
 
     stack = a.engine._stack
-    {"router": stack.router, "pubsub": stack.pubsub, "network": stack.host.get_network()}[service].manager.run_daemon_task(fail)
+    {"router": stack.router, "pubsub": stack.pubsub, "network": stack.host.get_network()}[
+        service
+    ].manager.run_daemon_task(fail)
 
 
 def signal_p2pd(a: Any, number: int) -> None:
@@ -253,9 +286,17 @@ BREAKS = [("libp2p", break_library, service) for service in ("router", "pubsub",
 BREAKS += [("hivemind", signal_p2pd, number) for number in (signal.SIGKILL, signal.SIGSTOP)]
 
 
-@pytest.mark.parametrize("real, breaks, how", [pytest.param(*case, marks=nets(case[0])[0].marks) for case in BREAKS], indirect=["real"])
+@pytest.mark.parametrize(
+    "real, breaks, how",
+    [pytest.param(*case, marks=nets(case[0])[0].marks) for case in BREAKS],
+    indirect=["real"],
+)
 async def test_it_starts_again_with_the_same_key_and_port(
-    real: Any, breaks: Callable[[Any, Any], None], how: str | int, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+    real: Any,
+    breaks: Callable[[Any, Any], None],
+    how: str | int,
+    monkeypatch: pytest.MonkeyPatch,
+    nursery: trio.Nursery,
 ) -> None:
     """When the library breaks, or its process is killed or hangs. The peers find it again."""
     a = await started(nursery, real, 1)
@@ -277,8 +318,13 @@ async def test_it_starts_again_with_the_same_key_and_port(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_away(real: Any, nursery: trio.Nursery) -> None:
-    """A new peer from there is not kept, though it is not banned: p2pd lets in whoever dials. Those that are here stay."""
+async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_away(
+    real: Any, nursery: trio.Nursery
+) -> None:
+    """A new peer from there is not kept, though it is not banned: p2pd lets in whoever dials.
+
+    Those that are here stay.
+    """
     a = await started(nursery, real, 1)
     (address,) = a.addresses()
     b = await started(nursery, RealNet("libp2p"), 2, address)
@@ -286,7 +332,8 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
 
     async def hung_up_on(stack: Any, target: Any) -> None:
         before = set(stack.host.get_network().get_connections(target))
-        await until(lambda: not before & {*stack.host.get_network().get_connections(target)})  # its DHT may dial again
+        # Its DHT may dial again
+        await until(lambda: not before & {*stack.host.get_network().get_connections(target)})
 
     for n in range(int(PEERS) + 1):
         async with hostile_peer(address, 40 + n) as (stack, target):  # others come and go: they do not count
@@ -301,7 +348,9 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
     except* SwarmException:
         pass  # with libp2p it is not even greeted
     _, endpoint = parse_bootstrap(address)
-    async with await trio.open_tcp_stream(endpoint.host, endpoint.port, local_address="127.0.0.2") as elsewhere:
+    async with await trio.open_tcp_stream(
+        endpoint.host, endpoint.port, local_address="127.0.0.2"
+    ) as elsewhere:
         await elsewhere.send_all(b"\x13/multistream/1.0.0\n")
         with trio.fail_after(SECONDS):
             assert await elsewhere.receive_some(1)  # is let in
@@ -316,7 +365,9 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
     first = member(real, 1, listen=["/ip4/0.0.0.0/tcp/0"])
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(first.run)
-        assert addresses[0].startswith("/ip4/127.0.0.1/tcp/") and not any("0.0.0.0" in address for address in addresses)
+        assert addresses[0].startswith("/ip4/127.0.0.1/tcp/") and not any(
+            "0.0.0.0" in address for address in addresses
+        )
         _, endpoint = parse_bootstrap(addresses[0])
         await (await trio.open_tcp_stream(endpoint.host, endpoint.port)).aclose()
         for listen, error, said in (
@@ -333,7 +384,10 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
     assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
 
 
-@pytest.mark.parametrize("text", ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""],
+)
 async def test_what_is_no_address_is_named(real: Any, text: str) -> None:
     with pytest.raises(BadAddress, match="one looks like /ip4/"):
         member(real, 1, [text])
@@ -351,7 +405,9 @@ class Node:
         self.heard: list[bytes] = []
         self.asked: list[tuple[PeerId, bytes]] = []
         identity = Identity.from_seed(bytes([n]) * 32)
-        self.engine: P2pEngine = net.build(identity, TOPIC, bootstrap, **options)(Handlers(self._deliver, self._answer))
+        self.engine: P2pEngine = net.build(identity, TOPIC, bootstrap, **options)(
+            Handlers(self._deliver, self._answer)
+        )
         self.me = self.engine.me
 
     def _deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
@@ -389,14 +445,20 @@ async def test_questions_are_answered(any_net: Any, nursery: trio.Nursery) -> No
                 assert await request(asked.me, b"%d" % length, 200_000) == content(length)
             assert await request(asked.me, b"", 10) == b""
             assert asked.asked[0] == (asker.me, b"10") and asked.asked[-1] == (asker.me, b"")
-            for refused in ((asked.me, b"11", 10), (asked.me, b"1" * (MAX_QUESTION + 1), 10), (asker.me, b"1", 10)):
+            for refused in (
+                (asked.me, b"11", 10),
+                (asked.me, b"1" * (MAX_QUESTION + 1), 10),
+                (asker.me, b"1", 10),
+            ):
                 with pytest.raises(Unanswered):
                     await request(*refused)
             with pytest.raises(Unanswered):
                 await request(Identity.from_seed(bytes([99]) * 32).peer_id, b"1", 10)
 
 
-async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(net: Any, nursery: trio.Nursery) -> None:
+async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(
+    net: Any, nursery: trio.Nursery
+) -> None:
     a, b = await nodes_together(nursery, net, 2)
     right = 0
 
@@ -406,7 +468,8 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(ne
             answer = await asker.engine.request(asked.me, b"%d" % length, length)
             right += answer == content(length)
 
-    for patience in (*(n / 1000 for n in range(10)), SECONDS):  # at each moment of the exchange; and then all places are free
+    # At each moment of the exchange; and then all places are free
+    for patience in (*(n / 1000 for n in range(10)), SECONDS):
         right = 0
         with trio.fail_after(SECONDS):
             async with trio.open_nursery() as asking:
@@ -418,7 +481,9 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(ne
     assert a.knows(b) and len(a.engine.peers()) == 1
 
 
-async def test_who_never_stops_asking_is_shut_out(real: Any, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_who_never_stops_asking_is_shut_out(
+    real: Any, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     monkeypatch.setattr(network_engine, "QUESTIONS", 1.0)
     monkeypatch.setattr(network_engine, "QUESTIONS_AT_ONCE", 100.0)
     a, b, c = await nodes_together(nursery, real, 3)
@@ -431,7 +496,9 @@ async def test_who_never_stops_asking_is_shut_out(real: Any, monkeypatch: pytest
         assert await c.engine.request(a.me, b"1", 1) == content(1)
 
 
-async def test_who_leaves_is_asked_in_vain_and_who_comes_back_is_asked_anew(net: Any, nursery: trio.Nursery) -> None:
+async def test_who_leaves_is_asked_in_vain_and_who_comes_back_is_asked_anew(
+    net: Any, nursery: trio.Nursery
+) -> None:
     """The stream of the question before is no more, and nobody notices."""
     first = Node(net, 1)
     addresses = await nursery.start(first.engine.run)
@@ -459,7 +526,11 @@ async def test_who_leaves_is_asked_in_vain_and_who_comes_back_is_asked_anew(net:
         await until(lambda: not first.knows(second))
         await nursery.start(second.engine.run)
         await until(lambda: first.knows(second))
-        assert await first.engine.request(second.me, b"1", 1) == await second.engine.request(first.me, b"1", 1) == content(1)
+        assert (
+            await first.engine.request(second.me, b"1", 1)
+            == await second.engine.request(first.me, b"1", 1)
+            == content(1)
+        )
 
 
 async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
@@ -477,9 +548,12 @@ async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
     raise AssertionError
 
 
-async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over(net: Any, nursery: trio.Nursery) -> None:
+async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over(
+    net: Any, nursery: trio.Nursery
+) -> None:
     later = 0.0  # seconds that have passed besides those that have
-    options = {"clock": lambda: time.time() + later} if isinstance(net, RealNet) else {}  # there is no clock in memory
+    # There is no clock in memory
+    options = {"clock": lambda: time.time() + later} if isinstance(net, RealNet) else {}
     a, b, c = await nodes_together(nursery, net, 3, **options)
     await said(a, [b])
     await until(lambda: b.knows(c))  # so far they may know each other through `a` alone
@@ -499,7 +573,10 @@ async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over
 
 
 async def test_engines_are_loaded_by_name() -> None:
-    assert set(BUILT_IN) == {"memory", "libp2p"} <= set(offered()) and engine("memory").__name__ == "MemoryEngine"
+    assert (
+        set(BUILT_IN) == {"memory", "libp2p"} <= set(offered())
+        and engine("memory").__name__ == "MemoryEngine"
+    )
     with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p.*memory.*swarm\.engine"):
         engine("carrier-pigeon")
 
@@ -507,7 +584,11 @@ async def test_engines_are_loaded_by_name() -> None:
 @pytest.mark.parametrize(
     ("target", "module", "said"),
     [
-        ("no_such_p2p_module:engine", "", r"'pigeon' cannot be loaded \(ModuleNotFoundError: .*Install the package"),
+        (
+            "no_such_p2p_module:engine",
+            "",
+            r"'pigeon' cannot be loaded \(ModuleNotFoundError: .*Install the package",
+        ),
         ("empty_p2p_engine:engine", "empty_p2p_engine", r"'pigeon' cannot be loaded \(AttributeError: "),
     ],
 )

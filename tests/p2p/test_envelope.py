@@ -48,15 +48,29 @@ def test_version_1_is_frozen() -> None:
     """If this fails, the wire has changed: nodes of before and after would not understand each other."""
     golden = bytes.fromhex("".join(GOLDEN.read_text().split()))
     assert example() == golden
-    assert msgpack.unpackb(golden) == ["swarmd", 1, SWARM, ME.public_key, 7, int(NOW * 1000), "rollouts", b"body", golden[-64:]]
+    assert msgpack.unpackb(golden) == [
+        "swarmd",
+        1,
+        SWARM,
+        ME.public_key,
+        7,
+        int(NOW * 1000),
+        "rollouts",
+        b"body",
+        golden[-64:],
+    ]
     author = Ed25519PublicKey.from_public_bytes(ME.public_key)
-    author.verify(golden[-64:], b"swarmd\x00\x0fswarmd frame v1" + golden[:-66])  # as docs/wire.md says; raises where it does not hold
+    # As docs/wire.md says; raises where it does not hold
+    author.verify(golden[-64:], b"swarmd\x00\x0fswarmd frame v1" + golden[:-66])
     assert open_frame(golden, SWARM) == Envelope(ME.peer_id, 7, NOW, "rollouts", b"body")
 
 
 @fuzz
 @given(
-    st.integers(0, 2**63 - 1), st.integers(0, 2**53 - 1), st.from_regex(r"[a-z][a-z0-9-]{0,31}", fullmatch=True), st.binary(max_size=70_000)
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**53 - 1),
+    st.from_regex(r"[a-z][a-z0-9-]{0,31}", fullmatch=True),
+    st.binary(max_size=70_000),
 )
 def test_every_frame_comes_back(sequence: int, ms: int, kind: str, body: bytes) -> None:
     frame = seal(ME, SWARM, sequence, ms / 1000, kind, body)
@@ -92,7 +106,10 @@ def test_any_bytes_are_refused(junk: bytes) -> None:
 
 
 def other_spellings() -> dict[str, bytes]:
-    """The same values, signed by their author, spelled in another way than ours. Offsets are those of `example()`."""
+    """The same values, signed by their author, spelled in another way than ours.
+
+    Offsets are those of `example()`.
+    """
     signed = example()[:-66]
     tag, version, swarm, author, rest = signed[1:8], signed[8:9], signed[9:27], signed[27:61], signed[61:]
     head = tag + version + swarm + author
@@ -154,7 +171,10 @@ def test_maps_nesting_and_bombs_are_refused_at_once() -> None:
 
 def test_another_version_is_told_apart() -> None:
     for version in (0, 2, 127):
-        assert reason(resigned([*fields(example())[:1], version, *fields(example())[2:]])) is Reason.WRONG_VERSION
+        assert (
+            reason(resigned([*fields(example())[:1], version, *fields(example())[2:]]))
+            is Reason.WRONG_VERSION
+        )
         assert reason(msgpack.packb(["swarmd", version, {"a": "later form"}])) is Reason.WRONG_VERSION
     assert Reason.WRONG_VERSION.verdict.value == "ignore"
 
@@ -174,16 +194,15 @@ def test_the_size_limit_holds_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("swarm", "sequence", "now", "kind"), [(b"short", 1, NOW, "a"), (SWARM, -1, NOW, "a"), (SWARM, 1, -5.0, "a"), (SWARM, 1, NOW, "A")]
+    ("swarm", "sequence", "now", "kind"),
+    [(b"short", 1, NOW, "a"), (SWARM, -1, NOW, "a"), (SWARM, 1, -5.0, "a"), (SWARM, 1, NOW, "A")],
 )
 def test_we_never_seal_what_nobody_would_admit(swarm: bytes, sequence: int, now: float, kind: str) -> None:
     with pytest.raises(ValueError, match="admit"):
         seal(ME, swarm, sequence, now, kind, b"")
 
 
-@pytest.mark.parametrize(
-    ("name", "digest"), [("", "a"), ("a/b", "c"), ("a", ""), ("A", "b")]
-)
+@pytest.mark.parametrize(("name", "digest"), [("", "a"), ("a/b", "c"), ("a", ""), ("A", "b")])
 def test_a_topic_is_made_of_words(name: str, digest: str) -> None:
     with pytest.raises(ValueError):
         Topic(name, digest)

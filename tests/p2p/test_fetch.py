@@ -64,7 +64,12 @@ def test_answers_come_back(blobs: list[bytes | None]) -> None:
 def test_an_answer_has_an_end() -> None:
     large = bytes(200_000)
     blobs = answered(answer([large] * 10), 10)
-    assert blobs is not None and blobs.count(large) == 5 and blobs.count(None) == 5 and len(answer([large] * 10)) <= MAX_ANSWER
+    assert (
+        blobs is not None
+        and blobs.count(large) == 5
+        and blobs.count(None) == 5
+        and len(answer([large] * 10)) <= MAX_ANSWER
+    )
 
 
 def test_a_peer_gets_its_share_of_our_upload_and_others_theirs() -> None:
@@ -114,7 +119,9 @@ def has() -> bytes:
     return answer([BLOB])
 
 
-async def test_the_first_that_has_it_is_the_last_that_is_asked(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_first_that_has_it_is_the_last_that_is_asked(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     peers = Peers(a=has, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.asked == [A] and peers.store.get(NAME) == BLOB
     assert await peers.fetch([B]) == BLOB and peers.asked == [A]  # it is at hand now
@@ -127,7 +134,10 @@ async def test_holders_that_have_it_not_are_passed_over(autojump_clock: trio.tes
 
 
 async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockClock) -> None:
-    peers, replies = Peers(a=silent, b=gone, c=lambda: answer([None]), d=lambda: b"", e=has), dict[PeerId, HolderReply]()
+    peers, replies = (
+        Peers(a=silent, b=gone, c=lambda: answer([None]), d=lambda: b"", e=has),
+        dict[PeerId, HolderReply](),
+    )
     holders = [A, B, C, PeerId("d"), PeerId("e"), PeerId("f")]
     assert await peers.fetcher.fetch(Want(NAME, len(BLOB), holders), replies) == BLOB
     expected = [HolderReply.NOTHING, HolderReply.FAILED, HolderReply.NO, HolderReply.NOTHING, HolderReply.YES]
@@ -139,19 +149,27 @@ async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.te
     assert await peers.fetch([A, B]) == BLOB and trio.current_time() < 1
 
 
-@pytest.mark.parametrize("lie", [answer([b"other"]), b"no answer", b"\0", b"\xff\xff\xff\xffx", answer([BLOB, BLOB])])
-async def test_who_answers_with_something_else_is_blamed(lie: bytes, autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(
+    "lie", [answer([b"other"]), b"no answer", b"\0", b"\xff\xff\xff\xffx", answer([BLOB, BLOB])]
+)
+async def test_who_answers_with_something_else_is_blamed(
+    lie: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
     peers = Peers(a=lambda: lie, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]
 
 
 async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.MockClock) -> None:
-    peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(40)})
+    peers = Peers(a=silent, b=gone, **{str(n): lambda: b"" for n in range(40)})
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
-    assert len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() <= PATIENCE + 1
+    assert (
+        len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() <= PATIENCE + 1
+    )
 
 
-async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     tries = iter([gone, has])
     peers = Peers(a=lambda: next(tries)(), b=lambda: answer([None]))
     assert await peers.fetch([A, B]) == BLOB and peers.asked == [A, B, A]
@@ -162,9 +180,17 @@ async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(au
 
 
 class Holders:
-    """Holders of several blobs: what each was asked for, with what limit, and who is blamed. changed: makes a reply something else."""
+    """Holders of several blobs: what each was asked for, with what limit, and who is blamed.
 
-    def __init__(self, *blobs: bytes, seconds: float = 0.0, changed: Callable[[PeerId, Blobs], Blobs] = lambda peer, found: found) -> None:
+    changed: makes a reply something else.
+    """
+
+    def __init__(
+        self,
+        *blobs: bytes,
+        seconds: float = 0.0,
+        changed: Callable[[PeerId, Blobs], Blobs] = lambda peer, found: found,
+    ) -> None:
         self.blobs = {content_id(blob): blob for blob in blobs}
         self.questions, self.blamed = list[tuple[PeerId, int, int]](), list[PeerId]()
         self.fetcher = Fetcher(self._ask, BlobStore(), lambda peer, reason: self.blamed.append(peer))
@@ -185,7 +211,9 @@ class Holders:
         self.found[blob] = await self.fetcher.fetch(Want(content_id(blob), size or len(blob), holders))
 
 
-async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     blobs = [bytes([n]) * 3_000 for n in range(6)]
     holders = Holders(*blobs[:-1], seconds=0.1)
     async with trio.open_nursery() as nursery:
@@ -193,7 +221,10 @@ async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autoju
             nursery.start_soon(holders.fetch, blob, B if blob is blobs[2] else A)
         await trio.sleep(0.05)  # the others have been asked for and have not come
         nursery.start_soon(holders.fetch, blobs[0], A)
-    assert holders.found == {blob: blob if blob is not blobs[5] else None for blob in blobs} and not holders.blamed
+    assert (
+        holders.found == {blob: blob if blob is not blobs[5] else None for blob in blobs}
+        and not holders.blamed
+    )
     assert sorted(holders.questions) == [(A, 1, 4 + 3_000), (A, 4, MAX_ANSWER), (B, 1, 4 + 3_000)]
 
 
@@ -206,7 +237,9 @@ async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing
     assert sorted(count for _, count, _ in holders.questions) == [1, 2, 2] and not holders.blamed
 
 
-async def test_a_fetch_given_up_takes_nothing_from_those_who_joined_its_question(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fetch_given_up_takes_nothing_from_those_who_joined_its_question(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     blobs = (b"first", b"second", b"third")
     holders, scopes = Holders(*blobs, seconds=0.1), {blob: trio.CancelScope() for blob in blobs}
 
@@ -226,15 +259,21 @@ async def test_a_fetch_given_up_takes_nothing_from_those_who_joined_its_question
     assert holders.fetcher._unsent == {} and not holders.blamed
 
 
-async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
-    holders = Holders(b"first", b"second", changed=lambda peer, found: [found[0], b"other!"] if peer == A else found)
+async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhere(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    holders = Holders(
+        b"first", b"second", changed=lambda peer, found: [found[0], b"other!"] if peer == A else found
+    )
     async with trio.open_nursery() as nursery:
         for blob in (b"first", b"second"):
             nursery.start_soon(holders.fetch, blob, A, B)
     assert holders.found == {b"first": b"first", b"second": b"second"} and holders.blamed == [A]
 
 
-async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_with_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_with_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     large, small = b"large" * 20_000, b"small"
     holders = Holders(large, small)
     async with trio.open_nursery() as nursery:
@@ -243,16 +282,24 @@ async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_w
     assert holders.found == {large: None, small: small} and not holders.blamed
 
 
-async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     peers = Peers(a=lambda: answer([None]), **{str(n): silent for n in range(10)}, b=has)
     start = trio.current_time()
-    assert await peers.fetch([A, *(PeerId(str(n)) for n in range(10)), B]) == BLOB and trio.current_time() - start < 1
+    assert (
+        await peers.fetch([A, *(PeerId(str(n)) for n in range(10)), B]) == BLOB
+        and trio.current_time() - start < 1
+    )
     peers = Peers(a=lambda: answer([None]), b=silent)
     start = trio.current_time()
-    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 1.5  # a silent one does not keep the place
+    # A silent one does not keep the place
+    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 1.5
 
 
-async def test_nor_where_the_likeliest_says_so_after_all_were_asked(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nor_where_the_likeliest_says_so_after_all_were_asked(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async def late() -> bytes:
         await trio.sleep(3)
         return answer([None])

@@ -47,7 +47,9 @@ def test_ours_and_control_go_first_and_are_crowded_out_by_nobody() -> None:
     for n in range(OWN):
         put(queue, "", "", "me")
         put(queue, "1.2", "x", f"x{n}", 20_000)
-    assert queue.push(rpc_pb2.RPC(control=rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID="t")])), priority=True)
+    assert queue.push(
+        rpc_pb2.RPC(control=rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID="t")])), priority=True
+    )
     found = order(queue)
     assert found[: OWN + 1] == ["me"] * OWN + ["control"] and len(found) > OWN + 10
 

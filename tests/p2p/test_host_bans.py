@@ -21,7 +21,9 @@ def come(host_bans: HostBans, count: int, now: float, host: str = HERE) -> None:
         host_bans.count(peer, host, now)
 
 
-def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     host_bans = HostBans()
     come(host_bans, int(PEERS), 0.0)
     assert host_bans.admits(HERE, 0.0) and not caplog.messages  # a few may be anybody's neighbours

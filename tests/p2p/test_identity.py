@@ -44,7 +44,10 @@ def test_a_key_is_made_once_and_kept(tmp_path: Path) -> None:
 
 def test_many_starting_at_once_get_one_key(tmp_path: Path) -> None:
     path, found = tmp_path / "key", list[str]()
-    threads = [threading.Thread(target=lambda: found.append(Identity.load_or_create(path).peer_id)) for _ in range(16)]
+    threads = [
+        threading.Thread(target=lambda: found.append(Identity.load_or_create(path).peer_id))
+        for _ in range(16)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -65,7 +68,9 @@ def test_looser_modes_are_refused(tmp_path: Path, mode: int) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"\0" * 68, SPEC_PRIVATE_KEY[:-1], SPEC_PRIVATE_KEY + b"\n", SPEC_PRIVATE_KEY[:40], b"x" * 10_000]
-    + [SPEC_PRIVATE_KEY[:i] + bytes([SPEC_PRIVATE_KEY[i] ^ 1]) + SPEC_PRIVATE_KEY[i + 1 :] for i in range(68)],
+    + [
+        SPEC_PRIVATE_KEY[:i] + bytes([SPEC_PRIVATE_KEY[i] ^ 1]) + SPEC_PRIVATE_KEY[i + 1 :] for i in range(68)
+    ],
 )
 def test_a_damaged_key_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
@@ -77,7 +82,9 @@ def test_a_damaged_key_is_refused_and_left_alone(tmp_path: Path, content: bytes)
     assert path.read_bytes() == content
 
 
-def test_no_key_a_folder_a_pipe_and_a_full_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_a_folder_a_pipe_and_a_full_disk_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NoKeyFile, match="swarmd join"):
         Identity.load(tmp_path / "none")
     with pytest.raises(KeyFileUnusable, match="folder"):
@@ -95,7 +102,9 @@ def test_no_key_a_folder_a_pipe_and_a_full_disk_are_named(tmp_path: Path, monkey
     assert not (tmp_path / "key").exists()
 
 
-def test_a_file_system_without_links_still_never_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links_still_never_overwrites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(1, "Operation not permitted")
 
@@ -133,7 +142,18 @@ def test_a_signature_holds_for_its_key_domain_and_message_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "12D3KooW", "1" * 52, "0" * 52, "z" * 52, "1" + "z" * 51, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "é" * 52]
+    "text",
+    [
+        "",
+        "x",
+        "12D3KooW",
+        "1" * 52,
+        "0" * 52,
+        "z" * 52,
+        "1" + "z" * 51,
+        "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        "é" * 52,
+    ],
 )
 def test_what_is_no_peer_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
@@ -170,7 +190,10 @@ def test_nicknames_stay_and_spread() -> None:
 
 
 def test_nobody_speaks_for_a_key_of_small_order() -> None:
-    """The point that is its own negative: with signature (that point, 0) OpenSSL believes every message of it."""
+    """The point that is its own negative.
+
+    With signature (that point, 0) OpenSSL believes every message of it.
+    """
     point = (1).to_bytes(32, "little")
     assert not verify_key(point, b"test", b"anything", point + bytes(32))
     assert not verify_key(point[:-1] + b"\x80", b"test", b"anything", point + bytes(32))

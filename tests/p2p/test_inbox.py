@@ -34,7 +34,10 @@ def reason(outcome: Envelope | Rejected) -> Reason | None:
 def test_each_rule_refuses_and_counts() -> None:
     box = inbox()
     assert box.receive(frame(A, 1), NOW) == Envelope(A.peer_id, 1, NOW, "rollouts", b"body")
-    assert [reason(box.receive(frame(A, n, NOW + late), NOW)) for n, late in ((5, -299), (6, 9))] == [None, None]
+    assert [reason(box.receive(frame(A, n, NOW + late), NOW)) for n, late in ((5, -299), (6, 9))] == [
+        None,
+        None,
+    ]
     other_swarm = seal(A, Topic("other", "0").swarm_id, 2, NOW, "rollouts", b"")
     cases = {
         b"\x00" * (MAX_FRAME + 1): Reason.TOO_LARGE,
@@ -93,7 +96,11 @@ def test_quota_in_frames_and_in_bytes() -> None:
     outcomes = [reason(box.receive(frame(A, n), NOW)) for n in range(12)]
     assert outcomes == [None] * 10 + [Reason.OVER_QUOTA] * 2
     assert reason(box.receive(frame(B, 1), NOW)) is None  # another author is not touched
-    assert [reason(box.receive(frame(A, 20 + n, NOW + 1), NOW + 1)) for n in range(3)] == [None, None, Reason.OVER_QUOTA]
+    assert [reason(box.receive(frame(A, 20 + n, NOW + 1), NOW + 1)) for n in range(3)] == [
+        None,
+        None,
+        Reason.OVER_QUOTA,
+    ]
     box = inbox(bytes_burst=100_000, bytes_per_second=1000)
     outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW)) for n in range(5)]
     assert outcomes == [None] * 3 + [Reason.OVER_QUOTA] * 2
@@ -104,9 +111,14 @@ def test_a_connection_has_a_quota_of_its_own() -> None:
     box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
     outcomes = [reason(box.receive(f, NOW, B.peer_id)) for f in frames]
     assert outcomes == [None] * 600 + [Reason.FLOODING] * 100 and Reason.FLOODING.verdict is Verdict.IGNORE
-    assert reason(box.receive(frames[600], NOW, ME.peer_id)) is None  # what one could not pay for, another may bring
+    # What one could not pay for, another may bring
+    assert reason(box.receive(frames[600], NOW, ME.peer_id)) is None
     assert reason(box.receive(frames[601], NOW)) is None
-    assert [reason(box.receive(f, NOW + 0.0125, B.peer_id)) for f in frames[602:605]] == [None, None, Reason.FLOODING]
+    assert [reason(box.receive(f, NOW + 0.0125, B.peer_id)) for f in frames[602:605]] == [
+        None,
+        None,
+        Reason.FLOODING,
+    ]
     box = inbox(via_bytes_burst=100_000, via_bytes_per_second=1000)
     outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW, B.peer_id)) for n in range(5)]
     assert outcomes == [None] * 3 + [Reason.FLOODING] * 2
@@ -126,7 +138,9 @@ EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integ
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(EVENTS, st.integers(1, 3))
-def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(events: list[tuple[int, int, int]], authors: int) -> None:
+def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(
+    events: list[tuple[int, int, int]], authors: int
+) -> None:
     """With hardly any memory, our clock jumping by minutes, and everything repeated after each step."""
     box = inbox(authors=authors, frames_burst=10_000, via_frames_burst=10**6, via_broken_burst=10**6)
     frames = [frame((A, B)[n % 2], n // 2, NOW + 20 * n) for n in range(40)]
@@ -140,10 +154,18 @@ def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(events: list[
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(0, 300), st.booleans()), max_size=80))
-def test_the_quota_of_an_author_is_what_it_is_without_forged_frames(events: list[tuple[bool, int, int, bool]]) -> None:
-    """Of the same frames of A the same are let in, whatever is forged in between, with whatever numbers, by whichever connection."""
-    alone, attacked = (inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2))
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(0, 300), st.booleans()), max_size=80)
+)
+def test_the_quota_of_an_author_is_what_it_is_without_forged_frames(
+    events: list[tuple[bool, int, int, bool]],
+) -> None:
+    """Of the same frames of A the same are let in, whatever is forged in between, with whatever numbers, by
+    whichever connection.
+    """
+    alone, attacked = (
+        inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2)
+    )
     now, came = NOW, 0
     for n, (is_forged, passed, size, by_connection) in enumerate(events):
         now += passed / 1000
@@ -164,7 +186,9 @@ def test_many_authors_and_connections_do_not_grow_the_memory() -> None:
     frames = [frame(stranger, 1, NOW + n) for n, stranger in enumerate(strangers)]
     came = [f for n, f in enumerate(frames) if reason(box.receive(f, NOW + n, strangers[n].peer_id)) is None]
     assert len(came) > 200 and len(box.memory().authors) <= 50 and len(box._vias) == 10
-    assert all(reason(box.receive(f, NOW + 300)) in (Reason.DUPLICATE, Reason.OLD, Reason.STALE) for f in came)
+    assert all(
+        reason(box.receive(f, NOW + 300)) in (Reason.DUPLICATE, Reason.OLD, Reason.STALE) for f in came
+    )
 
 
 def test_who_brings_many_authors_has_room_only_for_as_many_as_are_free() -> None:
@@ -172,11 +196,16 @@ def test_who_brings_many_authors_has_room_only_for_as_many_as_are_free() -> None
     box, rng = inbox(authors=64), random.Random(0)
     crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(900)]
     assert reason(box.receive(frame(A, 0), NOW, A.peer_id)) is None
-    outcomes = [reason(box.receive(frame(c, 0, NOW + n / 2), NOW + n / 2, ME.peer_id)) for n, c in enumerate(crowd[:500])]
-    assert outcomes[:32] == [None] * 32 and outcomes[32:120] == [Reason.CROWDED] * 88  # none of theirs is old enough to go
+    outcomes = [
+        reason(box.receive(frame(c, 0, NOW + n / 2), NOW + n / 2, ME.peer_id))
+        for n, c in enumerate(crowd[:500])
+    ]
+    # None of theirs is old enough to go
+    assert outcomes[:32] == [None] * 32 and outcomes[32:120] == [Reason.CROWDED] * 88
     assert outcomes.count(None) >= 4 * 32
     for n, c in enumerate(crowd[500:]):
         now = NOW + 250 + n / 10
         box.receive(frame(c, 0, now), now, crowd[n % 5].peer_id)
         assert n % 100 or reason(box.receive(frame(B, n, now), now, B.peer_id)) is None
-    assert reason(box.receive(frame(A, 1, NOW - 10), NOW + 285, A.peer_id)) is None  # as early as no newcomer's would be let in
+    # As early as no newcomer's would be let in
+    assert reason(box.receive(frame(A, 1, NOW - 10), NOW + 285, A.peer_id)) is None

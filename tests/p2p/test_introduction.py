@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.engines.memory import MemorySwarm
-from p2p.peers.introduction import MAX_ANSWER, SHOWN, TRAINING, Introduced, Introducer, answered, ask, question
+from p2p.peers.introduction import (
+    MAX_ANSWER,
+    SHOWN,
+    TRAINING,
+    Introduced,
+    Introducer,
+    answered,
+    ask,
+    question,
+)
 from p2p.types import PeerId, PeerRequest
 from swarmd.testing import NOW, TOPIC, Clock, identity, memory_member
 
@@ -23,7 +32,11 @@ def test_a_peer_says_what_it_is_what_time_it_has_and_whether_it_takes_our_frames
 
 
 def test_it_says_nothing_to_whoever_does_not_know_the_swarms_name() -> None:
-    assert introducer()(ASKER, question("other")) == b"" == introducer()(ASKER, PeerRequest.INTRODUCTION.message(b"\xff"))
+    assert (
+        introducer()(ASKER, question("other"))
+        == b""
+        == introducer()(ASKER, PeerRequest.INTRODUCTION.message(b"\xff"))
+    )
 
 
 def test_a_long_name_is_cut_and_the_answer_fits() -> None:
@@ -39,7 +52,12 @@ def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -
     assert answered(bytes([0x97, 2]) + message[2:], NOW) is None
 
 
-@given(st.binary(max_size=200) | st.binary(min_size=1, max_size=8).map(lambda b: introducer()(ASKER, question(TOPIC.name))[: -len(b)] + b))
+@given(
+    st.binary(max_size=200)
+    | st.binary(min_size=1, max_size=8).map(
+        lambda b: introducer()(ASKER, question(TOPIC.name))[: -len(b)] + b
+    )
+)
 def test_any_bytes_are_an_answer_or_none(message: bytes) -> None:
     said = answered(message, NOW)
     assert said is None or isinstance(said.ahead, float)
@@ -51,7 +69,13 @@ def test_who_does_not_answer_is_left_out_and_who_does_not_know_the_question_is_n
         us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))
         other.answers[PeerRequest.INTRODUCTION] = introducer()
         gone = PeerId("12D3KooWGone")
-        said = await ask(us.engine.request, [gone, old.identity.peer_id, other.identity.peer_id], TOPIC.name, clock)
-        assert gone not in said and said[old.identity.peer_id] is None and said[other.identity.peer_id] is not None
+        said = await ask(
+            us.engine.request, [gone, old.identity.peer_id, other.identity.peer_id], TOPIC.name, clock
+        )
+        assert (
+            gone not in said
+            and said[old.identity.peer_id] is None
+            and said[other.identity.peer_id] is not None
+        )
 
     trio.run(main)

@@ -1,4 +1,7 @@
-"""What only the libp2p engine has to withstand: bad input from the operator, from peers, and from its own library."""
+"""What only the libp2p engine has to withstand.
+
+Bad input from the operator, from peers, and from its own library.
+"""
 
 import contextlib
 import itertools
@@ -65,7 +68,9 @@ async def test_who_told_of_a_peer_is_noted(nursery: trio.Nursery) -> None:
     await until(lambda: b.identity.peer_id in c_engine._book)
     assert c_engine._book[b.identity.peer_id].source == LOCAL
     told = c_engine._book._tellers._buckets
-    assert set(told) <= {a.identity.peer_id, c_engine.me} and (told or c_engine._book[b.identity.peer_id].itself)
+    assert set(told) <= {a.identity.peer_id, c_engine.me} and (
+        told or c_engine._book[b.identity.peer_id].itself
+    )
 
 
 async def test_a_peer_that_lost_its_power_is_heard_when_it_is_back(nursery: trio.Nursery) -> None:
@@ -102,8 +107,22 @@ async def test_a_broken_dht_stops_nothing(nursery: trio.Nursery) -> None:
 
 
 async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
-    protocols = ["/meshsub/1.1.0", "/ipfs/kad/1.0.0", "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0", "/ipfs/ping/1.0.0"]
-    payloads = [b"\x05hello", b"\xff" * 40, b"\x00", bytes(300), b"\xff\xff\xff\xff\x7f", os.urandom(2000), b"\x02\x0a\xff"]
+    protocols = [
+        "/meshsub/1.1.0",
+        "/ipfs/kad/1.0.0",
+        "/ipfs/id/1.0.0",
+        "/ipfs/id/push/1.0.0",
+        "/ipfs/ping/1.0.0",
+    ]
+    payloads = [
+        b"\x05hello",
+        b"\xff" * 40,
+        b"\x00",
+        bytes(300),
+        b"\xff\xff\xff\xff\x7f",
+        os.urandom(2000),
+        b"\x02\x0a\xff",
+    ]
     for protocol, payload in itertools.product(protocols, payloads):
         with trio.move_on_after(2):
             try:
@@ -120,9 +139,13 @@ async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
     queue = stack.pubsub.peer_queues[target]
     topic = str(TOPIC)
     for message in (
-        rpc_pb2.Message(data=b"x", topicIDs=[topic], from_id=b"\x00", seqno=b"1", signature=b"s", key=b"\xff\xff"),
+        rpc_pb2.Message(
+            data=b"x", topicIDs=[topic], from_id=b"\x00", seqno=b"1", signature=b"s", key=b"\xff\xff"
+        ),
         rpc_pb2.Message(data=b"x", topicIDs=[topic], from_id=b"", seqno=b"", signature=b"s", key=b"k"),
-        rpc_pb2.Message(data=b"x", topicIDs=[topic] * 100, from_id=stack.pubsub.my_id.to_bytes(), signature=bytes(64)),
+        rpc_pb2.Message(
+            data=b"x", topicIDs=[topic] * 100, from_id=stack.pubsub.my_id.to_bytes(), signature=bytes(64)
+        ),
     ):
         queue.push(rpc_pb2.RPC(publish=[message]))
     control = rpc_pb2.ControlMessage(
@@ -135,7 +158,9 @@ async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", [garbage_on_every_protocol, messages_the_library_raises_on])
-async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], Any], nursery: trio.Nursery) -> None:
+async def test_what_a_peer_sends_breaks_nothing(
+    attack: Callable[[Stack, Any], Any], nursery: trio.Nursery
+) -> None:
     a, a_engine, address = await started(nursery, 1)
     b, b_engine, _ = await started(nursery, 2, address)
     await heard(b, a)
@@ -172,7 +197,9 @@ async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery
                         raise EOFError
 
 
-async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_a_connection_that_ended_leaves_its_place(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """The library would keep it for good, and let nobody in after the 160th."""
     monkeypatch.setattr(Network, "max_inbound", 3)
     _, a_engine, address = await started(nursery, 1)
@@ -180,7 +207,9 @@ async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.Monk
 
     def places() -> tuple[int, int]:
         """Connections that came in, and the places taken. It may dial the other, too."""
-        came = [connection for connection in network.get_connections() if connection.direction.name == "INBOUND"]
+        came = [
+            connection for connection in network.get_connections() if connection.direction.name == "INBOUND"
+        ]
         return len(came), sum(map(len, network.inbound.values()))
 
     async with hostile_peer(address) as (stack, target):
@@ -203,7 +232,9 @@ async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
     return False
 
 
-async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     monkeypatch.setattr(Network, "max_inbound", 3)
     a, _, first = await started(nursery, 1)
     b, b_engine, address = await started(nursery, 2, first)
@@ -218,7 +249,9 @@ async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(monkeypatch: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_where_all_places_are_taken_a_smaller_group_gets_one(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     monkeypatch.setattr(Network, "max_inbound", 4)
     monkeypatch.setattr(libp2p_network, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
     _, a_engine, address = await started(nursery, 1)
@@ -242,7 +275,9 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
     assert len(crowd) == 4 and a_engine.restarts == 0
 
 
-async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_who_asks_and_says_nothing_takes_no_place_from_others(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """And what it opens without a word is cut off beyond a limit."""
     monkeypatch.setattr("p2p.engines.libp2p.request_response.PATIENCE", 10 * SECONDS)  # for a slow machine
     a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
@@ -261,7 +296,9 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch:
         host = stack_of(a_engine).host
         host.get_network().connection_config.inbound_stream_protocol_negotiation_timeout = 10 * SECONDS
         silent = [await network.new_stream(target) for _ in range(STREAMS + 20)]
-        await until(lambda: sum(not stream.muxed_stream.reset_received for stream in silent) <= STREAMS - SERVED_EACH)
+        await until(
+            lambda: sum(not stream.muxed_stream.reset_received for stream in silent) <= STREAMS - SERVED_EACH
+        )
         await until(lambda: host._handled[me] <= STREAMS)
         assert places.total() == SERVED_EACH
         with trio.fail_after(SECONDS):
@@ -270,7 +307,9 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch:
     assert a_engine.restarts == 0
 
 
-async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_nothing(nursery: trio.Nursery) -> None:
+async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_nothing(
+    nursery: trio.Nursery,
+) -> None:
     _, a_engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
         asked, given_up, in_time = 0, trio.CancelScope(), trio.CancelScope()
@@ -278,7 +317,8 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
         async def handler(stream: Any) -> None:
             nonlocal asked
             asked += 1
-            await trio.sleep(0.1)  # it hears that its stream is open: one that it gives up before is forgotten later
+            # It hears that its stream is open: one that it gives up before is forgotten later
+            await trio.sleep(0.1)
             given_up.cancel()
             in_time.deadline = trio.current_time() + 9
             await trio.sleep_forever()
@@ -293,11 +333,17 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
             with in_time, given_up:
                 await a_engine.request(me, b"x", 10)
             assert given_up.cancelled_caught and asked == n + 1
-        await until(lambda: len(connection.get_streams()) <= before and len(connection.muxed_conn.streams) <= before + 1)
+        await until(
+            lambda: (
+                len(connection.get_streams()) <= before and len(connection.muxed_conn.streams) <= before + 1
+            )
+        )
         assert connection.muxed_conn.stream_backlog_semaphore.value >= 250
 
 
-async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_a_peer_that_takes_nothing_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """Its connection is ended; a caller that waits for it may leave at once."""
     monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT", 2.0)
     _, a_engine, address = await started(nursery, 1)
@@ -335,11 +381,17 @@ async def test_connections_without_proof_of_identity_are_refused(nursery: trio.N
 
 
 async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
-    """Where IPv6 leads nowhere, as in many homes, two addresses of it would take all the time that a name has."""
+    """Where IPv6 leads nowhere, as in many homes, two addresses of it would take all the time that a name
+    has.
+    """
 
     class Resolver(trio.abc.HostnameResolver):
         async def getaddrinfo(self, host: Any, port: Any, *_: Any) -> Any:
-            them = [(socket.AF_INET6, "2001:db8::1"), (socket.AF_INET6, "2001:db8::2"), (socket.AF_INET, "192.0.2.1")]
+            them = [
+                (socket.AF_INET6, "2001:db8::1"),
+                (socket.AF_INET6, "2001:db8::2"),
+                (socket.AF_INET, "192.0.2.1"),
+            ]
             return [(family, socket.SOCK_STREAM, 6, "", (ip, port)) for family, ip in them]
 
         async def getnameinfo(self, *_: Any) -> Any:
@@ -361,7 +413,9 @@ async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nurser
     assert not stack_of(a_engine).host.get_network().get_connections() and a_engine.restarts == 0
 
 
-async def test_who_finds_it_while_it_starts_is_answered(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_who_finds_it_while_it_starts_is_answered(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """And knows that it relays, which it is told once."""
     spoken: list[Any] = []
 
@@ -385,7 +439,9 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     listen, numbers = [parse_listen("/ip4/127.0.0.1/tcp/0")], list[int]()
     now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
     for _ in range(2):
-        async with open_stack(Identity.from_seed(bytes(32)), [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, now) as stack:
+        async with open_stack(
+            Identity.from_seed(bytes(32)), [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, now
+        ) as stack:
             numbers += [int.from_bytes(stack.pubsub._next_seqno(), "big") for _ in range(1000)]
     assert numbers == sorted(set(numbers))
 

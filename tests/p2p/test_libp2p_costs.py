@@ -45,14 +45,17 @@ async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
         while (now := trio.current_time()) < until_then:
             await theirs.ping()  # as one who goes on speaking
             await trio.sleep(0.05)
-            held_up += trio.current_time() - now > connections.PING_AFTER / 2  # by a busy machine: it was silent then
+            # By a busy machine: it was silent then
+            held_up += trio.current_time() - now > connections.PING_AFTER / 2
         assert answers <= before + 1 + held_up  # one may have been under way
         monkeypatch.setattr(connections, "PING_TIMEOUT", 1.0)
         alive = False
         await until(lambda: not a.peers())
 
 
-async def test_where_a_peer_is_now_is_noted_at_once(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_where_a_peer_is_now_is_noted_at_once(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     """And not only when it is time to note again what it said before."""
     monkeypatch.setattr(connections, "NOTED_FOR", 1000.0)
     a, a_engine, address = await started(nursery, 1)
@@ -75,7 +78,9 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
             rpc.control.prune.add(topicID=topic, backoff=2**63)
         stack.router.send_rpc(target, rpc)
         await until(lambda: ours in router.back_off)
-        assert set(router.back_off) == {ours} and max(router.back_off[ours].values()) <= time.time() + BACK_OFF
+        assert (
+            set(router.back_off) == {ours} and max(router.back_off[ours].values()) <= time.time() + BACK_OFF
+        )
 
 
 async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(nursery: trio.Nursery) -> None:

@@ -67,10 +67,19 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
         signed = seal_record(PeerRecord(me, addresses(150), seq=2**62), keys.private_key).marshal_envelope()
-        await ask(stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed))
+        await ask(
+            stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
+        )
         assert len(store.addrs(me)) <= ADDRESSES and len(store.get_peer_record(me).record().addrs) == 150
-        larger = seal_record(PeerRecord(me, addresses(1000), seq=2**62 + 1), keys.private_key).marshal_envelope()
-        assert await ask(stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=larger)) is None
+        larger = seal_record(
+            PeerRecord(me, addresses(1000), seq=2**62 + 1), keys.private_key
+        ).marshal_envelope()
+        assert (
+            await ask(
+                stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=larger)
+            )
+            is None
+        )
         assert len(store.get_peer_record(me).record().addrs) == 150
         other = ID(KEY)
         for n in range(3):
@@ -100,8 +109,15 @@ async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> 
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
-        signed = seal_record(PeerRecord(me, [NO_ADDRESS, good], seq=2**62), keys.private_key).marshal_envelope()
-        assert await ask(stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)) is not None
+        signed = seal_record(
+            PeerRecord(me, [NO_ADDRESS, good], seq=2**62), keys.private_key
+        ).marshal_envelope()
+        assert (
+            await ask(
+                stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
+            )
+            is not None
+        )
         assert store.addrs(me) == [good]
     assert bounded([NO_ADDRESS, Multiaddr(b""), good]) == [good]
 
@@ -159,7 +175,9 @@ async def test_streams_without_a_question_take_no_place_from_others(nursery: tri
         assert len(silent) == 20
 
 
-async def test_a_stream_is_not_served_for_ever(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+async def test_a_stream_is_not_served_for_ever(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
     monkeypatch.setattr(bounds, "SECONDS", 0.1)
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):

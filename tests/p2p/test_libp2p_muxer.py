@@ -9,7 +9,15 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
-from libp2p.stream_muxer.yamux.yamux import FLAG_FIN, FLAG_SYN, HEADER_SIZE, TYPE_DATA, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
+from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_FIN,
+    FLAG_SYN,
+    HEADER_SIZE,
+    TYPE_DATA,
+    TYPE_PING,
+    TYPE_WINDOW_UPDATE,
+    YAMUX_HEADER_FORMAT,
+)
 
 from p2p.engines.libp2p.network import BUFFERED, HELD, OWED, WITHHELD, WRITE_TIMEOUT, Muxer
 from p2p.engines.traffic import Traffic
@@ -91,7 +99,9 @@ async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(
         await muxer.event_closed.wait()
 
 
-async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+async def test_what_is_owed_goes_out_before_what_is_written_later(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     ours, theirs = trio.testing.lockstep_stream_pair()
     muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
     numbers = itertools.count(1)
@@ -116,7 +126,13 @@ async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock
         nursery.start_soon(muxer.open_stream)
         await trio.testing.wait_all_tasks_blocked()
         await ping()
-        assert await frames(5) == [(TYPE_PING, 1), (TYPE_PING, 2), (TYPE_PING, 3), (TYPE_WINDOW_UPDATE, 0), (TYPE_PING, 4)]
+        assert await frames(5) == [
+            (TYPE_PING, 1),
+            (TYPE_PING, 2),
+            (TYPE_PING, 3),
+            (TYPE_WINDOW_UPDATE, 0),
+            (TYPE_PING, 4),
+        ]
         await ping()
         assert await frames(1) == [(TYPE_PING, 5)]
 
@@ -141,7 +157,9 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
     assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2
 
 
-async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     """However many wait for their turn."""
     ours, theirs = trio.testing.lockstep_stream_pair()
     muxer, written = Muxer(Secured(ours, True), ID(b"peer"), is_initiator=True), list[int]()
@@ -165,11 +183,16 @@ async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(autojump_clock:
 
 
 @pytest.fixture
-async def limited(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> tuple[Secured, Any, Any, Muxer]:
+async def limited(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> tuple[Secured, Any, Any, Muxer]:
     """Our end of the connection, our stream, theirs, and their muxer."""
     ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
     traffic = Traffic(up=1000.0)
-    ours, theirs = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator, traffic=traffic if end is ends[0] else None) for end in ends)
+    ours, theirs = (
+        Muxer(end, ID(b"peer"), is_initiator=end.is_initiator, traffic=traffic if end is ends[0] else None)
+        for end in ends
+    )
     for muxer in (ours, theirs):
         nursery.start_soon(muxer.start)
         await muxer.event_started.wait()
@@ -178,8 +201,12 @@ async def limited(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery)
     return ends[0], out, await theirs.accept_stream(), theirs
 
 
-async def test_replies_wait_for_no_rate_and_none_is_empty(limited: tuple[Secured, Any, Any, Muxer], nursery: trio.Nursery) -> None:
-    """Noise would send no bytes as a message of its own, which the other side takes for the end of the connection."""
+async def test_replies_wait_for_no_rate_and_none_is_empty(
+    limited: tuple[Secured, Any, Any, Muxer], nursery: trio.Nursery
+) -> None:
+    """Noise would send no bytes as a message of its own, which the other side takes for the end of the
+    connection.
+    """
     ours, out, into, theirs = limited
     nursery.start_soon(out.write, b"x" * 500)
     await trio.testing.wait_all_tasks_blocked()
@@ -192,7 +219,9 @@ async def test_replies_wait_for_no_rate_and_none_is_empty(limited: tuple[Secured
     assert ours.least == HEADER_SIZE and not theirs.event_shutting_down.is_set()
 
 
-async def test_a_write_that_is_cancelled_while_it_waits_has_taken_nothing(limited: tuple[Secured, Any, Any, Muxer]) -> None:
+async def test_a_write_that_is_cancelled_while_it_waits_has_taken_nothing(
+    limited: tuple[Secured, Any, Any, Muxer],
+) -> None:
     ours, out, into, _ = limited
     before = out.send_window, list(ours.frames)
     with trio.move_on_after(0.1):
@@ -235,7 +264,9 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(nursery: trio.Nur
     frame, flags, sent = bytes(WINDOW), FLAG_SYN, 0
     with pytest.raises(trio.BrokenResourceError):
         while sent < 2 * BUFFERED:
-            await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, flags, 1, len(frame)) + frame)
+            await theirs.send_all(
+                struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, flags, 1, len(frame)) + frame
+            )
             await trio.testing.wait_all_tasks_blocked()
             flags, sent = 0, sent + len(frame)
     assert BUFFERED <= sent <= BUFFERED + WINDOW and not muxer.stream_buffers

@@ -33,7 +33,9 @@ class World:
 
     def stream(self, peer: str) -> tuple[Incoming, RpcStream]:
         incoming = Incoming(peer)
-        return incoming, RpcStream(incoming, lambda _: None, self.unfinished, lambda who, why: self.cut.append((who, why)))
+        return incoming, RpcStream(
+            incoming, lambda _: None, self.unfinished, lambda who, why: self.cut.append((who, why))
+        )
 
 
 async def rpc(stream: RpcStream) -> bytes:
@@ -53,7 +55,9 @@ async def test_rpcs_come_out_as_they_were_sent_however_they_are_cut(piece: int) 
         await rpc(stream)
 
 
-async def test_an_rpc_has_ten_seconds_from_its_first_byte_and_silence_has_no_end(autojump_clock: MockClock) -> None:
+async def test_an_rpc_has_ten_seconds_from_its_first_byte_and_silence_has_no_end(
+    autojump_clock: MockClock,
+) -> None:
     world = World()
     incoming, stream = world.stream("slow")
     async with trio.open_nursery() as nursery:

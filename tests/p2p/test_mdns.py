@@ -1,4 +1,7 @@
-"""Discovery on the local network: reading announcements, and two members that find each other by real multicast."""
+"""Discovery on the local network.
+
+Reading announcements, and two members that find each other by real multicast.
+"""
 
 import ipaddress
 import logging
@@ -33,7 +36,10 @@ def test_it_is_libp2ps_form_and_names_no_swarm() -> None:
     assert data == strings(f"swarmd={TAG}".encode(), f"dnsaddr={HERE}".encode())
     assert b"main" not in data and len(TAG) == 16
     six = f"/ip6/fd00::2/tcp/4001/p2p/{THEM}"
-    assert read_text(text_of([TAG], [HERE, six]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"])
+    assert read_text(text_of([TAG], [HERE, six]), [TAG], HOUSE) == (
+        THEM,
+        ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,11 @@ def test_an_announcement_has_its_limits() -> None:
 @given(st.binary(max_size=400), st.booleans())
 @settings(max_examples=300, derandomize=True, deadline=None)
 def test_any_bytes(data: bytes, ours: bool) -> None:
-    found = read_text((strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data, [TAG], HOUSE)
+    found = read_text(
+        (strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data,
+        [TAG],
+        HOUSE,
+    )
     assert found is None
 
 
@@ -90,7 +100,11 @@ def test_only_networks_that_lead_somewhere() -> None:
 
 
 def addresses_of(peer: PeerId, port: int) -> list[str]:
-    return [f"/ip4/{host}/tcp/{port}/p2p/{peer}" for host, network in own_networks().items() if network.version == 4]
+    return [
+        f"/ip4/{host}/tcp/{port}/p2p/{peer}"
+        for host, network in own_networks().items()
+        if network.version == 4
+    ]
 
 
 class Ear:
@@ -106,7 +120,11 @@ class Ear:
 async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -> None:
     if not addresses_of(ME, 1):
         pytest.skip("this machine has no network but loopback")
-    one, two, stranger = Ear(ME, 4001), Ear(THEM, 4002), Ear(Identity.from_seed(b"\3" * 32).peer_id, 4003, Topic("other", "0"))
+    one, two, stranger = (
+        Ear(ME, 4001),
+        Ear(THEM, 4002),
+        Ear(Identity.from_seed(b"\3" * 32).peer_id, 4003, Topic("other", "0")),
+    )
     async with trio.open_nursery() as nursery:
         for ear in (one, two, stranger):
             nursery.start_soon(ear.mdns.run)
@@ -124,14 +142,19 @@ async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("nothing may be opened")
 
     monkeypatch.setattr(Mdns, "_open", refuse)
-    nothing = Mdns([TOPIC], ME, lambda: [f"/ip4/127.0.0.1/tcp/1/p2p/{ME}", "/memory/x"], lambda peer, addresses: None)
+    nothing = Mdns(
+        [TOPIC], ME, lambda: [f"/ip4/127.0.0.1/tcp/1/p2p/{ME}", "/memory/x"], lambda peer, addresses: None
+    )
     with trio.move_on_after(0.2) as waiting:
         await nothing.run()
     assert waiting.cancelled_caught
 
 
 async def test_where_multicast_fails_it_is_said_once_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: Any, nursery: trio.Nursery
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: Any,
+    nursery: trio.Nursery,
 ) -> None:
     tries = [trio.Event(), trio.Event(), trio.Event()]
 
@@ -142,7 +165,9 @@ async def test_where_multicast_fails_it_is_said_once_and_tried_again(
     monkeypatch.setattr(mdns, "own_networks", lambda: {"192.168.2.10": HOUSE[0]})
     monkeypatch.setattr(Mdns, "_open", fail)
     with caplog.at_level(logging.WARNING):
-        nursery.start_soon(Mdns([TOPIC], ME, lambda: [HERE.replace(THEM, ME)], lambda peer, addresses: None).run)
+        nursery.start_soon(
+            Mdns([TOPIC], ME, lambda: [HERE.replace(THEM, ME)], lambda peer, addresses: None).run
+        )
         await tries[-1].wait()
     [said] = caplog.messages
     assert "Address already in use" in said and 'swarm.mdns = "off"' in said

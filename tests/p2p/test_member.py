@@ -27,11 +27,22 @@ def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
         kept.append(handlers)
         return MemorySwarm().join(Identity.from_seed(b"b" * 32).peer_id, handlers)
 
-    helper = Member(Identity.from_seed(b"b" * 32), TOPIC, build, sequence=itertools.count(), clock=lambda: NOW, also=[other])
+    helper = Member(
+        Identity.from_seed(b"b" * 32),
+        TOPIC,
+        build,
+        sequence=itertools.count(),
+        clock=lambda: NOW,
+        also=[other],
+    )
     author, hostile = Identity.from_seed(b"\1" * 32), Identity.from_seed(b"\2" * 32).peer_id
     frame = seal(author, other.swarm_id, 1, NOW, "rollouts", b"body")
-    pass_on, broken = kept[0].also[other], seal(author, other.swarm_id, 2, NOW, "rollouts", b"body")[:-1] + b"x"
-    assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None) is Verdict.REJECT  # it is not of our own
+    pass_on, broken = (
+        kept[0].also[other],
+        seal(author, other.swarm_id, 2, NOW, "rollouts", b"body")[:-1] + b"x",
+    )
+    # It is not of our own
+    assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None) is Verdict.REJECT
     assert [pass_on(frame, None), pass_on(frame, None), pass_on(broken, hostile)] == [
         Verdict.ACCEPT, Verdict.IGNORE, Verdict.REJECT,
     ]  # fmt: skip
@@ -78,11 +89,16 @@ def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
 
 def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
     clock, swarm = Clock(), MemorySwarm()
-    us, via = memory_member(swarm, 1, clock, knows=lambda kind: kind == "offer"), member(swarm, 9).identity.peer_id
+    us, via = (
+        memory_member(swarm, 1, clock, knows=lambda kind: kind == "offer"),
+        member(swarm, 9).identity.peer_id,
+    )
     authors = [Identity.from_seed(bytes([50 + n]) * 32) for n in range(4)]
 
     def passed_on(kind: str, count: int) -> int:
-        sealed = (seal(authors[n % 4], TOPIC.swarm_id, next(numbers), clock.now, kind, b"") for n in range(count))
+        sealed = (
+            seal(authors[n % 4], TOPIC.swarm_id, next(numbers), clock.now, kind, b"") for n in range(count)
+        )
         return sum(us.deliver(frame, via) is Verdict.ACCEPT for frame in sealed)
 
     numbers = itertools.count(1)
@@ -127,7 +143,11 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     assert not b.received() and not a.peers() and len(b.peers()) == 1
     swarm.partition()
     a.publish("rollouts", b"heard")
-    assert [envelope.body for envelope in b.received()] == [b"heard"] == [envelope.body for envelope in c.received()]
+    assert (
+        [envelope.body for envelope in b.received()]
+        == [b"heard"]
+        == [envelope.body for envelope in c.received()]
+    )
     swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
     c.publish("rollouts", b"from the dead")
     assert not b.received()
@@ -174,4 +194,8 @@ def test_the_first_bytes_of_questions_never_change() -> None:
         ("BLOBS", b"\1x"), ("JUDGES", b"\2x"), ("DIAL_BACK", b"\3x"), ("CENSUS", b"\5x"), ("TWINS", b"\6x"),
         ("USED", b"\7x"), ("INTRODUCTION", b"\x08x"),
     ]  # fmt: skip
-    assert [PeerRequest.CENSUS.content(message) for message in (b"\5main", b"\6main", b"")] == [b"main", None, None]
+    assert [PeerRequest.CENSUS.content(message) for message in (b"\5main", b"\6main", b"")] == [
+        b"main",
+        None,
+        None,
+    ]

@@ -144,7 +144,10 @@ def test_feelers_find_out_who_is_there_and_leave() -> None:
     linked = set(play.outbound.links)
     assert play.book.tried() == GROUPS
     play.tick(int(10 * FEEL_EVERY))
-    assert set(play.outbound.links) - linked <= {play.dialled[-1]} and GROUPS + 8 <= play.book.tried() <= GROUPS + 11
+    assert (
+        set(play.outbound.links) - linked <= {play.dialled[-1]}
+        and GROUPS + 8 <= play.book.tried() <= GROUPS + 11
+    )
 
 
 def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
@@ -176,12 +179,21 @@ def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
     st.sets(st.integers(0, 79)),
     st.integers(0, 150),
 )
-def test_groups_are_filled_where_they_exist(known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int) -> None:
-    """The property that eclipse hangs on: for each group with a live member in the book, up to GROUPS, there is one that we dialled."""
+def test_groups_are_filled_where_they_exist(
+    known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int
+) -> None:
+    """The property that eclipse hangs on.
+
+    For each group with a live member in the book, up to GROUPS, there is one that we dialled.
+    """
     play = Play(*(at(group, n) for n, (group, _) in enumerate(known)))
     play.dead, play.strangers = {peer(n) for n in dead}, {peer(n) for n in strangers}
     play.inbound = {peer(1000 + n) for n in range(crowd)}
-    live = {group_of(at(group)) for n, (group, _) in enumerate(known) if n not in dead | strangers and peer(n) in play.book}
+    live = {
+        group_of(at(group))
+        for n, (group, _) in enumerate(known)
+        if n not in dead | strangers and peer(n) in play.book
+    }
     play.tick(400)
     met = {link.group for link in play.outbound.links.values() if link.met}
     assert len(met) >= min(GROUPS, len(live))

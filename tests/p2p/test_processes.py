@@ -60,7 +60,9 @@ def latest(probe: ProbeProcess) -> int:
 
 def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> None:
     """Waits for so many frames of the author, numbered higher than `beyond`."""
-    probe.wait(lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, PATIENCE)
+    probe.wait(
+        lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, PATIENCE
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,9 @@ def test_a_killed_node_is_back_soon_after_it_is_up(nodes: Nodes, tmp_path: Path,
 
 
 def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Path) -> None:
-    """No sequence number and no message id is used twice, though the process is killed in full flight (finding 7)."""
+    """No sequence number and no message id is used twice, though the process is killed in full flight
+    (finding 7).
+    """
     rng = random.Random(0)
     hearer = nodes.start(tmp_path / "hearer")
     sent: list[int] = []
@@ -123,7 +127,9 @@ def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
-def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(tmp_path: Path, engine: str) -> None:
+def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(
+    tmp_path: Path, engine: str
+) -> None:
     with ExitStack() as stack:
         hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))
         first = stack.enter_context(ProbeProcess(tmp_path / "first", engine=engine, bootstrap=hub.addresses))
@@ -132,7 +138,9 @@ def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(tmp
         hears(hub, first.peer_id)
         (tmp_path / "second").mkdir()
         shutil.copy(tmp_path / "first" / "key", tmp_path / "second" / "key")
-        second = stack.enter_context(ProbeProcess(tmp_path / "second", engine=engine, bootstrap=hub.addresses))
+        second = stack.enter_context(
+            ProbeProcess(tmp_path / "second", engine=engine, bootstrap=hub.addresses)
+        )
         second.wait(lambda: second.last("twin") == {"twin": "later"}, PATIENCE)
         first.wait(lambda: first.last("twin") == {"twin": "earlier"}, PATIENCE)
         second.wait(lambda: second.peers() == [], PATIENCE)

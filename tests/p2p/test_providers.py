@@ -35,7 +35,6 @@ def test_a_crowd_of_connected_leaves_room_for_strangers_and_strangers_for_them()
     st.lists(st.sampled_from(PEERS), max_size=2),
     st.lists(st.sampled_from(PEERS), unique=True),
 )
-
 def test_bounds(heard: Sequence[PeerId], named: Sequence[PeerId], connected: Sequence[PeerId]) -> None:
     found = after(heard).likely(named, connected)
     strange = [peer for peer in found if peer not in {*named, *connected}]

@@ -16,7 +16,9 @@ def test_a_bucket_refills() -> None:
     assert buckets.of("a", 12.0).wait(12.0) == pytest.approx(2.0)
 
 
-def test_a_bucket_is_never_over_full_nor_deeper_in_debt_than_a_burst_and_a_clock_set_back_fills_nothing() -> None:
+def test_a_bucket_is_never_over_full_nor_deeper_in_debt_than_a_burst_and_a_clock_set_back_fills_nothing() -> (
+    None
+):
     bucket = TokenBucket(rate=2.0, burst=10.0, now=NOW)
     assert bucket.refill(NOW + 1000) == 10
     bucket.take(1e9)
@@ -36,7 +38,9 @@ def test_a_rate_limit_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
     flood = [limit.pay("flood", NOW + n / 10_000) for n in range(1000)]
     assert flood.index(False) < 700 and limit.banned("flood", NOW + 1) and not limit.banned("mesh", NOW + 1)
     assert [limit.pay("junk", NOW + n / 100, broken=True) for n in range(40)].index(False) == 30
-    assert limit.banned("junk", NOW + 60) and not limit.banned("junk", NOW + 61) and limit.pay("junk", NOW + 61)
+    assert (
+        limit.banned("junk", NOW + 60) and not limit.banned("junk", NOW + 61) and limit.pay("junk", NOW + 61)
+    )
     for n in range(5000):
         limit.pay(f"stranger {n}", NOW)
     assert len(limit.frames) <= 1024

@@ -53,11 +53,15 @@ class Net:
 
     async def begin(self) -> None:
         self.host = await self._run()
-        self.host.set_stream_handler(HOP, Relay(self.host, self.banned.__contains__, lambda: self.now, self._limits).handle)
+        self.host.set_stream_handler(
+            HOP, Relay(self.host, self.banned.__contains__, lambda: self.now, self._limits).handle
+        )
 
     async def _run(self) -> Any:
         host = make_host(Identity.from_seed(bytes([next(self._seeds)]) * 32))
-        await self._stack.enter_async_context(host.run(listen_addrs=[multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]))
+        await self._stack.enter_async_context(
+            host.run(listen_addrs=[multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")])
+        )
         self._stack.push_async_callback(host.get_network().close_sockets)
         return host
 
@@ -85,7 +89,9 @@ class Net:
         return (await self.ask(host, HopMessage(type=HopMessage.RESERVE, **named)))[0]
 
     async def connect(self, host: Any, target: Any) -> tuple[StatusCode, Any]:
-        return await self.ask(host, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.get_id().to_bytes())))
+        return await self.ask(
+            host, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.get_id().to_bytes()))
+        )
 
 
 @asynccontextmanager
@@ -136,13 +142,16 @@ async def test_a_reservation_is_for_the_one_that_asks_and_ends_with_its_connecti
 async def test_reservations_are_limited(limit: str) -> None:
     async with net(**{limit: 1}) as those:
         one, other = await those.peer(), await those.peer()
-        assert [await those.reserve(host) for host in (one, one, other)] == [OK, OK, REFUSED]  # the second renews the first
+        # The second renews the first
+        assert [await those.reserve(host) for host in (one, one, other)] == [OK, OK, REFUSED]
         await one.disconnect(those.host.get_id())
         await until(lambda: not those.host.get_network().get_connections(one.get_id()), SECONDS)
         assert await those.reserve(other) is OK
 
 
-@pytest.mark.parametrize("limit", ["circuits", "circuits_to_peer", "circuits_of_machine", "circuits_of_machine_to_peer"])
+@pytest.mark.parametrize(
+    "limit", ["circuits", "circuits_to_peer", "circuits_of_machine", "circuits_of_machine_to_peer"]
+)
 async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str) -> None:
     async with net(**{limit: 2}) as those:
         home, asker, another = [await those.peer() for _ in range(3)]
@@ -177,7 +186,8 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
         home, asker = await those.peer(), await those.peer()
         await those.reserve(home)
         _, stream = await those.connect(asker, home)
-        with trio.fail_after(SECONDS), pytest.raises(Exception, match=r".*"):  # the reset, in the library's words
+        # The reset, in the library's words
+        with trio.fail_after(SECONDS), pytest.raises(Exception, match=r".*"):
             assert not await stream.read(1)
             raise EOFError
 
@@ -197,7 +207,10 @@ async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.
     async with hostile_peer(address) as (stack, victim):
         stream = await stack.host.new_stream(victim, [STOP])
         with pytest.raises(Exception, match=r".*"), trio.fail_after(SECONDS):
-            await send(stream, StopMessage(type=StopMessage.CONNECT, peer=PeerMessage(id=stack.host.get_id().to_bytes())))
+            await send(
+                stream,
+                StopMessage(type=StopMessage.CONNECT, peer=PeerMessage(id=stack.host.get_id().to_bytes())),
+            )
             await receive(stream, StopMessage)
 
 
@@ -212,13 +225,17 @@ async def test_a_relay_does_not_serve_who_comes_through_a_relay() -> None:
             await receive(stream, StopMessage)
             await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
             through = Circuit(stream, False, those.host.get_id())
-            muxed = await home.get_network().upgrade_inbound_raw_conn(through, multiaddr.Multiaddr(through.address))
+            muxed = await home.get_network().upgrade_inbound_raw_conn(
+                through, multiaddr.Multiaddr(through.address)
+            )
             await muxed.event_closed.wait()
 
         home.set_stream_handler(STOP, come_in)
         await those.reserve(home)
         _, stream = await those.connect(asker, home)
-        await asker.get_network().upgrade_outbound_raw_conn(Circuit(stream, True, those.host.get_id()), home.get_id())
+        await asker.get_network().upgrade_outbound_raw_conn(
+            Circuit(stream, True, those.host.get_id()), home.get_id()
+        )
         hop = await asker.new_stream(home.get_id(), [HOP])
         await send(hop, HopMessage(type=HopMessage.RESERVE))
         assert (await receive(hop, HopMessage)).status == StatusCode.PERMISSION_DENIED
@@ -227,7 +244,9 @@ async def test_a_relay_does_not_serve_who_comes_through_a_relay() -> None:
 async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_relay() -> None:
     async with net() as those:
         peer = await those.peer()
-        punching = HolePunching(those.host, parse_listen("/ip4/127.0.0.1/tcp/4001"), lambda: ["/ip4/11.0.0.1/tcp/4001"])
+        punching = HolePunching(
+            those.host, parse_listen("/ip4/127.0.0.1/tcp/4001"), lambda: ["/ip4/11.0.0.1/tcp/4001"]
+        )
         those.host.set_stream_handler(DCUTR, punching.handle)
         stream = await peer.new_stream(those.host.get_id(), [DCUTR])
         with pytest.raises(Exception, match=r".*"), trio.fail_after(SECONDS):
@@ -236,7 +255,12 @@ async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_rela
 
 
 def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not_public() -> None:
-    named = ["/ip4/11.0.0.2/tcp/22", "/ip4/192.168.1.1/tcp/4001", "/dns4/example.org/tcp/4001", "/ip4/11.0.0.2/udp/4001/quic-v1"]
+    named = [
+        "/ip4/11.0.0.2/tcp/22",
+        "/ip4/192.168.1.1/tcp/4001",
+        "/dns4/example.org/tcp/4001",
+        "/ip4/11.0.0.2/udp/4001/quic-v1",
+    ]
     fine = [f"/ip4/11.0.0.{n}/tcp/4001" for n in range(1, 9)]
     relayed = f"{fine[0]}/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp/p2p-circuit"
     raw = [multiaddr.Multiaddr(text).to_bytes() for text in [*named, relayed, fine[0], *fine]]

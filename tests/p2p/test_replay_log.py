@@ -26,7 +26,9 @@ class Life:
     def __init__(self, path: Path, now: float, boot: str = BOOT, **limits: float) -> None:
         self.now = now
         self.file = ReplayLog(path, lambda: self.now, boot=boot)
-        self.box = Inbox(ME.peer_id, SWARM, AdmissionLimits(**limits), memory=self.file.load(), note=self.file.note)  # type: ignore[arg-type]
+        self.box = Inbox(
+            ME.peer_id, SWARM, AdmissionLimits(**limits), memory=self.file.load(), note=self.file.note
+        )  # type: ignore[arg-type]
 
     def hear(self, frame: bytes) -> Reason | None:
         outcome = self.box.receive(frame, self.now)
@@ -67,9 +69,11 @@ def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_at_once(path
 
 def test_a_power_cut_that_takes_the_journals_end_opens_no_door(path: Path) -> None:
     first, again = Life(path, NOW), path.with_name("again")
-    sent = [frame(A, n, NOW + n * 0.1) for n in range(20)] + [frame(B, 1, NOW + 8), frame(B, 2, NOW + 9)]  # B's clock is fast
+    # B's clock is fast
+    sent = [frame(A, n, NOW + n * 0.1) for n in range(20)] + [frame(B, 1, NOW + 8), frame(B, 2, NOW + 9)]
     assert all(first.hear(f) is None for f in sent)
-    for kept in range(RECORD * 24, -1, -RECORD // 2):  # what fsync promised is there: the snapshot, and the records up to the last promise
+    # What fsync promised is there: the snapshot, and the records up to the last promise
+    for kept in range(RECORD * 24, -1, -RECORD // 2):
         whole = path.read_bytes()
         promises = whole.rfind(bytes(32))
         shorter = max(len(whole) - RECORD * 24 + kept, promises + RECORD)
@@ -97,7 +101,9 @@ def test_where_the_system_does_not_tell_its_boots_only_a_clean_end_is_trusted(pa
     assert Life(path, NOW + 80, boot="").hear(frame(B, 2, NOW + 70)) is None
 
 
-@pytest.mark.parametrize("damage", [lambda d: b"", lambda d: d[:20], lambda d: b"x" + d[1:], lambda d: d[:40] + b"\xff" + d[41:]])
+@pytest.mark.parametrize(
+    "damage", [lambda d: b"", lambda d: d[:20], lambda d: b"x" + d[1:], lambda d: d[:40] + b"\xff" + d[41:]]
+)
 def test_a_damaged_file_is_set_aside_and_the_next_life_is_strict(
     path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
@@ -142,7 +148,9 @@ def test_the_file_is_small_private_and_written_anew_before_it_grows(path: Path) 
     life.end()
     assert path.stat().st_size < 2_000
     again = Life(path, NOW + 61)
-    assert all(again.hear(frame(A, n, NOW + n / 100)) in (Reason.DUPLICATE, Reason.OLD) for n in range(0, 6000, 7))
+    assert all(
+        again.hear(frame(A, n, NOW + n / 100)) in (Reason.DUPLICATE, Reason.OLD) for n in range(0, 6000, 7)
+    )
 
 
 def test_what_is_noted_while_the_file_is_written_anew_is_in_it(path: Path) -> None:
@@ -161,7 +169,8 @@ def test_what_is_noted_while_the_file_is_written_anew_is_in_it(path: Path) -> No
 def test_what_cannot_be_written_is_not_half_there(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     life = Life(path, NOW)
     assert life.file._journal is not None
-    os.dup2(os.open(os.devnull, os.O_RDONLY), life.file._journal)  # as on a full disk, writing to it fails from now on
+    # As on a full disk, writing to it fails from now on
+    os.dup2(os.open(os.devnull, os.O_RDONLY), life.file._journal)
     with caplog.at_level(logging.WARNING):
         assert life.hear(frame(A, 1, NOW + 1)) is None
     assert "after a restart" in caplog.text and not path.exists() and not life.file.due
@@ -173,7 +182,12 @@ def test_what_cannot_be_written_is_not_half_there(path: Path, caplog: pytest.Log
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(-250, 9), st.sampled_from(["", "kill", "end", "power"])), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(-250, 9), st.sampled_from(["", "kill", "end", "power"])),
+        max_size=40,
+    )
+)
 def test_no_frame_is_let_in_twice_whatever_the_clocks_and_the_restarts(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, int, str]]
 ) -> None:

@@ -31,15 +31,22 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
     for _ in range(3):
         assert reputation.offence(A, Reason.UNDECODABLE, NOW) is None
     assert reputation.score(A, NOW) == -30 and reputation.shunned(A, NOW) and not reputation.shunned(B, NOW)
-    assert reputation.score(A, NOW + HALF_LIFE) == pytest.approx(-15) and not reputation.shunned(A, NOW + HALF_LIFE)
+    assert reputation.score(A, NOW + HALF_LIFE) == pytest.approx(-15) and not reputation.shunned(
+        A, NOW + HALF_LIFE
+    )
     assert reputation.score(A, NOW - 99) == -30  # a clock that was set back forgives nothing
 
 
-@pytest.mark.parametrize("reason", [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED, Reason.CROWDED])
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED, Reason.CROWDED],
+)
 def test_what_nobody_is_to_blame_for_costs_nothing(reason: Reason) -> None:
     reputation = Reputation()
     assert reason.verdict is Verdict.IGNORE
-    assert not any(reputation.offence(A, reason, NOW) for _ in range(100_000)) and reputation.score(A, NOW) == 0
+    assert (
+        not any(reputation.offence(A, reason, NOW) for _ in range(100_000)) and reputation.score(A, NOW) == 0
+    )
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason.verdict is Verdict.REJECT])
@@ -75,9 +82,12 @@ def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
 def test_a_flood_shuts_out_within_a_second_and_a_busy_peer_is_left_in_peace() -> None:
     reputation = Reputation()
     refused = 10_000 - 200  # a second, beyond what a connection may send
-    bans = [n for n in range(refused) if reputation.offence(A, Reason.FLOODING, NOW + n / refused) is not None]
+    bans = [
+        n for n in range(refused) if reputation.offence(A, Reason.FLOODING, NOW + n / refused) is not None
+    ]
     assert len(bans) == 1 and bans[0] < refused / 2
-    assert not any(reputation.offence(B, Reason.FLOODING, NOW + n) for n in range(3600))  # one a second too many
+    # One a second too many
+    assert not any(reputation.offence(B, Reason.FLOODING, NOW + n) for n in range(3600))
 
 
 def test_repeats_are_free_up_to_a_flood_of_them() -> None:
@@ -105,7 +115,9 @@ def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> N
         assert clean.group(A) == "" and path.with_name("reputation.corrupt").read_bytes() == data
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000]
+)
 def test_what_is_no_file_changes_nothing(data: bytes) -> None:
     reputation = Reputation()
     reputation.offence(A, Reason.UNDECODABLE, NOW)
@@ -126,7 +138,14 @@ def test_a_flood_of_names_does_not_forget_the_banned() -> None:
 class Placed(MemoryEngine):
     """A memory engine whose peers have addresses, and that remembers whom it was told to shut out."""
 
-    def __init__(self, swarm: MemorySwarm, where: dict[PeerId, str], told: list[tuple[PeerId, float]], me: PeerId, handlers: Handlers):
+    def __init__(
+        self,
+        swarm: MemorySwarm,
+        where: dict[PeerId, str],
+        told: list[tuple[PeerId, float]],
+        me: PeerId,
+        handlers: Handlers,
+    ):
         super().__init__(swarm, me, handlers)
         self.where, self.told = where, told
 
@@ -149,7 +168,9 @@ class Life:
     def __post_init__(self) -> None:
         me, self.swarm = Identity.from_seed(b"m" * 32), MemorySwarm()
         build = partial(Placed, self.swarm, self.where, self.told, me.peer_id)
-        self.member = Member(me, TOPIC, build, sequence=itertools.count(1), clock=lambda: self.now, folder=self.folder)
+        self.member = Member(
+            me, TOPIC, build, sequence=itertools.count(1), clock=lambda: self.now, folder=self.folder
+        )
 
     def hear(self, author: Identity, number: int, via: PeerId | None = None) -> Verdict:
         return self.member.deliver(seal(author, TOPIC.swarm_id, number, self.now, "rollouts", b"body"), via)
@@ -186,7 +207,9 @@ async def test_a_member_says_of_each_body_whose_it_is_and_remembers_over_restart
     assert again.member.rejected == {Reason.SHUNNED: 2, Reason.DUPLICATE: 1}
 
 
-async def test_nothing_is_fetched_from_who_is_shunned(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_nothing_is_fetched_from_who_is_shunned(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     life, asked = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/12.0.1.2/tcp/1"}), list[PeerId]()
 
     async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -197,10 +220,13 @@ async def test_nothing_is_fetched_from_who_is_shunned(tmp_path: Path, autojump_c
     for _ in range(3):
         life.member.report(B, Reason.NOT_ASKED_FOR)
     assert await life.member.fetch(Want(bytes(12), 10, [B, C])) is None
-    assert asked[:2] == [C, A] and sorted(asked[2:]) == sorted([C, A])  # whom it could not ask it asks once more, at one moment
+    # Whom it could not ask it asks once more, at one moment
+    assert asked[:2] == [C, A] and sorted(asked[2:]) == sorted([C, A])
 
 
-def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_is_not(tmp_path: Path) -> None:
+def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_is_not(
+    tmp_path: Path,
+) -> None:
     life = Life(tmp_path)
     for _ in range(3):
         life.member.report(A, Reason.NOT_ASKED_FOR)
@@ -227,11 +253,15 @@ def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path:
 
 @pytest.mark.net
 async def test_the_mesh_hears_what_we_think(nursery: trio.Nursery) -> None:
-    handlers = Handlers(lambda *_: Verdict.ACCEPT, lambda *_: b"", lambda peer: SHUNNED - 1 if peer == A else SHUNNED)
+    handlers = Handlers(
+        lambda *_: Verdict.ACCEPT, lambda *_: b"", lambda peer: SHUNNED - 1 if peer == A else SHUNNED
+    )
     engine = real_engine("libp2p", 9, handlers)
     await nursery.start(engine.run)
     scorer = engine._stack.router.scorer
-    assert scorer.is_graylisted(ID.from_string(A), [str(TOPIC)]) and not scorer.is_graylisted(ID.from_string(B), [str(TOPIC)])
+    assert scorer.is_graylisted(ID.from_string(A), [str(TOPIC)]) and not scorer.is_graylisted(
+        ID.from_string(B), [str(TOPIC)]
+    )
 
 
 def envelope(author: str, n: int, group: str = "", size: int = 10) -> Envelope:

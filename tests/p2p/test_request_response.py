@@ -88,7 +88,14 @@ async def test_what_is_asked_is_answered() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"\x00\x00", b"\x00\x00\x00\x05hell", b"\x00\x00\x00\x06hello!", b"\xff\xff\xff\xffhello", b"\x00\x00\x00\x05hello!"],
+    [
+        b"",
+        b"\x00\x00",
+        b"\x00\x00\x00\x05hell",
+        b"\x00\x00\x00\x06hello!",
+        b"\xff\xff\xff\xffhello",
+        b"\x00\x00\x00\x05hello!",
+    ],
     ids=["nothing", "no length", "cut short", "over the limit", "far over it", "more than announced"],
 )
 async def test_an_answer_that_is_none(answer: bytes) -> None:
@@ -112,7 +119,11 @@ async def test_no_more_than_the_limit_is_ever_waited_for() -> None:
         await ask(ours, b"?", 5)
 
 
-@pytest.mark.parametrize("question", [struct.pack(">I", MAX_QUESTION + 1), b"\x00\x00\x00\x01??", b""], ids=["too long", "more", "none"])
+@pytest.mark.parametrize(
+    "question",
+    [struct.pack(">I", MAX_QUESTION + 1), b"\x00\x00\x00\x01??", b""],
+    ids=["too long", "more", "none"],
+)
 async def test_a_question_that_is_none_is_cut_off(question: bytes) -> None:
     theirs, ours = pair()
     await theirs.send_all(question)
@@ -222,7 +233,9 @@ async def test_what_waits_for_a_next_question_takes_no_place_and_not_for_long(au
 
     async with trio.open_nursery() as nursery:
         began = trio.current_time()
-        nobody = [Identity.from_seed(bytes([n, 1]) * 16).peer_id for n in range(IDLE_AT_ONCE // IDLE_EACH + 1)]
+        nobody = [
+            Identity.from_seed(bytes([n, 1]) * 16).peer_id for n in range(IDLE_AT_ONCE // IDLE_EACH + 1)
+        ]
         for peer in nobody:
             for _ in range(IDLE_EACH + (peer == nobody[0])):
                 theirs, ours = pair()
@@ -232,7 +245,8 @@ async def test_what_waits_for_a_next_question_takes_no_place_and_not_for_long(au
                 streams.append((peer, theirs))
             await trio.testing.wait_all_tasks_blocked()
         assert served._idle.total() == IDLE_AT_ONCE and max(served._idle.values()) == IDLE_EACH
-        assert served._open == {nobody[0]: 1, nobody[-1]: IDLE_EACH}  # these wait for the asker's end, as a question does
+        # These wait for the asker's end, as a question does
+        assert served._open == {nobody[0]: 1, nobody[-1]: IDLE_EACH}
         theirs, ours = pair()
         nursery.start_soon(serve, PEERS[0], ours)
         assert await ask(End(theirs), b"?", 1) == b"?"  # places are free
@@ -299,7 +313,8 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
         await trio.sleep(KEPT_FOR)
     assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
     await trio.sleep(0.1)
-    assert await ask(PEERS[0], b"later", 5) == b"retal"  # not on the old one: the other may be about to end it
+    # Not on the old one: the other may be about to end it
+    assert await ask(PEERS[0], b"later", 5) == b"retal"
     assert world.ends() == [True, None]
     async with trio.open_nursery() as together:
         for _ in range(3):
@@ -316,7 +331,9 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     assert set(world.ends()) == {True}
 
 
-async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(world: World, autojump_clock: Any) -> None:
+async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
+    world: World, autojump_clock: Any
+) -> None:
     ask = world.asking.ask
     await ask(PEERS[0], b"?", 1)
     world.opened[0][1].stream.receive_stream.put_eof()  # the other ended it
@@ -352,7 +369,9 @@ async def test_a_question_given_up_costs_its_stream(world: World) -> None:
     await world.asking.end()
 
 
-async def test_one_peer_is_asked_a_few_questions_at_a_time_and_others_meanwhile(world: World, autojump_clock: Any) -> None:
+async def test_one_peer_is_asked_a_few_questions_at_a_time_and_others_meanwhile(
+    world: World, autojump_clock: Any
+) -> None:
     now, most = Counter[PeerId](), Counter[PeerId]()
 
     async def reach(peer: PeerId) -> bool:

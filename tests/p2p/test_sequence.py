@@ -23,8 +23,12 @@ def test_no_number_is_used_before_it_is_reserved_on_disk(tmp_path: Path) -> None
         assert number < int(path.read_text())
 
 
-@pytest.mark.parametrize("content", [b"", b"12", b"x\n", b"-5\n", b"9" * 30 + b"\n", "٣\n".encode(), b"1\n2\n"])
-def test_a_damaged_file_is_set_aside_and_the_clock_takes_over(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"12", b"x\n", b"-5\n", b"9" * 30 + b"\n", "٣\n".encode(), b"1\n2\n"]
+)
+def test_a_damaged_file_is_set_aside_and_the_clock_takes_over(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "sequence"
     path.write_bytes(content)
     assert next(SequenceFile(path, lambda: 1_700_000_000.0)) == 1_700_000_000_000

@@ -1,4 +1,6 @@
-"""Connections of the libp2p engine where one of the nodes has a rate limit: it is slow, and nobody is cut off for it.
+"""Connections of the libp2p engine where one of the nodes has a rate limit.
+
+It is slow, and nobody is cut off for it.
 
 Real hosts and a real relay. Memory takes the place of the sockets, so that the clock can jump.
 """
@@ -53,11 +55,19 @@ class Wire:
 
 
 class Swarm:
-    """All are connected to the relay, and home has a place there. limits: by name. relay: what others may have of it."""
+    """All are connected to the relay, and home has a place there.
 
-    def __init__(self, stack: AsyncExitStack, nursery: trio.Nursery, relay: RelayLimits, limits: dict[str, Traffic]) -> None:
+    limits: by name. relay: what others may have of it.
+    """
+
+    def __init__(
+        self, stack: AsyncExitStack, nursery: trio.Nursery, relay: RelayLimits, limits: dict[str, Traffic]
+    ) -> None:
         self._stack, self._nursery, self._relay = stack, nursery, relay
-        self.hosts = {name: make_host(Identity.from_seed(bytes([n + 1]) * 32), limits.get(name)) for n, name in enumerate(NAMES)}
+        self.hosts = {
+            name: make_host(Identity.from_seed(bytes([n + 1]) * 32), limits.get(name))
+            for n, name in enumerate(NAMES)
+        }
         self._limits = limits
         self.came: dict[str, int] = dict.fromkeys(NAMES, 0)  # bytes at the sinks, by who sent them
 
@@ -74,9 +84,15 @@ class Swarm:
         self.hosts["home"].set_stream_handler(STOP, self._come_in)
         for name in NAMES[1:]:
             ours, theirs = map(Wire, trio.testing.memory_stream_pair())
-            self._nursery.start_soon(relay.get_network()._handle_inbound_connection, theirs, Multiaddr("/ip4/127.0.0.1/tcp/4001"))
+            self._nursery.start_soon(
+                relay.get_network()._handle_inbound_connection, theirs, Multiaddr("/ip4/127.0.0.1/tcp/4001")
+            )
             socket = CountedSocket(ours, self._limits.get(name) or Traffic())
-            await self.hosts[name].get_network().upgrade_outbound_raw_conn(RawConnection(socket, True), self.id("relay"))
+            await (
+                self.hosts[name]
+                .get_network()
+                .upgrade_outbound_raw_conn(RawConnection(socket, True), self.id("relay"))
+            )
         await self._hop("home", HopMessage(type=HopMessage.RESERVE))
 
     async def _hop(self, name: str, message: HopMessage) -> Any:
@@ -89,7 +105,11 @@ class Swarm:
         await receive(stream, StopMessage)
         await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(StatusCode.OK)))
         through = Circuit(stream, False, self.id("relay"))
-        muxed = await self.hosts["home"].get_network().upgrade_inbound_raw_conn(through, Multiaddr(through.address))
+        muxed = (
+            await self.hosts["home"]
+            .get_network()
+            .upgrade_inbound_raw_conn(through, Multiaddr(through.address))
+        )
         await muxed.event_closed.wait()
 
     async def _sink(self, stream: Any) -> None:
@@ -99,8 +119,14 @@ class Swarm:
 
     async def reach_home(self, name: str) -> Any:
         """Through the relay. The stream that carries the circuit."""
-        stream = await self._hop(name, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=self.id("home").to_bytes())))
-        await self.hosts[name].get_network().upgrade_outbound_raw_conn(Circuit(stream, True, self.id("relay")), self.id("home"))
+        stream = await self._hop(
+            name, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=self.id("home").to_bytes()))
+        )
+        await (
+            self.hosts[name]
+            .get_network()
+            .upgrade_outbound_raw_conn(Circuit(stream, True, self.id("relay")), self.id("home"))
+        )
         return stream
 
     async def give(self, name: str, to: str, size: int = SIZE) -> None:
@@ -122,7 +148,11 @@ TO_HOME = ("one", "home")
 
 @pytest.mark.parametrize(
     ("slow", "limit", "besides"),
-    [("one", {"up": SLOW}, [("one", "relay")]), ("relay", {"up": SLOW}, [TO_HOME, ("two", "home")]), ("home", {"down": SLOW}, [])],
+    [
+        ("one", {"up": SLOW}, [("one", "relay")]),
+        ("relay", {"up": SLOW}, [TO_HOME, ("two", "home")]),
+        ("home", {"down": SLOW}, []),
+    ],
 )
 async def test_a_rate_limit_ends_no_circuit(
     slow: str, limit: dict[str, float], besides: list[tuple[str, str]], autojump_clock: Any
@@ -150,10 +180,14 @@ async def test_a_circuit_is_not_idle_while_its_bytes_wait_for_the_relays_rate(au
         await those.give("two", "home", 100_000)
         await until(lambda: those.came["two"] == 100_000, 20.0, every=0.1)
         assert trio.current_time() - begun > limits.idle
-        await until(lambda: not those.hosts["home"].get_network().get_connections(those.id("two")), 2 * limits.idle)
+        await until(
+            lambda: not those.hosts["home"].get_network().get_connections(those.id("two")), 2 * limits.idle
+        )
 
 
-async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_in_time(autojump_clock: Any) -> None:
+async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_in_time(
+    autojump_clock: Any,
+) -> None:
     limits = RelayLimits(size=SIZE, rate=1.0, seconds=100.0)
     async with swarm(limits) as those:
         await those.reach_home("one")
@@ -168,7 +202,9 @@ async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_
         assert trio.current_time() - begun <= limits.seconds + 1
 
 
-async def test_a_connection_that_waits_to_be_read_is_not_silent(autojump_clock: Any, nursery: trio.Nursery) -> None:
+async def test_a_connection_that_waits_to_be_read_is_not_silent(
+    autojump_clock: Any, nursery: trio.Nursery
+) -> None:
     """Or a peer that we read slowly, by our own limit, would be taken for one that is gone."""
     ours, theirs = map(Wire, trio.testing.memory_stream_pair())
     socket = CountedSocket(ours, Traffic(down=SLOW))

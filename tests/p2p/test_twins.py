@@ -52,7 +52,8 @@ def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_sile
 
 def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
     clock = Clock()
-    cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)  # started at once: one of them is silent
+    # Started at once: one of them is silent
+    cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
     for looks in range(60):
         look(clock, cards, first, second)
         if looks:
@@ -138,10 +139,17 @@ async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the
     nursery.start_soon(live)
     await nursery.start(ours.run)
     await trio.sleep(3 * TWINS_EVERY)
-    assert ours.peers() and KEY.peer_id not in swarm.members() and (twin := ours.twin()) is not None and twin.later
+    assert (
+        ours.peers()
+        and KEY.peer_id not in swarm.members()
+        and (twin := ours.twin()) is not None
+        and twin.later
+    )
     ours.publish("rollouts", b"unheard")
     await trio.sleep(300)  # it looked some times
-    assert KEY.peer_id not in swarm.members() and ours.twin() is not None and earlier.twin(clock()) is not None
+    assert (
+        KEY.peer_id not in swarm.members() and ours.twin() is not None and earlier.twin(clock()) is not None
+    )
     alive.cancel()
     await trio.sleep(60)
     assert KEY.peer_id in swarm.members() and ours.twin() is None

@@ -28,7 +28,10 @@ def entrypoint() -> ModuleType:
 
 
 def parse(words: Sequence[str]) -> dict[str, object]:
-    """The options as the program's own parser reads them, without running it. Raises its usage error where it refuses them."""
+    """The options as the program's own parser reads them, without running it.
+
+    Raises its usage error where it refuses them.
+    """
     name, *rest = words
     program = Path(name).name
     app: typer.Typer = PROGRAMS[program]

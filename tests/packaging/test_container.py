@@ -1,4 +1,7 @@
-"""The image and the compose file: every file there, every command line real, nothing secret, nothing run as root."""
+"""The image and the compose file.
+
+Every file there, every command line real, nothing secret, nothing run as root.
+"""
 
 import itertools
 import json
@@ -32,8 +35,17 @@ SECRET = re.compile(r"\.pem|\.key|id_rsa|password|secret|token|credential", re.I
 
 def instructions() -> list[tuple[str, str]]:
     """(instruction, rest), lines joined and comments left out."""
-    lines = [line for line in DOCKERFILE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    return [(word, rest) for word, _, rest in (line.partition(" ") for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines())]
+    lines = [
+        line
+        for line in DOCKERFILE.read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+    return [
+        (word, rest)
+        for word, _, rest in (
+            line.partition(" ") for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
+        )
+    ]
 
 
 def compose(name: str = "compose.yaml") -> dict[str, Any]:
@@ -85,8 +97,18 @@ def test_the_swarm_of_the_paper() -> None:
     configs = {node_config(command_of(service)) for service in nodes().values()}
     (config,) = configs
     assert isinstance(config, NodeConfig)
-    assert (config.model.name, config.round.local, config.round.external, config.round.rounds) == ("qwen2.5-0.5b", 4, 4, 2000)
-    assert (config.profile, config.train.learning_rate, config.sharing.weigh, config.gate.mode) == ("sapo-paper", 1e-3, "paper", "off")
+    assert (config.model.name, config.round.local, config.round.external, config.round.rounds) == (
+        "qwen2.5-0.5b",
+        4,
+        4,
+        2000,
+    )
+    assert (config.profile, config.train.learning_rate, config.sharing.weigh, config.gate.mode) == (
+        "sapo-paper",
+        1e-3,
+        "paper",
+        "off",
+    )
     judge = parse(command_of(compose()["services"]["judge"]))
     assert config.judge.url == f"http://judge:{judge['port']}"
     assert judge["curriculum"] == "sapo-9"
@@ -99,13 +121,21 @@ def test_every_node_has_its_own_state_and_gpu_and_all_share_the_meeting() -> Non
         assert set(mounts) <= declared
         states += [volume for volume, path in mounts.items() if path == "/state"]
         assert mounts["meeting"] == ("/meeting" if name == "node-1" else "/meeting:ro")
-        assert service["environment"]["MEETING_FILE"] == "/meeting/bootstrap" and "--state-dir" in service["command"]
+        assert (
+            service["environment"]["MEETING_FILE"] == "/meeting/bootstrap"
+            and "--state-dir" in service["command"]
+        )
     first, *rest = nodes().values()
     assert len(set(states)) == len(nodes()) and "node-1" not in first["depends_on"]
     assert all(service["depends_on"]["node-1"] == {"condition": "service_healthy"} for service in rest)
     assert first["environment"]["MEETING_AS"].split("/")[2] == "node-1"
-    override = yaml.safe_load((ROOT / "packaging" / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"]
-    given = [service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for service in override.values()]
+    override = yaml.safe_load((ROOT / "packaging" / "compose.gpu.yaml").read_text(encoding="utf-8"))[
+        "services"
+    ]
+    given = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for service in override.values()
+    ]
     assert (list(override), given) == (list(nodes()), [[str(number)] for number in range(8)])
 
 
@@ -118,7 +148,9 @@ def test_no_service_may_more_than_it_needs() -> None:
 def stage(name: str) -> dict[str, str]:
     """The instructions of one of the images; of several of a kind the last."""
     lines = instructions()
-    first = next(place for place, (word, rest) in enumerate(lines) if word == "FROM" and rest.endswith(f" AS {name}"))
+    first = next(
+        place for place, (word, rest) in enumerate(lines) if word == "FROM" and rest.endswith(f" AS {name}")
+    )
     return dict(itertools.takewhile(lambda line: line[0] != "FROM", lines[first + 1 :]))
 
 
@@ -129,7 +161,9 @@ def test_the_judges_image_serves_by_settings_that_there_are() -> None:
     assert (service["build"]["target"], "command" in service) == ("judge", False)
     given = [word.partition("=")[0] for word in judge["ENV"].split()] + list(service["environment"])
     assert {name.removeprefix("SWARMD_JUDGE_").lower() for name in given} <= set(settings_of(serve))
-    assert f"SWARMD_JUDGE_PORT={judge['EXPOSE']}" in judge["ENV"] and "SWARMD_JUDGE_HOST=0.0.0.0" in judge["ENV"]
+    assert (
+        f"SWARMD_JUDGE_PORT={judge['EXPOSE']}" in judge["ENV"] and "SWARMD_JUDGE_HOST=0.0.0.0" in judge["ENV"]
+    )
 
 
 def test_a_judge_with_caddy_and_postgresql() -> None:
@@ -137,9 +171,15 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
     caddy, judge, database = (file["services"][name] for name in ("caddy", "judge", "database"))
     (subnet,) = file["networks"]["inside"]["ipam"]["config"]
     proxy = caddy["networks"]["inside"]["ipv4_address"]
-    assert judge["environment"]["SWARMD_JUDGE_PROXY"] == proxy and ip_address(proxy) in ip_network(subnet["subnet"])
+    assert judge["environment"]["SWARMD_JUDGE_PROXY"] == proxy and ip_address(proxy) in ip_network(
+        subnet["subnet"]
+    )
     assert "ports" not in judge and "ports" not in database  # nobody passes by Caddy
-    assert (judge["cap_drop"], judge["read_only"], judge["depends_on"]) == (["ALL"], True, {"database": {"condition": "service_healthy"}})
+    assert (judge["cap_drop"], judge["read_only"], judge["depends_on"]) == (
+        ["ALL"],
+        True,
+        {"database": {"condition": "service_healthy"}},
+    )
     mounted = {volume.split(":")[0] for service in (caddy, judge, database) for volume in service["volumes"]}
     assert mounted == {*file["volumes"], "./Caddyfile.example"}
     password = "${POSTGRES_PASSWORD:?}"  # which compose demands; none stands in the file
@@ -151,16 +191,30 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
 def test_caddy_takes_the_name_and_the_judge_from_the_compose_file() -> None:
     program = shutil.which("caddy") or pytest.skip("caddy is not installed")
     said = compose("compose.judge.yaml")["services"]["caddy"]["environment"]
-    command = [program, "adapt", "--config", str(ROOT / "packaging" / "Caddyfile.example"), "--adapter", "caddyfile"]
+    command = [
+        program,
+        "adapt",
+        "--config",
+        str(ROOT / "packaging" / "Caddyfile.example"),
+        "--adapter",
+        "caddyfile",
+    ]
     environment = {**os.environ, "JUDGE": said["JUDGE"], "DOMAIN": "ours.example"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert '"host":["ours.example"]' in done.stdout and f'"dial":"{said["JUDGE"]}"' in done.stdout
 
 
 def docker_has_compose() -> bool:
     try:
-        return subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=PATIENCE, check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["docker", "compose", "version"], capture_output=True, timeout=PATIENCE, check=False
+            ).returncode
+            == 0
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -169,9 +223,14 @@ def docker_has_compose() -> bool:
 @pytest.mark.skipif(not docker_has_compose(), reason="no docker compose here")
 def test_docker_compose_accepts_the_files() -> None:
     given = {**os.environ, "DOMAIN": "judge.example", "POSTGRES_PASSWORD": "x"}
-    for files in ("-f packaging/compose.yaml -f packaging/compose.gpu.yaml", "-f packaging/compose.judge.yaml"):
+    for files in (
+        "-f packaging/compose.yaml -f packaging/compose.gpu.yaml",
+        "-f packaging/compose.judge.yaml",
+    ):
         words = f"docker compose {files} config --quiet".split()
-        checked = subprocess.run(words, cwd=ROOT, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        checked = subprocess.run(
+            words, cwd=ROOT, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert checked.returncode == 0, checked.stderr
 
 
@@ -198,10 +257,14 @@ def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Pat
         if now[0] >= 3:
             program.announce(tmp_path / "one", "/dns4/node-1/tcp/4001", tmp_path / "bootstrap")
 
-    assert program.meet(tmp_path / "bootstrap", 300, lambda: now[0], sleep).startswith("/dns4/node-1/tcp/4001/p2p/12D3KooW")
+    assert program.meet(tmp_path / "bootstrap", 300, lambda: now[0], sleep).startswith(
+        "/dns4/node-1/tcp/4001/p2p/12D3KooW"
+    )
     assert now[0] == 3
     with pytest.raises(program.NobodyToMeet, match="did not appear in 2 s"):
-        program.meet(tmp_path / "never", 2, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
+        program.meet(
+            tmp_path / "never", 2, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds)
+        )
 
 
 def test_other_commands_are_left_as_they_are() -> None:
@@ -217,14 +280,26 @@ def test_other_commands_are_left_as_they_are() -> None:
         ("swarmd join", {"MEETING_FILE": "nowhere", "MEETING_WAIT": "0"}, "nowhere did not appear in 0 s"),
         ("swarmd join", {"MEETING_FILE": "nowhere", "MEETING_WAIT": "soon"}, "soon"),
         ("swarmd join", {"MEETING_FILE": "f", "MEETING_AS": "/dns4/n/tcp/1"}, "needs --state-dir"),
-        ("swarmd join --state-dir s", {"MEETING_FILE": "f", "MEETING_AS": "node-1:4001"}, "is not a bootstrap address"),
+        (
+            "swarmd join --state-dir s",
+            {"MEETING_FILE": "f", "MEETING_AS": "node-1:4001"},
+            "is not a bootstrap address",
+        ),
         ("no-such-program-here", {}, "No such file"),
     ],
 )
 @pytest.mark.net
-def test_what_an_operator_got_wrong_is_one_line(tmp_path: Path, words: str, environment: dict[str, str], said: str) -> None:
+def test_what_an_operator_got_wrong_is_one_line(
+    tmp_path: Path, words: str, environment: dict[str, str], said: str
+) -> None:
     ran = subprocess.run(
-        [*PROGRAM, *words.split()], cwd=tmp_path, env=ENTRY | environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*PROGRAM, *words.split()],
+        cwd=tmp_path,
+        env=ENTRY | environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert ran.returncode == 1 and said in ran.stderr
     assert ran.stderr.count("\n") == 1, ran.stderr
@@ -235,8 +310,14 @@ def test_it_becomes_the_program_and_hands_it_the_address_that_it_waited_for(tmp_
     """A program of that name, which says what it was asked."""
     (tmp_path / "swarmd").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "swarmd").chmod(0o755)
-    environment = {**ENTRY, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MEETING_FILE": str(tmp_path / "bootstrap")}
-    with subprocess.Popen([*PROGRAM, "swarmd", "join"], env=environment, stdout=subprocess.PIPE, text=True) as second:
+    environment = {
+        **ENTRY,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "MEETING_FILE": str(tmp_path / "bootstrap"),
+    }
+    with subprocess.Popen(
+        [*PROGRAM, "swarmd", "join"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as second:
         address = entrypoint().announce(tmp_path / "one", "/ip4/127.0.0.1/tcp/4001", tmp_path / "bootstrap")
         said, _ = second.communicate(timeout=PATIENCE)
     assert (second.returncode, said) == (0, f"join --bootstrap {address}\n")

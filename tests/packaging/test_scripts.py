@@ -1,4 +1,7 @@
-"""The scripts a newcomer runs first: they find what they need, say what is missing in one line, and do nothing twice."""
+"""The scripts a newcomer runs first.
+
+They find what they need, say what is missing in one line, and do nothing twice.
+"""
 
 import ast
 import os
@@ -18,7 +21,25 @@ from swarmd.testing import PATIENCE
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]
-TOOLS = ["sh", "env", "dirname", "cat", "head", "tail", "sed", "tr", "sort", "uname", "id", "rm", "printf", "ls", "mkdir", "ln", "cp"]
+TOOLS = [
+    "sh",
+    "env",
+    "dirname",
+    "cat",
+    "head",
+    "tail",
+    "sed",
+    "tr",
+    "sort",
+    "uname",
+    "id",
+    "rm",
+    "printf",
+    "ls",
+    "mkdir",
+    "ln",
+    "cp",
+]
 READ = ("scripts/setup", "scripts/test", "pyproject.toml", "constraints.txt", "overrides.txt")
 READ += ("engines/vllm/pyproject.toml", "engines/hivemind/pyproject.toml")
 PYTHON = """case "$*" in
@@ -36,7 +57,10 @@ def program(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with what the scripts read; beside it a Python whose environments have a pip that only writes down what it is asked."""
+    """A checkout with what the scripts read.
+
+    Beside it a Python whose environments have a pip that only writes down what it is asked.
+    """
     for name in READ:
         (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "checkout" / name)
@@ -72,7 +96,11 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
 def asked(checkout: Path, *, alone: bool = False) -> list[str]:
     """Of pip or uv. alone: what was to come without its dependencies; else the rest."""
     log = checkout.parent / "log"
-    return [line for line in log.read_text().splitlines() if ("--no-deps" in line) == alone] if log.exists() else []
+    return (
+        [line for line in log.read_text().splitlines() if ("--no-deps" in line) == alone]
+        if log.exists()
+        else []
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.name))
@@ -108,7 +136,13 @@ def test_what_scripts_test_runs(checkout: Path, words: str, lanes: list[str]) ->
     (checkout.parent / "fails").touch()
     for tool in ("ruff", "mypy", "pytest"):
         program(tools / tool, INSTALLER.format(folder=checkout.parent))
-    done = subprocess.run([checkout / "scripts" / "test", *words.split()], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [checkout / "scripts" / "test", *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     ran = [re.sub(r"-n \d --dist worksteal | --durations \d+", "", line).strip() for line in asked(checkout)]
     assert (done.returncode, ran) == (1, lanes)
     assert done.stderr == ("failed: ruff mypy pytest\n" if len(lanes) > 1 else "")
@@ -119,14 +153,19 @@ def test_one_command_pins_torch_with_the_rest(checkout: Path) -> None:
     assert done.returncode == 0 and done.stderr.count("\n") < 12, done.stderr
     (line,) = asked(checkout)
     assert re.fullmatch(
-        r"pip install torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt --index-url http://192\.0\.2\.1:1", line
+        r"pip install torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt --index-url"
+        r" http://192\.0\.2\.1:1",
+        line,
     )
 
 
 def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_path: Path) -> None:
     """As a package where it is not there. Without GMP's headers, as fastecdsa is overridden."""
     own = checkout.parent
-    program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_FIND_LINKS $UV_INDEX $UV_DEFAULT_INDEX" > "{own}/looks"')
+    program(
+        own / "uv",
+        f'{INSTALLER.format(folder=own)}; echo "$UV_FIND_LINKS $UV_INDEX $UV_DEFAULT_INDEX" > "{own}/looks"',
+    )
     program(
         own / "pip",
         f"""case "$1" in
@@ -140,16 +179,25 @@ def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_p
     itself, line = asked(checkout)
     assert itself == "pip install --quiet -c constraints.txt uv"
     assert line.startswith("uv pip install --python .venv/bin/python --compile-bytecode ")
-    assert re.search(r" --override overrides\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt$", line)
+    assert re.search(
+        r" --override overrides\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt$", line
+    )
     assert (own / "looks").read_text().split() == ["/wheels,/more", "file:///index"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch has one build")
 @pytest.mark.parametrize(
     ("environment", "taken"),
-    [({}, "cpu"), ({"UV_TORCH_BACKEND": "cu128"}, "cu128"), ({"UV_INDEX": "file:///index"}, ""), ({"SWARMD_PIP_ARGS": "--offline"}, "")],
+    [
+        ({}, "cpu"),
+        ({"UV_TORCH_BACKEND": "cu128"}, "cu128"),
+        ({"UV_INDEX": "file:///index"}, ""),
+        ({"SWARMD_PIP_ARGS": "--offline"}, ""),
+    ],
 )
-def test_without_a_gpu_pytorch_comes_without_cuda(checkout: Path, bare_path: Path, environment: Mapping[str, str], taken: str) -> None:
+def test_without_a_gpu_pytorch_comes_without_cuda(
+    checkout: Path, bare_path: Path, environment: Mapping[str, str], taken: str
+) -> None:
     """Where nothing else says from where it comes. What it takes is said first."""
     own = checkout.parent
     program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_TORCH_BACKEND" > "{own}/backend"')
@@ -161,12 +209,19 @@ def test_without_a_gpu_pytorch_comes_without_cuda(checkout: Path, bare_path: Pat
         assert (own / "backend").read_text().strip() == taken
 
 
-@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64")
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64"
+)
 def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does_not(checkout: Path) -> None:
-    program(checkout.parent / "pip", f'{INSTALLER.format(folder=checkout.parent)}; case "$*" in *--no-deps*) exit 1 ;; esac')
+    program(
+        checkout.parent / "pip",
+        f'{INSTALLER.format(folder=checkout.parent)}; case "$*" in *--no-deps*) exit 1 ;; esac',
+    )
     done = run_setup(checkout)
     assert done.returncode == 0 and "py-libp2p alone" in done.stderr
-    assert asked(checkout, alone=True) == ["pip install --no-deps -e engines/hivemind hivemind -c constraints.txt"]
+    assert asked(checkout, alone=True) == [
+        "pip install --no-deps -e engines/hivemind hivemind -c constraints.txt"
+    ]
     pin = f"hivemind=={pins('constraints.txt')['hivemind']}"
     package = ROOT / "engines" / "hivemind"
     for file in ("pyproject.toml", "README.md", "swarmd_engine_hivemind/p2pd.py"):
@@ -198,21 +253,29 @@ def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
 @pytest.mark.parametrize(
     "environment, said",
     [
-        ({"SWARMD_PYTHON": ""}, "setup: swarmd needs Python 3.11, 3.12 or 3.13: install one and run this again\n"),
+        (
+            {"SWARMD_PYTHON": ""},
+            "setup: swarmd needs Python 3.11, 3.12 or 3.13: install one and run this again\n",
+        ),
         ({"SWARMD_PYTHON": "python-of-old"}, "setup: python-of-old is not it; swarmd needs Python 3.11"),
         ({"CC": ""}, "setup: no C compiler found"),
     ],
 )
-def test_no_python_and_no_compiler_are_one_clear_line(checkout: Path, bare_path: Path, environment: Mapping[str, str], said: str) -> None:
+def test_no_python_and_no_compiler_are_one_clear_line(
+    checkout: Path, bare_path: Path, environment: Mapping[str, str], said: str
+) -> None:
     told = run_setup(checkout, PATH=str(bare_path), **environment)
     assert told.returncode == 1
     assert told.stderr.startswith(said) and told.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("manager", "package"), [("apt-get", "libgmp-dev"), ("dnf", "gmp-devel"), ("pacman", "gmp"), ("apk", "gmp-dev"), ("", "gmp")]
+    ("manager", "package"),
+    [("apt-get", "libgmp-dev"), ("dnf", "gmp-devel"), ("pacman", "gmp"), ("apk", "gmp-dev"), ("", "gmp")],
 )
-def test_missing_headers_nobody_may_install_are_named_in_one_line(checkout: Path, bare_path: Path, manager: str, package: str) -> None:
+def test_missing_headers_nobody_may_install_are_named_in_one_line(
+    checkout: Path, bare_path: Path, manager: str, package: str
+) -> None:
     """A compiler that finds no gmp.h, a user who is not root, and no sudo."""
     for name, text in {"cc": "exit 1", "id": "echo 1000", manager: "exit 1"}.items():
         if name:
@@ -227,7 +290,10 @@ def test_missing_headers_nobody_may_install_are_named_in_one_line(checkout: Path
 def test_missing_headers_are_installed_where_that_is_possible(checkout: Path, bare_path: Path) -> None:
     """apt-get as root: a stale list of packages is renewed once, and then the compiler finds gmp.h."""
     installed, listed, log = checkout.parent / "gmp", checkout.parent / "list", checkout.parent / "apt.log"
-    apt = f'echo "$*" >> "{log}"; case "$*" in *update) echo > "{listed}" ;; *) [ -e "{listed}" ] && echo > "{installed}" ;; esac'
+    apt = (
+        f'echo "$*" >> "{log}"; case "$*" in *update) echo > "{listed}" ;; *) [ -e "{listed}" ] && echo >'
+        f' "{installed}" ;; esac'
+    )
     for name, text in {"cc": f'[ -e "{installed}" ]', "id": "echo 0", "apt-get": apt}.items():
         program(bare_path / name, text)
     done = run_setup(checkout, PATH=str(bare_path), CC="")
@@ -254,14 +320,20 @@ def canonical(name: str) -> str:
 
 def pins(file: str) -> dict[str, str]:
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
-    return {canonical(name): version for name, version in (line.split("==") for line in lines if line and not line.startswith("#"))}
+    return {
+        canonical(name): version
+        for name, version in (line.split("==") for line in lines if line and not line.startswith("#"))
+    }
 
 
 def declared(project: Path) -> dict[str, set[str]]:
     """By extra ("" for none): the packages that a pyproject.toml asks for."""
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"": table["dependencies"], **table.get("optional-dependencies", {})}
-    return {extra: {canonical(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines} - {"swarmd"} for extra, lines in groups.items()}
+    return {
+        extra: {canonical(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines} - {"swarmd"}
+        for extra, lines in groups.items()
+    }
 
 
 def test_constraints_pin_everything_that_is_asked_for() -> None:
@@ -270,10 +342,13 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     trackers = {"trackio", "wandb", "tensorboard"}  # the set-up installs none of them
     assert names - trackers - pinned.keys() == set()
     for name in names - trackers - {"bitsandbytes", "ray"}:  # and what those want in turn, here
-        further = {canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line}
+        further = {
+            canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line
+        }
         assert further - pinned.keys() - overridden.keys() == set(), name
     assert pinned.keys() & overridden.keys() == set()  # uv would hold to both
-    assert all(re.fullmatch(r"[\w.]+", version) for version in pinned.values())  # no local versions: "+cpu" is one platform's
+    # No local versions: "+cpu" is one platform's
+    assert all(re.fullmatch(r"[\w.]+", version) for version in pinned.values())
     assert not any(name.startswith(("nvidia", "cuda", "triton")) for name in pinned)
 
 
@@ -284,9 +359,17 @@ OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm", "
 
 
 def imported(folders: str) -> set[str]:
-    """The packages, as an index calls them, that the code below these folders imports. The peers' of benchmarks are not ours to declare."""
+    """The packages, as an index calls them, that the code below these folders imports.
+
+    The peers' of benchmarks are not ours to declare.
+    """
     known, found = packages_distributions(), set[str]()
-    for path in (path for folder in folders.split() for path in (ROOT / folder).rglob("*.py") if "benchmarks/peers" not in str(path)):
+    for path in (
+        path
+        for folder in folders.split()
+        for path in (ROOT / folder).rglob("*.py")
+        if "benchmarks/peers" not in str(path)
+    ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {name.name.split(".")[0] for name in node.names}
@@ -305,7 +388,9 @@ def imported(folders: str) -> set[str]:
         ("engines/hivemind", "engines/hivemind", [""]),
     ],
 )
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported(project: str, folders: str, extras: list[str]) -> None:
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported(
+    project: str, folders: str, extras: list[str]
+) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
     tested = ("judge", "judge-parquet", "judge-postgres", "plot", "qr", "tensorboard")

@@ -1,4 +1,6 @@
-"""The systemd unit and the launchd agent say what they are meant to, in words their readers and `swarmd` understand."""
+"""The systemd unit and the launchd agent say what they are meant to, in words their readers and `swarmd`
+understand.
+"""
 
 import os
 import plistlib
@@ -48,7 +50,9 @@ def test_the_unit_starts_a_node_the_parser_accepts() -> None:
     node_config(words)
 
 
-def test_the_unit_waits_for_the_round_in_hand_restarts_what_a_restart_can_mend_and_may_no_more_than_it_needs() -> None:
+def test_the_unit_waits_for_the_round_in_hand_restarts_what_a_restart_can_mend_and_may_no_more_than_it_needs() -> (
+    None
+):
     unit = read_unit()
     assert float(unit["Service.TimeoutStopSec"][0]) > GRACE
     assert unit["Service.KillMode"] == ["mixed"]  # SIGTERM to the daemon alone: it tells its trainer itself
@@ -63,11 +67,16 @@ def test_the_unit_waits_for_the_round_in_hand_restarts_what_a_restart_can_mend_a
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name  # with a program that is there: `verify` looks for it
-    copy.write_text(re.sub("^ExecStart=.*$", "ExecStart=/bin/sh", UNIT.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+    copy.write_text(
+        re.sub("^ExecStart=.*$", "ExecStart=/bin/sh", UNIT.read_text(encoding="utf-8"), flags=re.MULTILINE),
+        encoding="utf-8",
+    )
     (tmp_path / "run").mkdir(mode=0o700)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
     command = ["systemd-analyze", "--user", "verify", str(copy)]
-    checked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    checked = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 

@@ -1,4 +1,6 @@
-"""What others install: the wheel holds the three packages, the tiny models and the settings, the source distribution the rest as well."""
+"""What others install: the wheel holds the three packages, the tiny models and the settings, the source
+distribution the rest as well.
+"""
 
 import email
 import re
@@ -17,7 +19,9 @@ from tests.packaging.checkout import ROOT
 
 PACKAGES = ("swarmd", "p2p", "judge")
 WEIGHTS = Path("swarmd/policy/models/tiny/weights")
-PAGES = [ROOT / folder for folder in ("swarmd/daemon/page/static", "judge/pages/static", "judge/pages/templates")]
+PAGES = [
+    ROOT / folder for folder in ("swarmd/daemon/page/static", "judge/pages/static", "judge/pages/templates")
+]
 UNITS = ROOT / "swarmd/state/units"
 EXPERIMENTS = ROOT / "swarmd/lab/experiments"
 MAX_BYTES = 20 * 1024 * 1024
@@ -33,7 +37,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a `build` folder left in a checkout would end up in the wheel."""
     copy = tmp_path_factory.mktemp("source") / "swarmd"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    made = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    made = subprocess.run(
+        [sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert made.returncode == 0, made.stderr
     return copy / "built"
 
@@ -46,29 +52,43 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    expected = {
+        str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    }
     expected |= {f"{package}/py.typed" for package in PACKAGES}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
     expected |= {str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*.toml")}
     expected |= {str(path.relative_to(ROOT)) for folder in (*PAGES, UNITS) for path in folder.iterdir()}
-    expected |= {f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml", "judge/judge.example.toml"}
+    expected |= {
+        f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml",
+        "judge/judge.example.toml",
+    }
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert (sorted(files - expected), sorted(expected - files)) == ([], [])
-    for name in (WEIGHTS / model / file for model in ("tiny", "tiny-latent") for file in ("config.json", "model.safetensors")):
+    for name in (
+        WEIGHTS / model / file
+        for model in ("tiny", "tiny-latent")
+        for file in ("config.json", "model.safetensors")
+    ):
         assert wheel.read(str(name)) == (ROOT / name).read_bytes()
 
 
 def test_the_wheels_metadata_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     folder = f"swarmd-{PROJECT['version']}.dist-info"
     metadata = email.message_from_bytes(wheel.read(f"{folder}/METADATA"))
-    assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("swarmd", PROJECT["version"], "Apache-2.0")
+    assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == (
+        "swarmd",
+        PROJECT["version"],
+        "Apache-2.0",
+    )
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert metadata["Author"] and "Typing :: Typed" in metadata.get_all("Classifier", [])
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert len(required) == len(PROJECT["dependencies"])
     page = str(metadata.get_payload())
     assert "swarmd join" in page
-    assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []  # others lead nowhere there
+    # Others lead nowhere there
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []
     assert "Apache License" in wheel.read(f"{folder}/licenses/LICENSE").decode()
     scripts = wheel.read(f"{folder}/entry_points.txt").decode()
     assert "swarmd = swarmd.__main__:main" in scripts and "swarmd-judge = judge.__main__:main" in scripts
@@ -79,8 +99,11 @@ def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path
     with tarfile.open(path) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     folders = ("swarmd", "p2p", "judge", "tests", "benchmarks", "docs", "packaging", "scripts", "engines")
-    ours = subprocess.run(["git", "ls-files", *folders, "*.md", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=False)
-    tracked = set(ours.stdout.splitlines()) or {"CHANGELOG.md", "docs/wire.md", "tests/conftest.py"}  # where there is no git
+    ours = subprocess.run(
+        ["git", "ls-files", *folders, "*.md", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    # Where there is no git
+    tracked = set(ours.stdout.splitlines()) or {"CHANGELOG.md", "docs/wire.md", "tests/conftest.py"}
     assert sorted(name for name in tracked - files if (ROOT / name).exists()) == []
     assert {"CHANGELOG.md", "node_config.example.toml"} <= files
 

@@ -1,4 +1,7 @@
-"""A headless Chromium, driven over the DevTools protocol by a pair of pipes: no package beside the browser itself."""
+"""A headless Chromium, driven over the DevTools protocol by a pair of pipes.
+
+No package beside the browser itself.
+"""
 
 import base64
 import contextlib
@@ -37,7 +40,9 @@ class Tab:
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
-        message = {"id": number, "method": method, "params": parameters} | ({"sessionId": self._session} if self._session else {})
+        message = {"id": number, "method": method, "params": parameters} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != number:
             self.events.append(answer)
@@ -55,7 +60,13 @@ class Tab:
         return dict(json.loads(line))
 
     def open(self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.run("window.ofThePageBefore = true")
@@ -79,7 +90,9 @@ class Tab:
         code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
         for kind in ("keyDown", "keyUp"):
             letters = {"text": text} if text and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **letters)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **letters
+            )
 
     def screenshot(self, file: Path) -> None:
         picture = self.call("Page.captureScreenshot", captureBeyondViewport=True)
@@ -99,8 +112,17 @@ def chromium(profile: Path) -> Iterator[Tab]:
         os.dup2(first, 3)
         os.dup2(second, 4)
 
-    command = [found, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-               "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={profile}"]  # fmt: skip
+    command = [
+        found,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--remote-debugging-pipe",
+        f"--user-data-dir={profile}",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=as_3_and_4, close_fds=False)
     os.close(reads)
     os.close(writes)

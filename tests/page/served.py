@@ -1,4 +1,7 @@
-"""A page served for tests: the real server and page over documents of the test's choice, and requests byte by byte."""
+"""A page served for tests.
+
+The real server and page over documents of the test's choice, and requests byte by byte.
+"""
 
 import contextlib
 import json
@@ -13,9 +16,17 @@ from swarmd.daemon.page.opening import PageOpening
 from tests.cli.test_view import PEER, document
 
 ROW = {
-    "id": PEER, "name": "brave-otter", "address": f"/ip4/192.0.2.9/tcp/4001/p2p/{PEER}", "direction": "inbound", "connected_at": 1.0,
-    "heard_at": 1.0, "frames": 7, "rejected": 2, "round": 5, "model": "tiny",
-}  # fmt: skip
+    "id": PEER,
+    "name": "brave-otter",
+    "address": f"/ip4/192.0.2.9/tcp/4001/p2p/{PEER}",
+    "direction": "inbound",
+    "connected_at": 1.0,
+    "heard_at": 1.0,
+    "frames": 7,
+    "rejected": 2,
+    "round": 5,
+    "model": "tiny",
+}
 PEERS = {"schema": 1, "peers": [ROW], "left_out": 3}
 
 
@@ -76,14 +87,26 @@ class Node:
             return tell
 
         async def invitation(_: Mapping[str, Any]) -> Mapping[str, Any]:
-            return {"schema": 1, "invitation": self.invitation, "notes": ["nobody outside this network can dial it"]}
+            return {
+                "schema": 1,
+                "invitation": self.invitation,
+                "notes": ["nobody outside this network can dial it"],
+            }
 
         others = ("pause", "resume", "limit", "stop", "network")
-        return {"status": status, "peers": peers, "invitation": invitation} | {name: told(name) for name in others}
+        return {"status": status, "peers": peers, "invitation": invitation} | {
+            name: told(name) for name in others
+        }
 
-    async def ask(self, request: str, *headers: str, body: str = "", host: str | None = None) -> tuple[int, str, str]:
+    async def ask(
+        self, request: str, *headers: str, body: str = "", host: str | None = None
+    ) -> tuple[int, str, str]:
         """Status, head and body of the answer to "GET /path"; headers as "name: value"."""
-        lines = [f"{request} HTTP/1.1", f"Host: {self.origin.removeprefix('http://') if host is None else host}", *headers]
+        lines = [
+            f"{request} HTTP/1.1",
+            f"Host: {self.origin.removeprefix('http://') if host is None else host}",
+            *headers,
+        ]
         lines += [f"Content-Length: {len(body.encode())}"] if body else []
         answer = await self.send("\r\n".join([*lines, "", body]).encode("latin-1"))
         head, _, text = answer.decode().partition("\r\n\r\n")
@@ -95,7 +118,8 @@ class Node:
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             with contextlib.suppress(trio.BrokenResourceError):
                 await stream.send_all(data)
-            with contextlib.suppress(trio.BrokenResourceError):  # it may hang up before it has read all, and what it said is there to read
+            # It may hang up before it has read all, and what it said is there to read
+            with contextlib.suppress(trio.BrokenResourceError):
                 async for some in stream:
                     answer += some
         return bytes(answer)
@@ -104,7 +128,9 @@ class Node:
     async def watching(self) -> AsyncIterator["Events"]:
         """The page's events."""
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
-            await stream.send_all(f"GET /events?token={self.token} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n".encode())
+            await stream.send_all(
+                f"GET /events?token={self.token} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n".encode()
+            )
             yield Events(stream)
 
 
@@ -114,6 +140,7 @@ async def served(node: Node | None = None) -> AsyncIterator[Node]:
     async with trio.open_nursery() as nursery:
         opening = PageOpening(nursery, node.handlers())
         node.address = (await opening.on_ui({}))["address"]
-        assert (await opening.on_ui({}))["address"] == node.address  # one server, however often it is asked for
+        # One server, however often it is asked for
+        assert (await opening.on_ui({}))["address"] == node.address
         yield node
         nursery.cancel_scope.cancel()

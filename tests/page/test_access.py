@@ -1,4 +1,7 @@
-"""Who may ask the node's page: over a real socket, with what hostile pages, other users and broken programs send."""
+"""Who may ask the node's page.
+
+Over a real socket, with what hostile pages, other users and broken programs send.
+"""
 
 import json
 import random
@@ -18,10 +21,24 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 PAUSE = '{"operation": "pause", "arguments": {}}'
 REBOUND = (
-    "evil.example", "evil.example:{port}", "127.0.0.1.nip.io:{port}", "localhost.evil.example", "evil.example.localhost:{port}", "",
-    "127.0.0.1@evil.example", "0.0.0.0:{port}", "127.1:{port}", "2130706433:{port}", "127.0.0.1:{port}:80", "127.0.0.1:x", "[::]:{port}",
-    "localhost.:{port}", "LOCALHOST.evil", "[::1].evil", "127.0.0.2:{port}",
-)  # fmt: skip
+    "evil.example",
+    "evil.example:{port}",
+    "127.0.0.1.nip.io:{port}",
+    "localhost.evil.example",
+    "evil.example.localhost:{port}",
+    "",
+    "127.0.0.1@evil.example",
+    "0.0.0.0:{port}",
+    "127.1:{port}",
+    "2130706433:{port}",
+    "127.0.0.1:{port}:80",
+    "127.0.0.1:x",
+    "[::]:{port}",
+    "localhost.:{port}",
+    "LOCALHOST.evil",
+    "[::1].evil",
+    "127.0.0.2:{port}",
+)
 
 
 def requests(node: Node) -> list[tuple[str, str, str]]:
@@ -39,7 +56,9 @@ async def test_a_name_that_was_pointed_at_this_machine_is_refused() -> None:
     async with served() as node:
         for host in REBOUND:
             for request, proof, body in requests(node):
-                status, head, text = await node.ask(request, proof, body=body, host=host.format(port=node.port))
+                status, head, text = await node.ask(
+                    request, proof, body=body, host=host.format(port=node.port)
+                )
                 assert status in (400, 403) and len(text) < 100, (host, request)
                 assert "access-control-allow" not in head.lower()
         assert node.told == [] and node.looks == 0
@@ -49,11 +68,21 @@ async def test_two_hundred_pages_of_other_origins_are_refused() -> None:
     rng = random.Random(19)
     async with served() as node:
         near = [
-            f"http://127.0.0.1:{node.port + 1}", f"https://127.0.0.1:{node.port}", f"http://localhost:{node.port}", "null", "file://", "",
-            f"http://127.0.0.1:{node.port}.evil.example", f"http://evil@127.0.0.1:{node.port}", f"{node.origin}/", "http://127.0.0.1",
-        ]  # fmt: skip
+            f"http://127.0.0.1:{node.port + 1}",
+            f"https://127.0.0.1:{node.port}",
+            f"http://localhost:{node.port}",
+            "null",
+            "file://",
+            "",
+            f"http://127.0.0.1:{node.port}.evil.example",
+            f"http://evil@127.0.0.1:{node.port}",
+            f"{node.origin}/",
+            "http://127.0.0.1",
+        ]
         names = ["".join(rng.choices(string.ascii_lowercase, k=9)) for _ in range(190)]
-        for at, origin in enumerate(near + [f"{rng.choice(['http', 'https'])}://{name}.example" for name in names]):
+        for at, origin in enumerate(
+            near + [f"{rng.choice(['http', 'https'])}://{name}.example" for name in names]
+        ):
             request, proof, body = requests(node)[at % 4]
             status, head, _ = await node.ask(request, proof, f"Origin: {origin}", body=body)
             assert status == 403 and "access-control-allow" not in head.lower(), (origin, request)
@@ -65,12 +94,15 @@ async def test_without_the_token_it_says_how_to_get_it_and_shows_nothing() -> No
         wrong = ("", "x", node.token[:-1], node.token + "x", node.token.swapcase(), "%00", "é")
         for given in wrong:
             for path in ("/", "/events"):
-                status, _, text = await node.ask(f"GET {path}?token={given}".encode("ascii", "ignore").decode())
+                status, _, text = await node.ask(
+                    f"GET {path}?token={given}".encode("ascii", "ignore").decode()
+                )
                 assert status == 403 and "`swarmd ui`" in text and node.document["name"] not in text
             status, _, text = await node.ask("POST /control", f"Authorization: Bearer {given}", body=PAUSE)
             assert status == 403 and "`swarmd ui`" in text
         assert (await node.ask("GET /"))[0] == 403
-        # What changes something takes no token of an address: that could be sent by a link or a form of another page.
+        # What changes something takes no token of an address: that could be sent by a link or a form of
+        # another page.
         assert (await node.ask(f"POST /control?token={node.token}", body=PAUSE))[0] == 403
         assert (await node.ask(f"GET /control?token={node.token}"))[0] == 404
         assert node.told == [] and node.looks == 0
@@ -82,21 +114,43 @@ async def test_with_the_token_the_page_opens_and_its_buttons_work() -> None:
         assert status == 200 and "brave-otter" in text and node.token not in text
         policy = next(line for line in head.splitlines() if line.startswith("content-security-policy"))
         assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self'" in policy
-        assert "referrer-policy: no-referrer" in head and "cache-control: no-store" in head and "set-cookie" not in head.lower()
+        assert (
+            "referrer-policy: no-referrer" in head
+            and "cache-control: no-store" in head
+            and "set-cookie" not in head.lower()
+        )
         assert (await node.ask("GET /static/page.js"))[0] == 200
         assert (await node.ask(f"GET /?token={node.token}", host=f"localhost:{node.port}"))[0] == 200
-        assert (await node.ask(f"GET /?token={node.token}", host="localhost:8123"))[0] == 200  # through ssh -L
+        # Through ssh -L
+        assert (await node.ask(f"GET /?token={node.token}", host="localhost:8123"))[0] == 200
         proof = f"Authorization: Bearer {node.token}"
         status, _, text = await node.ask("POST /control", proof, f"Origin: {node.origin}", body=PAUSE)
-        assert (status, json.loads(text), node.told) == (200, {"ok": True, "result": {"schema": 1}}, [("pause", {})])
+        assert (status, json.loads(text), node.told) == (
+            200,
+            {"ok": True, "result": {"schema": 1}},
+            [("pause", {})],
+        )
         before = time.time()
-        await node.ask("POST /control", proof, body='{"operation": "pause", "arguments": {"for": 60, "until": 1}}')
+        await node.ask(
+            "POST /control", proof, body='{"operation": "pause", "arguments": {"for": 60, "until": 1}}'
+        )
         name, arguments = node.told.pop()
-        assert name == "pause" and set(arguments) == {"until"} and before + 60 <= arguments["until"] <= time.time() + 60
+        assert (
+            name == "pause"
+            and set(arguments) == {"until"}
+            and before + 60 <= arguments["until"] <= time.time() + 60
+        )
         for operation in ("network", "status", "ui", "nothing"):  # of the control API, and not of the page
             _, _, text = await node.ask("POST /control", proof, body=json.dumps({"operation": operation}))
             assert "knows no operation" in json.loads(text)["error"]
-        for path in ("/static/", "/static/..%2fpage.py", "/static/../static/page.js", "/static/uPlot.LICENSE", "/etc/passwd", "//x"):
+        for path in (
+            "/static/",
+            "/static/..%2fpage.py",
+            "/static/../static/page.js",
+            "/static/uPlot.LICENSE",
+            "/etc/passwd",
+            "//x",
+        ):
             assert (await node.ask(f"GET {path}"))[0] == 404
         assert len(node.told) == 1
 
@@ -105,10 +159,24 @@ async def test_bytes_that_are_no_request_end_one_connection_and_nothing_else() -
     rng = random.Random(7)
     async with served() as node:
         proof = f"Authorization: Bearer {node.token}"
-        assert b" 413 " in (await node.send(f"POST /control HTTP/1.1\r\nHost: 127.0.0.1\r\n{proof}\r\n\r\n".encode()
-                            .replace(b"\r\n\r\n", b"\r\nContent-Length: 99999\r\n\r\n") + b"x" * 99_999))[:20]  # fmt: skip
+        assert (
+            b" 413 "
+            in (
+                await node.send(
+                    f"POST /control HTTP/1.1\r\nHost: 127.0.0.1\r\n{proof}\r\n\r\n".encode().replace(
+                        b"\r\n\r\n", b"\r\nContent-Length: 99999\r\n\r\n"
+                    )
+                    + b"x" * 99_999
+                )
+            )[:20]
+        )
         assert b" 431 " in (await node.send(b"GET / HTTP/1.1\r\nHost: " + b"a" * 40_000))[:20]
-        for junk in (b"\x16\x03\x01", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", *(rng.randbytes(300) + b"\r\n\r\n" for _ in range(20))):
+        for junk in (
+            b"\x16\x03\x01",
+            b"GET\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            *(rng.randbytes(300) + b"\r\n\r\n" for _ in range(20)),
+        ):
             assert (await node.send(junk))[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 501", b"")
         assert (await node.ask(f"GET /?token={node.token}"))[0] == 200
 

@@ -21,9 +21,18 @@ from tests.page.chromium import Tab, binary, chromium
 from tests.page.served import PEERS, Node, served
 from tests.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
 
-pytestmark = [pytest.mark.net, pytest.mark.slow, pytest.mark.skipif(binary() is None, reason="needs Chromium")]
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.slow,
+    pytest.mark.skipif(binary() is None, reason="needs Chromium"),
+]
 
-NOISY = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Page.javascriptDialogOpening")
+NOISY = (
+    "Runtime.exceptionThrown",
+    "Log.entryAdded",
+    "Runtime.consoleAPICalled",
+    "Page.javascriptDialogOpening",
+)
 
 
 async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
@@ -32,8 +41,13 @@ async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> 
     def browse() -> list[dict[str, Any]]:
         with chromium(profile) as tab:
             look(tab)
-            asked = [event["params"]["request"]["url"] for event in tab.events if event.get("method") == "Network.requestWillBeSent"]
-            assert asked and all(address.startswith(node.origin + "/") for address in asked)  # and nothing else, anywhere
+            asked = [
+                event["params"]["request"]["url"]
+                for event in tab.events
+                if event.get("method") == "Network.requestWillBeSent"
+            ]
+            # And nothing else, anywhere
+            assert asked and all(address.startswith(node.origin + "/") for address in asked)
             return [event for event in tab.events if event.get("method") in NOISY]
 
     async with served(node):
@@ -42,8 +56,22 @@ async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> 
 
 def full() -> Node:
     trouble, external = {"cause": "c", "remedy": "r"}, [0] * 60 + [4] * 60
-    more = {"download": {"done": 3, "total": 9}, "pauses": [PAUSE] * 2, "away": [PAUSE], "limits": {"limits.cpu": "25 %"}}
-    return Node(document(advice={"bad signature": "update"}, usage=USAGE, given=GIVEN, trouble=trouble, external=external, **more))
+    more = {
+        "download": {"done": 3, "total": 9},
+        "pauses": [PAUSE] * 2,
+        "away": [PAUSE],
+        "limits": {"limits.cpu": "25 %"},
+    }
+    return Node(
+        document(
+            advice={"bad signature": "update"},
+            usage=USAGE,
+            given=GIVEN,
+            trouble=trouble,
+            external=external,
+            **more,
+        )
+    )
 
 
 async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
@@ -55,12 +83,15 @@ async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> 
             for dark in (False, True):
                 tab.open(node.address, width=width, height=844, dark=dark)
                 tab.until("document.querySelector('#chart canvas')")
-                assert tab.run("document.documentElement.scrollWidth <= innerWidth")  # nothing to scroll sideways
+                # Nothing to scroll sideways
+                assert tab.run("document.documentElement.scrollWidth <= innerWidth")
                 paper = tab.run("getComputedStyle(document.body).backgroundColor")
                 assert (paper == "rgb(17, 17, 19)") == dark
                 if axe is not None:
                     tab.run(axe + ";0")
-                    passed, found = tab.run("axe.run().then(r => [r.passes.length, r.violations.map(v => [v.impact, v.id])])")
+                    passed, found = tab.run(
+                        "axe.run().then(r => [r.passes.length, r.violations.map(v => [v.impact, v.id])])"
+                    )
                     assert passed > 20 and found == []
 
     assert await in_browser(node, tmp_path, look) == []
@@ -85,7 +116,9 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: P
         node.document = {**node.document, "state": "paused", "cause": "you paused it"}
         tab.until("document.getElementById('do-resume')")
         assert tab.run("document.activeElement.id") == "do-resume"  # where Pause was
-        assert "paused" in tab.run("document.title") and "you paused it" in tab.run("document.getElementById('state').textContent")
+        assert "paused" in tab.run("document.title") and "you paused it" in tab.run(
+            "document.getElementById('state').textContent"
+        )
 
     assert await in_browser(node, tmp_path, look) == []
     assert [name for name, _ in node.told] == ["pause"]
@@ -127,7 +160,10 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tmp_pa
         tab.open(node.address)
         tab.until("document.querySelector('#chart canvas')")
         tab.run("document.querySelector('#limits summary').click()")
-        tab.run("document.getElementById('limit-cpu').value = '25 %', document.getElementById('limit-cpu').focus()")
+        tab.run(
+            "document.getElementById('limit-cpu').value = '25 %',"
+            " document.getElementById('limit-cpu').focus()"
+        )
         node.document = {**node.document, "state": "paused"}
         tab.until("document.getElementById('state').textContent.includes('paused')")
         assert tab.run("document.activeElement.value") == "25 %"
@@ -142,17 +178,25 @@ async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None
     import zxingcpp
 
     at = [f"/ip4/203.0.113.{place}/tcp/4001/p2p/{PEER}" for place in range(3)]
-    node = Node(invitation=write_invitation(Invitation("main", "tiny-9", "0123456789abcdef", "tiny", tuple(at), "https://judge.example")))
+    node = Node(
+        invitation=write_invitation(
+            Invitation("main", "tiny-9", "0123456789abcdef", "tiny", tuple(at), "https://judge.example")
+        )
+    )
     command = f"swarmd join '{node.invitation}'"
 
     def look(tab: Tab) -> None:
         for width in (390, 1280):
             tab.open(node.address, width=width, height=900)
             tab.until("document.querySelector('#chart canvas')")
-            assert tab.run("document.getElementById('invitation').getClientRects().length") == 0  # not before it is asked for
+            # Not before it is asked for
+            assert tab.run("document.getElementById('invitation').getClientRects().length") == 0
             tab.run("document.getElementById('do-invite-others').click()")
             tab.until("document.querySelector('#invitation svg')")
-            tab.run("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }, 0")
+            tab.run(
+                "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve();"
+                " }, 0"
+            )
             tab.run("document.querySelector('[data-copy]').click()")
             assert tab.run("window.copied") == command
             tab.screenshot(tmp_path / "page.png")
@@ -162,14 +206,18 @@ async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None
     assert await in_browser(node, tmp_path, look) == []
 
 
-@pytest.mark.parametrize(("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])])
+@pytest.mark.parametrize(
+    ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
+)
 async def test_the_legend_names_what_is_drawn(tmp_path: Path, external: list[int], names: list[str]) -> None:
     node = Node(document(external=external))
 
     def look(tab: Tab) -> None:
         tab.open(node.address)
         tab.until("document.querySelector('#chart canvas')")
-        legend = tab.run("[...document.querySelectorAll('.u-series')].map(e => e.textContent).filter(Boolean)")
+        legend = tab.run(
+            "[...document.querySelectorAll('.u-series')].map(e => e.textContent).filter(Boolean)"
+        )
         assert legend == ["Mean of 10 rounds", *names]
 
     assert await in_browser(node, tmp_path, look) == []
@@ -186,7 +234,8 @@ async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
         node.document = {**node.document, "cause": HOSTILE * 2}
         tab.until("document.getElementById('state').textContent.split('onerror').length > 3")
         assert tab.run("document.images.length + document.scripts.length") == 2  # our two scripts
-        tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=document.title=1>'), 0")  # would escaping fail:
+        # Would escaping fail:
+        tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=document.title=1>'), 0")
         wait_until(lambda: tab.run("document.images[0].complete") and sources(tab.events) == blocked)
         assert tab.run("document.title") != "1"  # the policy holds
 
@@ -197,4 +246,6 @@ async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
 
 def sources(events: list[dict[str, Any]]) -> list[str]:
     """Of what the browser logged. It tells of what happens in several processes in any order."""
-    return sorted(event["params"]["entry"]["source"] for event in events if event.get("method") == "Log.entryAdded")
+    return sorted(
+        event["params"]["entry"]["source"] for event in events if event.get("method") == "Log.entryAdded"
+    )

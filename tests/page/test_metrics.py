@@ -25,7 +25,11 @@ def samples(text: str) -> dict[str, float]:
 def test_the_figures_of_the_status_are_metrics() -> None:
     text = exposition(document(rewards=[]))
     found = samples(text)
-    assert found["swarmd_round"] == 120 and found["swarmd_peers_heard"] == 2 and found["swarmd_judge_score"] == 0.31
+    assert (
+        found["swarmd_round"] == 120
+        and found["swarmd_peers_heard"] == 2
+        and found["swarmd_judge_score"] == 0.31
+    )
     assert found['swarmd_state{state="training"}'] == 1 and found['swarmd_state{state="paused"}'] == 0
     assert found['swarmd_refused_total{reason="already seen"}'] == 12
     assert "# TYPE swarmd_refused_total counter\n" in text and "# TYPE swarmd_round gauge\n" in text
@@ -39,7 +43,13 @@ def test_texts_of_others_do_not_end_a_line() -> None:
 
 def test_an_address_is_a_port_or_a_host_with_one() -> None:
     here = "127.0.0.1:9464"
-    for text, means in (("", ""), ("9464", here), (":9464", here), ("0.0.0.0:80", "0.0.0.0:80"), ("[::1]:1", "[::1]:1")):
+    for text, means in (
+        ("", ""),
+        ("9464", here),
+        (":9464", here),
+        ("0.0.0.0:80", "0.0.0.0:80"),
+        ("[::1]:1", "[::1]:1"),
+    ):
         assert metrics_address(text) == means
     for text in ("x", "0", "70000", "host:", "h o:1", "http://127.0.0.1:9464", "999.0.0.1:1", "-1"):
         with pytest.raises(ValueError, match="neither host:port nor a port"):
@@ -54,7 +64,11 @@ async def test_metrics_are_served_where_the_operator_says_and_a_rebound_name_is_
         async with trio.open_nursery() as nursery:
             await PageOpening(nursery, node.handlers()).serve_metrics(f"127.0.0.1:{node.port}")
             status, head, text = await node.ask("GET /metrics")
-            assert status == 200 and samples(text)["swarmd_round"] == 120 and "content-type: text/plain; version=0.0.4" in head
+            assert (
+                status == 200
+                and samples(text)["swarmd_round"] == 120
+                and "content-type: text/plain; version=0.0.4" in head
+            )
             assert (await node.ask("GET /metrics", host=f"evil.example:{node.port}"))[0] == 403
             assert (await node.ask("GET /metrics", "Origin: http://evil.example"))[0] == 403
             for other in ("GET /", "POST /metrics", "GET /events", "GET /static/page.js"):

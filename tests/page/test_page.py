@@ -18,10 +18,28 @@ from tests.page.served import PEERS, Node, served
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\" ' onmouseover=alert(2) <b>\x1b[31m\u202e&quot;"
 USAGE = {
-    "today": {"cpu_seconds": 5400.0, "energy_wh": None, "bytes_up": 1_500_000, "bytes_down": 2_000_000, "bytes_written": 10**9},
-    "total": {"cpu_seconds": 36_000.0, "energy_wh": None, "bytes_up": 10**7, "bytes_down": 10**8, "bytes_written": 3 * 10**9},
-}  # fmt: skip
-PAUSE = {"kind": "hours", "cause": "not at this hour", "until": 1.0, "ends": "at 18:00", "remedy": "swarmd resume"}
+    "today": {
+        "cpu_seconds": 5400.0,
+        "energy_wh": None,
+        "bytes_up": 1_500_000,
+        "bytes_down": 2_000_000,
+        "bytes_written": 10**9,
+    },
+    "total": {
+        "cpu_seconds": 36_000.0,
+        "energy_wh": None,
+        "bytes_up": 10**7,
+        "bytes_down": 10**8,
+        "bytes_written": 3 * 10**9,
+    },
+}
+PAUSE = {
+    "kind": "hours",
+    "cause": "not at this hour",
+    "until": 1.0,
+    "ends": "at 18:00",
+    "remedy": "swarmd resume",
+}
 GIVEN = {"rollouts": 120, "used": 30, "by": 3}
 
 
@@ -54,63 +72,160 @@ def poisoned(value: Any) -> Any:
     return value
 
 
-_OURS = {*document(), *document()["last"], *PEERS["peers"][0], "peers", "left_out", *document()["swarm"], *document()["model"],
-         *document()["judge"], *document()["engine"], *document()["trainer"], "size", "fresh", "external_share",
-         *PAUSE, "pauses", "away", "download", "file", "done", "total", "rate", "seconds_left"}  # fmt: skip
+_OURS = {
+    *document(),
+    *document()["last"],
+    *PEERS["peers"][0],
+    "peers",
+    "left_out",
+    *document()["swarm"],
+    *document()["model"],
+    *document()["judge"],
+    *document()["engine"],
+    *document()["trainer"],
+    "size",
+    "fresh",
+    "external_share",
+    *PAUSE,
+    "pauses",
+    "away",
+    "download",
+    "file",
+    "done",
+    "total",
+    "rate",
+    "seconds_left",
+}
 
 
 def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
-    return Tags(rendering.page(rendering.parts(of, peers or dict(PEERS), now=1_700_000_100.0), rendering.title_of(of)))
+    return Tags(
+        rendering.page(rendering.parts(of, peers or dict(PEERS), now=1_700_000_100.0), rendering.title_of(of))
+    )
 
 
 def test_texts_of_peers_and_files_stay_texts() -> None:
-    full = document(pauses=[PAUSE] * 2, away=[PAUSE], download={"file": "f", "done": 3, "total": 9, "rate": 1, "seconds_left": 6},
-                    advice={"bad signature": "x"}, usage=USAGE, given=GIVEN, trouble={"cause": "c", "remedy": "r"})
+    full = document(
+        pauses=[PAUSE] * 2,
+        away=[PAUSE],
+        download={"file": "f", "done": 3, "total": 9, "rate": 1, "seconds_left": 6},
+        advice={"bad signature": "x"},
+        usage=USAGE,
+        given=GIVEN,
+        trouble={"cause": "c", "remedy": "r"},
+    )
     hostile = whole(poisoned(full) | {"usage": USAGE, "given": GIVEN}, poisoned(PEERS))
     assert hostile.tags == whole(full).tags  # not a tag or an attribute more
-    assert "\x1b" not in hostile.text and "\u202e" not in hostile.text and hostile.text.count("onerror=alert(1)") > 10
+    assert (
+        "\x1b" not in hostile.text
+        and "\u202e" not in hostile.text
+        and hostile.text.count("onerror=alert(1)") > 10
+    )
 
 
 def test_the_page_says_what_the_status_says() -> None:
-    shown = whole(document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})).text
+    shown = whole(
+        document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
+    ).text
     facts = (
-        "training", "120 of 300", "0.429, mean of the last 10 rounds", "60 of 120 rounds had answers of others",
+        "training",
+        "120 of 300",
+        "0.429, mean of the last 10 rounds",
+        "60 of 120 rounds had answers of others",
         "Your machine helped 3 other nodes: they trained 30 times on its answers.",
-        "120 rollouts; used 30 times, by 3 other nodes", "1.500", "10.000", "/ip4/192.0.2.9/tcp/4001", "and 3 more", "bad signature",
-        "update", "score 0.310", PEER,
-    )  # fmt: skip
+        "120 rollouts; used 30 times, by 3 other nodes",
+        "1.500",
+        "10.000",
+        "/ip4/192.0.2.9/tcp/4001",
+        "and 3 more",
+        "bad signature",
+        "update",
+        "score 0.310",
+        PEER,
+    )
     for fact in facts:
         assert fact in shown, fact
-    assert shown.index("helped 3") < shown.index("Reward") and "alone 0.259" not in shown  # two means of other times compare nothing
+    # Two means of other times compare nothing
+    assert shown.index("helped 3") < shown.index("Reward") and "alone 0.259" not in shown
 
 
 def test_each_pause_says_why_and_when_it_ends() -> None:
-    paused = document(state="paused", cause="first", pauses=[PAUSE | {"cause": "first"}, PAUSE], away=[PAUSE | {"cause": "no bytes left"}])
+    paused = document(
+        state="paused",
+        cause="first",
+        pauses=[PAUSE | {"cause": "first"}, PAUSE],
+        away=[PAUSE | {"cause": "no bytes left"}],
+    )
     shown = whole(paused).text
-    assert "not at this hour; it goes on at 18:00; swarmd resume" in shown and "no bytes left" in shown and shown.count("first") == 1
+    assert (
+        "not at this hour; it goes on at 18:00; swarmd resume" in shown
+        and "no bytes left" in shown
+        and shown.count("first") == 1
+    )
 
 
 def test_limits_that_are_set_are_shown() -> None:
-    limits = {"limits.cpu": "25 %", "limits.up": "", "when.hours": ["sat", "sun"], "when.user": 0.0, "limits.gpu_memory": "100 %"}
-    limits |= {"limits.priority": "normal", "checkpoint.gigabytes_a_day": 50.0, "when.metered": "alone", "round.pace": 0.8}
+    limits = {
+        "limits.cpu": "25 %",
+        "limits.up": "",
+        "when.hours": ["sat", "sun"],
+        "when.user": 0.0,
+        "limits.gpu_memory": "100 %",
+    }
+    limits |= {
+        "limits.priority": "normal",
+        "checkpoint.gigabytes_a_day": 50.0,
+        "when.metered": "alone",
+        "round.pace": 0.8,
+    }
     shown = whole(document(limits=limits)).text
-    assert "25 %" in shown and "sat, sun" in shown and "swarmd config path" in shown and "50 GB a day at most" in shown and "0.8 s" in shown
+    assert (
+        "25 %" in shown
+        and "sat, sun" in shown
+        and "swarmd config path" in shown
+        and "50 GB a day at most" in shown
+        and "0.8 s" in shown
+    )
     assert not any(word in shown for word in ("While you use", "GPU's memory", "Priority"))
 
 
 def test_each_limit_has_a_name_of_words() -> None:
     """Also those that come later: no key of the settings file is on the page."""
-    limits = {key: value or "x" for key, value in flatten(NodeConfig()).items() if key in LIMITS or key.startswith(("limits.", "when."))}
-    limits |= {"when.user": 5.0, "when.temperature": 80.0, "model.threads": 2, "round.pace": 1.0, "limits.priority": "low"}
+    limits = {
+        key: value or "x"
+        for key, value in flatten(NodeConfig()).items()
+        if key in LIMITS or key.startswith(("limits.", "when."))
+    }
+    limits |= {
+        "when.user": 5.0,
+        "when.temperature": 80.0,
+        "model.threads": 2,
+        "round.pace": 1.0,
+        "limits.priority": "low",
+    }
     shown = whole(document(limits=limits)).text
     assert len(limits) >= 16 and [key for key in limits if key in shown] == []
 
 
-@pytest.mark.parametrize(("engine", "names"), [("libp2p", ["cpu", "month", "up", "down"]), ("hivemind", ["cpu", "month"])])
+@pytest.mark.parametrize(
+    ("engine", "names"), [("libp2p", ["cpu", "month", "up", "down"]), ("hivemind", ["cpu", "month"])]
+)
 def test_limits_that_can_be_changed_are_fields_with_what_holds_now(engine: str, names: list[str]) -> None:
-    limits = {"limits.cpu": "25 %", "limits.month": "", "limits.up": "", "limits.down": "", "limits.state": "9 GB"}
-    html = rendering.parts(document(limits=limits, engine={"name": engine, "why": ""}), PEERS, now=0.0)["limits"]
-    assert re.findall('<input id="limit-[a-z]+" name="([a-z]+)"', html) == names == re.findall('<label for="limit-([a-z]+)"', html)
+    limits = {
+        "limits.cpu": "25 %",
+        "limits.month": "",
+        "limits.up": "",
+        "limits.down": "",
+        "limits.state": "9 GB",
+    }
+    html = rendering.parts(document(limits=limits, engine={"name": engine, "why": ""}), PEERS, now=0.0)[
+        "limits"
+    ]
+    assert (
+        re.findall('<input id="limit-[a-z]+" name="([a-z]+)"', html)
+        == names
+        == re.findall('<label for="limit-([a-z]+)"', html)
+    )
     assert re.findall('value="([^"]*)"', html) == ["25 %", "", "", ""][: len(names)]
 
 
@@ -118,7 +233,9 @@ def test_what_is_not_known_is_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
-    paused = re.findall(">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"])
+    paused = re.findall(
+        ">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]
+    )
     assert paused == ["Resume", "Invite others", "Stop"]
     running = re.findall(">([^<]+)</button>", rendering.parts(document(), PEERS, now=0.0)["controls"])
     assert running == ["Pause for 1 h", "Pause for 2 h", "Pause until resumed", "Invite others", "Stop"]
@@ -141,15 +258,24 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.net
-async def test_events_bring_everything_and_then_what_changed_and_end_with_the_reader(autojump_clock: trio.testing.MockClock) -> None:
+async def test_events_bring_everything_and_then_what_changed_and_end_with_the_reader(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     autojump_clock.autojump_threshold = 0.05  # of real sockets
     async with served() as node:
         async with node.watching() as events:
             first = await events.next()
-            assert set(first["parts"]) == set(rendering.PARTS) and first["curve"]["rewards"] == node.document["rewards"]
+            assert (
+                set(first["parts"]) == set(rendering.PARTS)
+                and first["curve"]["rewards"] == node.document["rewards"]
+            )
             node.document = {**node.document, "state": "paused", "cause": "on battery"}
             changed = await events.next()
-            assert set(changed["parts"]) == {"state", "controls"} and "on battery" in changed["parts"]["state"] and "curve" not in changed
+            assert (
+                set(changed["parts"]) == {"state", "controls"}
+                and "on battery" in changed["parts"]["state"]
+                and "curve" not in changed
+            )
             looks = node.looks
             await trio.sleep(10 * page.REFRESH)
             assert node.looks >= looks + 9

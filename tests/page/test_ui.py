@@ -33,7 +33,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def test_the_browser_gets_a_file_of_ours_and_not_the_secret(run: Run, tmp_path: Path, opened: list[str]) -> None:
+def test_the_browser_gets_a_file_of_ours_and_not_the_secret(
+    run: Run, tmp_path: Path, opened: list[str]
+) -> None:
     for _ in range(2):
         assert run("ui", "--state-dir", tmp_path).out == ADDRESS + "\n"
     assert opened == [(tmp_path / "ui.html").as_uri()] * 2  # the list of processes is everybody's to read
@@ -41,7 +43,9 @@ def test_the_browser_gets_a_file_of_ours_and_not_the_secret(run: Run, tmp_path: 
     assert f"url={ADDRESS}" in (tmp_path / "ui.html").read_text()
 
 
-def test_no_browser_where_nobody_would_see_it(run: Run, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_browser_where_nobody_would_see_it(
+    run: Run, tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("ui", "--no-browser", "--state-dir", tmp_path).out == ADDRESS + "\n"
     assert json.loads(run("ui", "--json", "--state-dir", tmp_path).out)["address"] == ADDRESS
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 1 192.0.2.2 22")

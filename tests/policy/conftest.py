@@ -1,4 +1,6 @@
-"""Small models in real architectures, with random weights and a tokenizer of their own, written as `save_pretrained` writes them."""
+"""Small models in real architectures, with random weights and a tokenizer of their own, written as
+`save_pretrained` writes them.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -36,7 +38,10 @@ CHAT = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-NO_SYSTEM_ROLE = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + CHAT
+NO_SYSTEM_ROLE = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + CHAT
+)
 THINKING = CHAT + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>' }}{% endif %}"
 SPECIALS = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>"]
 VOCABULARY = len(SPECIALS) + 2 + 256
@@ -57,28 +62,47 @@ SIZES: dict[str, Any] = {
 }
 WINDOW = {"sliding_window": 16}
 FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "qwen2": lambda: Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(
+        **{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True
+    ),
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
     "gemma2": lambda: Gemma2Config(
-        **SIZES, tie_word_embeddings=False, sliding_window=16, query_pre_attn_scalar=8, final_logit_softcapping=5.0
+        **SIZES,
+        tie_word_embeddings=False,
+        sliding_window=16,
+        query_pre_attn_scalar=8,
+        final_logit_softcapping=5.0,
     ),
 }
-ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {  # and rarer traits: windows, scaled logits, what is not covered
+# And rarer traits: windows, scaled logits, what is not covered
+ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
     "qwen2-window": lambda: Qwen2Config(
-        **{k: v for k, v in SIZES.items() if k != "head_dim"}, **WINDOW, use_sliding_window=True, max_window_layers=1
+        **{k: v for k, v in SIZES.items() if k != "head_dim"},
+        **WINDOW,
+        use_sliding_window=True,
+        max_window_layers=1,
     ),
     "mistral": lambda: MistralConfig(**SIZES, tie_word_embeddings=False, **WINDOW),
     "gemma": lambda: GemmaConfig(**SIZES, tie_word_embeddings=False),
     "gemma3": lambda: Gemma3TextConfig(
-        **SIZES, tie_word_embeddings=False, **WINDOW, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"]
+        **SIZES,
+        tie_word_embeddings=False,
+        **WINDOW,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention"],
     ),
     "granite": lambda: GraniteConfig(
-        **{k: v for k, v in SIZES.items() if k != "head_dim"}, logits_scaling=3.0, attention_multiplier=0.2, residual_multiplier=0.7
+        **{k: v for k, v in SIZES.items() if k != "head_dim"},
+        logits_scaling=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.7,
     ),
     "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
     "lfm2": lambda: Lfm2Config(  # not covered: padded batches, and a recurrent layer
-        **{k: v for k, v in SIZES.items() if k != "head_dim"}, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
+        **{k: v for k, v in SIZES.items() if k != "head_dim"},
+        layer_types=["conv", "full_attention"],
+        block_auto_adjust_ff_dim=False,
     ),
 }
 
@@ -86,7 +110,9 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {  # and ra
 QWEN_05B: dict[str, Any] = {"model_type": "qwen2", **CONFIGURATION}
 
 
-def make_tokenizer(chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>") -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>"
+) -> PreTrainedTokenizerFast:
     """Bytes, four control tokens, and <answer>, </answer> as ordinary added tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, "<answer>", "</answer>", *alphabet])}
@@ -130,10 +156,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def config_of(
-    folder: Path | str, *, temperature: float = 1.0, new_tokens: int = 12, train: dict[str, Any] | None = None, **model: Any
+    folder: Path | str,
+    *,
+    temperature: float = 1.0,
+    new_tokens: int = 12,
+    train: dict[str, Any] | None = None,
+    **model: Any,
 ) -> NodeConfig:
     return NodeConfig(
-        model=ModelConfig(name=str(folder), **{"device": "cpu", "dtype": "float32", "system_prompt": "", **model}),
+        model=ModelConfig(
+            name=str(folder), **{"device": "cpu", "dtype": "float32", "system_prompt": "", **model}
+        ),
         generate=GenerateConfig(max_new_tokens=new_tokens, temperature=temperature),
         train=TrainConfig(**(train or {})),
     )
@@ -152,11 +185,17 @@ def chat_of(folder: Path) -> Chat:
     return Chat(AutoTokenizer.from_pretrained(folder), "")
 
 
-def plain_logprobs(network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+def plain_logprobs(
+    network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
     """Of the tokens behind a prompt: one sequence, one forward pass of transformers' own."""
     with torch.no_grad():
-        logits = network(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    return torch.log_softmax(logits / temperature, -1)[torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long)]
+        logits = (
+            network(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        )
+    return torch.log_softmax(logits / temperature, -1)[
+        torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long)
+    ]
 
 
 def local(question: str, generation: Generation, rewards: tuple[float, ...], round_number: int = 1) -> Scored:
@@ -164,7 +203,9 @@ def local(question: str, generation: Generation, rewards: tuple[float, ...], rou
     return Scored(rollout, question, rewards, round_number, generation.tokens)
 
 
-def external(question: str, texts: list[tuple[str, bool]], rewards: tuple[float, ...], round_number: int = 1) -> Scored:
+def external(
+    question: str, texts: list[tuple[str, bool]], rewards: tuple[float, ...], round_number: int = 1
+) -> Scored:
     """texts: (text, whether it ended by itself)."""
     rollout = Rollout(TaskRef("test", 0), tuple(Completion(t, e) for t, e in texts), PeerId("other"))
     return Scored(rollout, question, rewards, round_number)

@@ -43,22 +43,29 @@ def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: in
     logits = 3 * torch.randn(vocabulary, generator=seeded(CPU, 1))
     logits[1::5] = float("-inf")
     sampling = Sampling(steps, 9999, frozenset(), 1.0)
-    samples = decode_rows(Always(logits.expand(rows, -1)), torch.full((rows,), steps), sampling, seeded(CPU, 0))
+    samples = decode_rows(
+        Always(logits.expand(rows, -1)), torch.full((rows,), steps), sampling, seeded(CPU, 0)
+    )
     drawn = torch.tensor([s.ids for s in samples])
     assert drawn.shape == (rows, steps)
     p, seen = logits.softmax(-1), torch.bincount(drawn.flatten(), minlength=vocabulary) / drawn.numel()
     assert not seen[1::5].any()
     noise = (p * (1 - p) / drawn.numel()).sqrt()
-    assert float(((seen - p).abs() - 5 * noise).max()) <= 4 / drawn.numel()  # no token is drawn more or less often than chance allows
+    # No token is drawn more or less often than chance allows
+    assert float(((seen - p).abs() - 5 * noise).max()) <= 4 / drawn.numel()
     expected = torch.log_softmax(logits, -1)[drawn]
     torch.testing.assert_close(torch.tensor([s.logprobs for s in samples]), expected, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_weights_that_may_change_between_tokens_are_read_where_they_are(family: str, folders: dict[str, Path]) -> None:
+def test_weights_that_may_change_between_tokens_are_read_where_they_are(
+    family: str, folders: dict[str, Path]
+) -> None:
     prompts, sampling = prompts_of(folders[family]), Sampling(16, 128, frozenset({0}), 0.0)
     still, changed = network_of(folders[family]), network_of(folders[family])
-    live, copied = (decode(still, prompts, 2, sampling, seeded(CPU, 0), 9999, hook) for hook in (lambda: 0, None))
+    live, copied = (
+        decode(still, prompts, 2, sampling, seeded(CPU, 0), 9999, hook) for hook in (lambda: 0, None)
+    )
     for (a, *_), (b, *_) in zip(live, copied, strict=True):
         assert a.ids == b.ids and a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
     passes = iter(range(99))
@@ -67,11 +74,15 @@ def test_weights_that_may_change_between_tokens_are_read_where_they_are(family: 
         if (version := next(passes)) == 3:
             with torch.no_grad():
                 for name, weight in changed.named_parameters():
-                    if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):  # what a copy is made of
+                    # What a copy is made of
+                    if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
                         weight.mul_(-1.5)
         return version
 
-    before, after = (decode(n, prompts, 1, sampling, seeded(CPU, 0), 9999, hook) for n, hook in ((still, lambda: 0), (changed, between)))
+    before, after = (
+        decode(n, prompts, 1, sampling, seeded(CPU, 0), 9999, hook)
+        for n, hook in ((still, lambda: 0), (changed, between))
+    )
     for (a,), (b,) in zip(before, after, strict=True):
         assert a.logprobs[:3] == pytest.approx(b.logprobs[:3], abs=1e-6)
         assert a.logprobs[3] != pytest.approx(b.logprobs[3], abs=1e-3)
@@ -85,7 +96,9 @@ def test_bfloat16(family: str, folders: dict[str, Path]) -> None:
     answers = decode(network, prompts, 5, Sampling(24, 128, frozenset({0}), 1.0), seeded(CPU, 0), 9999)
     for prompt, samples in zip(prompts, answers, strict=True):
         for s in samples:
-            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids), atol=0.25, rtol=0.05)
+            torch.testing.assert_close(
+                torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids), atol=0.25, rtol=0.05
+            )
 
 
 def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) -> None:

@@ -1,4 +1,7 @@
-"""How far the policy is from where it began and from what drew its tokens; log-probabilities of first use; the rate by update number."""
+"""How far the policy is from where it began and from what drew its tokens.
+
+Log-probabilities of first use; the rate by update number.
+"""
 
 import math
 from pathlib import Path
@@ -12,10 +15,22 @@ from swarmd.policy.models.chat import Chat
 from swarmd.policy.training.losses import k3
 from swarmd.protocols import LogprobPolicy
 from swarmd.types import Scored, UpdateReport
-from tests.policy.conftest import chat_of, external, local, make_model, network_of, open_policy, plain_logprobs
+from tests.policy.conftest import (
+    chat_of,
+    external,
+    local,
+    make_model,
+    network_of,
+    open_policy,
+    plain_logprobs,
+)
 
 RATE = 1e-2
-KINDS: dict[str, dict[str, Any]] = {"whole": {}, "adapter": {"lora": "on", "lora_rank": 4}, "master": {"dtype": "bfloat16"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "adapter": {"lora": "on", "lora_rank": 4},
+    "master": {"dtype": "bfloat16"},
+}
 
 
 def batch_of(policy: LanguagePolicy) -> list[Scored]:
@@ -35,8 +50,13 @@ def flat(values: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
-def test_kl_is_against_the_model_as_it_was_loaded(kind: str, family: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"train": {"learning_rate": RATE, "kl_every": 3, "micro_batch_tokens": 40}, **KINDS[kind]}
+def test_kl_is_against_the_model_as_it_was_loaded(
+    kind: str, family: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "train": {"learning_rate": RATE, "kl_every": 3, "micro_batch_tokens": 40},
+        **KINDS[kind],
+    }
     policy = open_policy(folders[family], **settings)
     first = [policy.update(batch_of(policy)) for _ in range(3)]
     assert first[0].kl == pytest.approx(0.0, abs=1e-6), "nothing is trained yet"
@@ -54,14 +74,18 @@ def test_kl_is_against_the_model_as_it_was_loaded(kind: str, family: str, folder
         assert report.kl == pytest.approx(float(expected), rel=1e-3)
         assert report.kl is not None and report.kl > 1e-4
         moved = {name: p.detach() - before[name] for name, p in one.trained.items()}
-        assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, "trained from where it was, not from the start"
+        assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, (
+            "trained from where it was, not from the start"
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
     ends = []
     for every in (0, 1):
-        policy = open_policy(folders["qwen3"], train={"learning_rate": RATE, "kl_every": every}, **KINDS[kind])
+        policy = open_policy(
+            folders["qwen3"], train={"learning_rate": RATE, "kl_every": every}, **KINDS[kind]
+        )
         reports = [policy.update(batch_of(policy)) for _ in range(3)]
         ends.append({name: p.detach().clone() for name, p in policy.trained.items()})
         assert [r.kl is not None for r in reports] == [every == 1] * 3
@@ -72,7 +96,9 @@ def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
 def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[str, Path]) -> None:
     """What decoding recorded is what the first update computes: the ratio is 1, whatever the temperature."""
     narrow = {"clip_low": 1e-4, "clip_high": 1e-4}
-    policy = open_policy(folders["qwen2"], temperature=temperature, train={"learning_rate": RATE, "kl_every": 0, **narrow})
+    policy = open_policy(
+        folders["qwen2"], temperature=temperature, train={"learning_rate": RATE, "kl_every": 0, **narrow}
+    )
     batch = batch_of(policy)
     foreign = external("other?", [("yes", True), ("no", True)], (1.0, 0.0))
     first = policy.update([*batch, foreign])
@@ -81,7 +107,9 @@ def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[st
     drawn = flat([s.tokens.logprobs for s in batch if s.tokens])
     expected = float(k3(now, drawn).mean())
     assert expected > 1e-3
-    assert policy.update([*batch, foreign]).drift == pytest.approx(expected, rel=1e-3), "foreign text has no part in it"
+    assert policy.update([*batch, foreign]).drift == pytest.approx(expected, rel=1e-3), (
+        "foreign text has no part in it"
+    )
     assert policy.update([foreign]).drift == 0.0
 
 
@@ -95,7 +123,13 @@ def test_k3_is_unbiased_and_never_negative() -> None:
 def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders[family], train={"micro_batch_tokens": 30})
     assert isinstance(policy, LogprobPolicy)
-    texts = [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True), ("far longer than twelve tokens", True)]
+    texts = [
+        ("", True),
+        ("", False),
+        ("x", True),
+        ("far longer than twelve tokens", True),
+        ("far longer than twelve tokens", True),
+    ]
     two = [("yes", False), ("<answer>no</answer>", True)]
     empty = external("?", [("", False)] * 2, (0.0, 1.0))
     assert policy.logprobs([]) == [] and policy.logprobs([empty])[0].ids == ((), ())
@@ -125,8 +159,16 @@ def rates(policy: LanguagePolicy, count: int) -> list[float]:
     return [policy.update(batch_of(policy)).rate for _ in range(count)]
 
 
-def test_the_rate_goes_by_the_update_and_goes_on_after_a_restart(folders: dict[str, Path], tmp_path: Path) -> None:
-    train = {"learning_rate": RATE, "schedule": "cosine", "warmup": 2, "schedule_updates": 6, "lowest_rate": 0.1}
+def test_the_rate_goes_by_the_update_and_goes_on_after_a_restart(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    train = {
+        "learning_rate": RATE,
+        "schedule": "cosine",
+        "warmup": 2,
+        "schedule_updates": 6,
+        "lowest_rate": 0.1,
+    }
     policy = open_policy(folders["qwen2"], train=train)
     expected = [0.5, 1.0, *(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)), 0.1, 0.1]
     assert rates(policy, 3) == pytest.approx([RATE * share for share in expected[:3]])

@@ -54,7 +54,9 @@ def test_a_choice_is_remembered_under_its_conditions(tmp_path: Path) -> None:
     assert pick(engines(), HERE, file, measured) == "continuous"
     assert len(asked) == 1
     for field in Conditions.__dataclass_fields__:
-        other = Conditions(**{**{f: getattr(HERE, f) for f in Conditions.__dataclass_fields__}, field: "other"})
+        other = Conditions(
+            **{**{f: getattr(HERE, f) for f in Conditions.__dataclass_fields__}, field: "other"}
+        )
         assert recall(file, other, ["own", "continuous"]) is None, field
         pick(engines(), other, file, measured)
     assert len(json.loads(file.read_text())["choices"]) == 7
@@ -63,10 +65,16 @@ def test_a_choice_is_remembered_under_its_conditions(tmp_path: Path) -> None:
     assert [p.name for p in file.parent.iterdir()] == ["engines.json"]
 
 
-ENTRIES = [json.dumps({"schema": 1, "choices": {HERE.key: entry}}) for entry in (3, None, {"engine": 3}, {"engine": "evil"}, {})]
+ENTRIES = [
+    json.dumps({"schema": 1, "choices": {HERE.key: entry}})
+    for entry in (3, None, {"engine": 3}, {"engine": "evil"}, {})
+]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 2, "choices": {}}', '{"schema": 1, "choices": []}', "\xff", *ENTRIES])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"schema": 2, "choices": {}}', '{"schema": 1, "choices": []}', "\xff", *ENTRIES],
+)
 def test_a_file_that_cannot_be_read_is_measured_anew_and_written_over(content: str, tmp_path: Path) -> None:
     file = tmp_path / "engines.json"
     file.write_text(content, encoding="latin-1")
@@ -75,13 +83,17 @@ def test_a_file_that_cannot_be_read_is_measured_anew_and_written_over(content: s
     assert recall(file, HERE, ["own"]) == "own"
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_costs_only_the_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     remember(tmp_path / "file" / "engines.json", HERE, "own", {"own": 1.0})
     assert "measured again at the next start" in caplog.text
 
 
-def test_the_real_engines_are_measured(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_engines_are_measured(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What happens at the start on CUDA, made to happen on this CPU."""
     monkeypatch.setattr(benchmark, "NEW_TOKENS", 6)
     loaded = load_model(config_of(folders["qwen2"]).model, 0)
@@ -94,12 +106,16 @@ def test_the_real_engines_are_measured(folders: dict[str, Path], tmp_path: Path,
     assert list(entry["seconds"]) == ["own", "continuous"]
     assert isinstance(engine, {"own": OwnEngine, "continuous": ContinuousEngine}[entry["engine"]])
     file.write_text(file.read_text().replace(f'"engine": "{entry["engine"]}"', '"engine": "continuous"'))
-    assert isinstance(quickest(loaded, sampling, 100_000, file), ContinuousEngine)  # what is remembered counts
+    # What is remembered counts
+    assert isinstance(quickest(loaded, sampling, 100_000, file), ContinuousEngine)
 
 
 def test_where_there_is_but_one_nothing_is_measured(folders: dict[str, Path], tmp_path: Path) -> None:
     loaded = load_model(config_of(folders["gemma2"]).model, 0)
-    assert isinstance(quickest(loaded, Sampling(12, 128, frozenset({0}), 1.0), 100_000, tmp_path / "engines.json"), OwnEngine)
+    assert isinstance(
+        quickest(loaded, Sampling(12, 128, frozenset({0}), 1.0), 100_000, tmp_path / "engines.json"),
+        OwnEngine,
+    )
     assert not (tmp_path / "engines.json").exists()
 
 
@@ -120,7 +136,13 @@ def test_an_engine_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> N
 
     clock = [0.0]
     good = Timed(clock, [90.0, 5.0, 4.0])
-    times = measure({"bad": Failing(), "good": good}, 50, Sampling(300, 4096, frozenset({0}), 1.0), torch.device("cpu"), lambda: clock[0])
+    times = measure(
+        {"bad": Failing(), "good": good},
+        50,
+        Sampling(300, 4096, frozenset({0}), 1.0),
+        torch.device("cpu"),
+        lambda: clock[0],
+    )
     assert times == {"bad": None, "good": 4.0}  # the first run is not timed, the best of the others counts
     assert good.asked == [(8, 8, 64)] * 3
     assert "bad failed while it was tried out, and is left out: no kernel for this card" in caplog.text

@@ -1,4 +1,7 @@
-"""What is exported answers as the policy does, for plain transformers and for peft; nothing is half written."""
+"""What is exported answers as the policy does, for plain transformers and for peft.
+
+Nothing is half written.
+"""
 
 import json
 import os
@@ -69,11 +72,23 @@ def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     answers = []
     for question in QUESTIONS:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         with torch.inference_mode():
-            out = network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-        answers.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            out = network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        answers.append(
+            tokenizer.decode(
+                out[0, ids.shape[1] :], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
     return answers
 
 
@@ -94,17 +109,25 @@ def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2"])
-def test_merged_adapter_computes_what_the_adapter_computed(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
+def test_merged_adapter_computes_what_the_adapter_computed(
+    folders: dict[str, Path], tmp_path: Path, family: str
+) -> None:
     policy = open_policy(folders[family], lora="on", lora_rank=4, train=FAST)
     train(policy)
     files = saved_files(policy, tmp_path / "saved")
     merged = AutoModelForCausalLM.from_pretrained(export(files, [], "sapo-9", tmp_path / "merged").folder)
     alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True).folder
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {p.name for p in alone.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {
+        p.name for p in alone.iterdir()
+    }
     assert not (alone / "model.safetensors").exists()
     check_adapter_config((alone / "adapter_config.json").read_bytes(), 4)  # a judge takes it
     config = json.loads((alone / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(folders[family].resolve()))
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (
+        4,
+        8,
+        str(folders[family].resolve()),
+    )
     base = AutoModelForCausalLM.from_pretrained(folders[family])
     ids = torch.arange(40)[None] % 100 + 6
     with torch.inference_mode():
@@ -116,9 +139,13 @@ def test_merged_adapter_computes_what_the_adapter_computed(folders: dict[str, Pa
     assert not any("lora" in name for name, _ in merged.named_parameters())
 
 
-def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     rounded = AutoModelForCausalLM.from_pretrained(folders["llama"], dtype=torch.bfloat16)
-    policy = open_policy(folders["llama"], lora="on", lora_rank=4, dtype="bfloat16", train={"learning_rate": 1e-4})
+    policy = open_policy(
+        folders["llama"], lora="on", lora_rank=4, dtype="bfloat16", train={"learning_rate": 1e-4}
+    )
     train(policy)
     files = saved_files(policy, tmp_path / "saved")
     made = export(files, [], "sapo-9", tmp_path / "merged")
@@ -135,7 +162,9 @@ def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(folders:
     alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True)
     assert alone.origin.lost is None and "energy" not in (alone.folder / "README.md").read_text()
     exact = saved_files(open_policy(folders["llama"], lora="on", lora_rank=4), tmp_path / "exact")
-    assert "energy" not in (export(exact, [], "sapo-9", tmp_path / "float32").folder / "README.md").read_text()
+    assert (
+        "energy" not in (export(exact, [], "sapo-9", tmp_path / "float32").folder / "README.md").read_text()
+    )
 
 
 def test_no_adapter_of_a_whole_model(files: dict[str, bytes], tmp_path: Path) -> None:
@@ -190,18 +219,32 @@ def test_base_that_is_gone_or_weights_that_are_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("adapter", [False, True])
 def test_the_snippet_of_the_card_runs(folders: dict[str, Path], tmp_path: Path, adapter: bool) -> None:
     policy = open_policy(folders["qwen2"], lora="on", lora_rank=4)
-    out = export(saved_files(policy, tmp_path / "saved"), [], "tiny-9", tmp_path / "out", adapter_only=adapter).folder
+    out = export(
+        saved_files(policy, tmp_path / "saved"), [], "tiny-9", tmp_path / "out", adapter_only=adapter
+    ).folder
     snippet = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=out, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet],
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_licence_and_base_are_those_of_the_hub() -> None:
     figures = figures_of([])
     known = card(Origin("Qwen/Qwen3-0.6B", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
-    assert "\nbase_model: Qwen/Qwen3-0.6B\nlicense: apache-2.0\n" in known and "base model's, apache-2.0." in known
+    assert (
+        "\nbase_model: Qwen/Qwen3-0.6B\nlicense: apache-2.0\n" in known
+        and "base model's, apache-2.0." in known
+    )
     unknown = card(Origin("owner/model", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
-    assert "\nbase_model: owner/model\nlibrary_name" in unknown and "The licence is the base model's." in unknown
+    assert (
+        "\nbase_model: owner/model\nlibrary_name" in unknown and "The licence is the base model's." in unknown
+    )
 
 
 def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -226,13 +269,20 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
 
 def test_figures_of_runs_with_gaps() -> None:
     nothing = figures_of([])
-    assert (nothing.rounds, nothing.reward_first, nothing.external_share, nothing.judge_score) == (0, None, None, None)
+    assert (nothing.rounds, nothing.reward_first, nothing.external_share, nothing.judge_score) == (
+        0,
+        None,
+        None,
+        None,
+    )
     rounds = [line(n, reward_mean=None if n == 1 else n / 100) for n in range(1, 101)]
     whole = figures_of(rounds)
     assert whole.edge == 10
     assert whole.reward_first == pytest.approx(0.065)
     assert whole.reward_last == pytest.approx(0.955)
-    only_others = figures_of([line(1, local=0, external=4, reward_mean=0.0, tokens={"generated": 0, "trained": 9})])
+    only_others = figures_of(
+        [line(1, local=0, external=4, reward_mean=0.0, tokens={"generated": 0, "trained": 9})]
+    )
     assert (only_others.reward_first, only_others.external_share) == (None, 1.0)
     assert figures_of([line(7)]).reward_first == figures_of([line(7)]).reward_last == pytest.approx(0.7)
 
@@ -242,7 +292,9 @@ def test_figures_of_runs_with_gaps() -> None:
 
 def save_round(state_dir: Path, number: int, weights: bytes) -> Path:
     files = [("policy.json", b"{}"), ("weights.safetensors", weights)]
-    return Checkpoints(state_dir / "checkpoints").save(RunState(number, 0, (3, (), None), (3, (), None), (), ()), files)
+    return Checkpoints(state_dir / "checkpoints").save(
+        RunState(number, 0, (3, (), None), (3, (), None), (), ()), files
+    )
 
 
 def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> None:
@@ -252,7 +304,11 @@ def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> 
     save_round(tmp_path, 2, b"two")
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line(n)) + "\n" for n in (1, 2, 3)))
     run = read_snapshot(tmp_path, FILES)
-    assert (run.round, run.files["weights.safetensors"], [x["round"] for x in run.metrics]) == (2, b"two", [1, 2])
+    assert (run.round, run.files["weights.safetensors"], [x["round"] for x in run.metrics]) == (
+        2,
+        b"two",
+        [1, 2],
+    )
 
 
 def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:
@@ -262,7 +318,9 @@ def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) 
     assert read_snapshot(tmp_path, FILES).round == 1
     assert newest.is_dir()
     (tmp_path / "checkpoints" / "round-00000001" / "manifest.json").unlink()
-    with pytest.raises(SwarmdError, match=r"is whole.*round-00000002: weights\.safetensors is not what was written"):
+    with pytest.raises(
+        SwarmdError, match=r"is whole.*round-00000002: weights\.safetensors is not what was written"
+    ):
         read_snapshot(tmp_path, FILES)
 
 
@@ -301,12 +359,24 @@ class Hub(BaseHTTPRequestHandler):
             self.answer({"url": f"http://{self.headers['Host']}/me/{name}", "name": f"me/{name}"})
         elif "/preupload/" in self.path:
             files = json.loads(body)["files"]
-            self.answer({"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]})
+            self.answer(
+                {
+                    "files": [
+                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
+                    ]
+                }
+            )
         elif "/commit/" in self.path:
             for entry in map(json.loads, body.splitlines()):
                 if entry["key"] == "file":
                     self.taken[entry["value"]["path"]] = entry["value"]["content"].encode()
-            self.answer({"success": True, "commitOid": "c0ffee", "commitUrl": f"http://{self.headers['Host']}/me/x/commit/c0ffee"})
+            self.answer(
+                {
+                    "success": True,
+                    "commitOid": "c0ffee",
+                    "commitUrl": f"http://{self.headers['Host']}/me/x/commit/c0ffee",
+                }
+            )
         else:  # validation of the card
             self.answer({"errors": [], "warnings": []})
 
@@ -358,7 +428,9 @@ def test_upload_sends_every_file(hub: tuple[type[Hub], str], exported: Path) -> 
 
 @pytest.mark.net
 @pytest.mark.parametrize("status, message", [(401, "hf auth login"), (403, "may write"), (500, "later")])
-def test_upload_that_is_refused(hub: tuple[type[Hub], str], exported: Path, status: int, message: str) -> None:
+def test_upload_that_is_refused(
+    hub: tuple[type[Hub], str], exported: Path, status: int, message: str
+) -> None:
     hub[0].status = status
     with pytest.raises(NotUploaded, match=message) as caught:
         upload(exported, "me/x")
@@ -366,7 +438,9 @@ def test_upload_that_is_refused(hub: tuple[type[Hub], str], exported: Path, stat
 
 
 @pytest.mark.net
-def test_upload_without_a_hub(hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_without_a_hub(
+    hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(Unreachable, match=r"cannot reach the Hugging Face hub.*push again"):
         upload(exported, "me/x")

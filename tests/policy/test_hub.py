@@ -1,4 +1,6 @@
-"""Finding a model by repository id, against a hub of our own on loopback that speaks as much of the protocol as a download takes."""
+"""Finding a model by repository id, against a hub of our own on loopback that speaks as much of the protocol
+as a download takes.
+"""
 
 import contextlib
 import hashlib
@@ -65,7 +67,17 @@ class Hub(BaseHTTPRequestHandler):
             self.file(repository / "/".join(rest[2:]))
         elif rest[:1] == ["tree"]:
             files = [p for p in sorted(repository.rglob("*")) if p.is_file()]
-            self.json([{"type": "file", "path": str(p.relative_to(repository)), "size": p.stat().st_size, "oid": oid(p)} for p in files])
+            self.json(
+                [
+                    {
+                        "type": "file",
+                        "path": str(p.relative_to(repository)),
+                        "size": p.stat().st_size,
+                        "oid": oid(p),
+                    }
+                    for p in files
+                ]
+            )
         else:
             self.json({"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": []})
 
@@ -79,7 +91,11 @@ class Hub(BaseHTTPRequestHandler):
             body = body[int(wanted[1]) :]
         self.send_response(206 if wanted else 200)
         size = 10**15 if path.parent.name == "huge" and path.suffix == ".safetensors" else len(body)
-        for key, value in {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(path)}"', "Content-Length": str(size)}.items():
+        for key, value in {
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{oid(path)}"',
+            "Content-Length": str(size),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
@@ -129,14 +145,19 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServe
     (whole / "original" / "model.safetensors").write_bytes(b"other weights, not for us")
     (whole / "pytorch_model.bin").write_bytes(b"a pickle")
     large = make_model(root / "owner" / "large", "llama")
-    (large / "model-2.safetensors").write_bytes(random.Random(0).randbytes(LARGE))  # for `with_weights`, any bytes are weights
+    # For `with_weights`, any bytes are weights
+    (large / "model-2.safetensors").write_bytes(random.Random(0).randbytes(LARGE))
     make_model(root / "owner" / "huge", "llama")
     pickled = make_model(root / "owner" / "pickled", "llama")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     (root / "owner" / "gated").mkdir()
     (root / "owner" / "empty").mkdir()
     (root / "owner" / "empty" / "README.md").write_text("nothing")
-    handler = type("Handler", (Hub,), {"root": root, "fetched": [], "ranges": [], "broken": [], "held": [], "go_on": threading.Event()})
+    handler = type(
+        "Handler",
+        (Hub,),
+        {"root": root, "fetched": [], "ranges": [], "broken": [], "held": [], "go_on": threading.Event()},
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -149,24 +170,45 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServe
 
 def surroundings(server: ThreadingHTTPServer | None, home: Path) -> dict[str, str]:
     port = server.server_port if server else 9  # 9: nobody listens there
-    settings = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HTTP", "http", "ALL_PROXY", "all_proxy", "SWARMD_"))}
+    settings = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HF_", "HTTP", "http", "ALL_PROXY", "all_proxy", "SWARMD_"))
+    }
     return kept | settings
 
 
-def find(server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str) -> dict[str, object]:
+def find(
+    server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str
+) -> dict[str, object]:
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-c", FIND, name, revision], capture_output=True, text=True, env=surroundings(server, home) | environment,
+        [sys.executable, "-c", FIND, name, revision],
+        capture_output=True,
+        text=True,
+        env=surroundings(server, home) | environment,
         timeout=PATIENCE,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     first = find(hub, tmp_path, "owner/small")
-    files = ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    files = [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
     fetched = hub.RequestHandlerClass.fetched
     assert "model.safetensors" in fetched
@@ -200,7 +242,9 @@ def test_what_cannot_be_used(name: str, message: str, hub: ThreadingHTTPServer, 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {}])
 def test_hub_that_cannot_be_reached(environment: dict[str, str], tmp_path: Path) -> None:
     answer = find(None, tmp_path, "qwen2.5-0.5b", **environment)
-    assert str(answer["error"]).startswith("cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub")
+    assert str(answer["error"]).startswith(
+        "cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub"
+    )
     assert "HF_HUB_OFFLINE" in str(answer["error"])
     assert answer["exit"] == 4
 
@@ -218,11 +262,15 @@ def there(home: Path) -> int:
     return found
 
 
-def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
     handler = hub.RequestHandlerClass
     handler.held.append(LARGE - 100_000)
     command = [sys.executable, "-c", FIND, "owner/large", ""]
-    with killed_after(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path))) as process:
+    with killed_after(
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path))
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "downloading owner/large: 0 of 25 MB\n"
         wait_until(lambda: there(tmp_path) > 10_000_000)
@@ -245,14 +293,32 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
     handler = hub.RequestHandlerClass
     handler.go_on.clear()
     handler.held.append(1_000)
-    command = [sys.executable, "-m", "swarmd", "join", "--model", "owner/small", "--device", "cpu", "--state-dir", str(tmp_path / "state")]
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        "--model",
+        "owner/small",
+        "--device",
+        "cpu",
+        "--state-dir",
+        str(tmp_path / "state"),
+    ]
     environment = surroundings(hub, tmp_path / "home") | {"SWARMD_SWARM_ENGINE": "none"}
-    with killed_after(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)) as process:
+    with killed_after(
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    ) as process:
         assert process.stderr is not None
         said = next(line for line in process.stderr if "downloading" in line)
         assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)
         download = control.call(tmp_path / "state", "status")["download"]
-        assert (download["file"], download["done"], download["rate"], download["seconds_left"]) == ("model.safetensors", 0, 0, None)
+        assert (download["file"], download["done"], download["rate"], download["seconds_left"]) == (
+            "model.safetensors",
+            0,
+            0,
+            None,
+        )
         assert download["total"] > 1_000
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=PATIENCE)
@@ -266,9 +332,18 @@ def test_progress_in_words_and_as_a_document() -> None:
     assert words(312_000_000, 988_000_000, 5e6) == "downloading a/b: 312 of 988 MB, 2 min left"
     assert words(0, 988_000_000, 0.0) == "downloading a/b: 0 of 988 MB"
     assert words(900_000_000, 988_000_000, 2e6) == "downloading a/b: 900 of 988 MB, 44 s left"
-    there = {"file": "model.safetensors", "done": 900_000_000, "total": 988_000_000, "rate": 2_000_000, "seconds_left": 44}
+    there = {
+        "file": "model.safetensors",
+        "done": 900_000_000,
+        "total": 988_000_000,
+        "rate": 2_000_000,
+        "seconds_left": 44,
+    }
     assert Download("a/b", "model.safetensors", 900_000_000, 988_000_000, 2e6).document() == there
-    assert Download("a/b", "x", 5, 10, 0.0).seconds_left is None and Download("a/b", "x", 10, 10, 0.0).seconds_left == 0
+    assert (
+        Download("a/b", "x", 5, 10, 0.0).seconds_left is None
+        and Download("a/b", "x", 10, 10, 0.0).seconds_left == 0
+    )
 
 
 def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
@@ -282,11 +357,16 @@ def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
     assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
 
 
-def test_what_is_not_what_the_hub_says_is_refused_and_not_kept(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_what_is_not_what_the_hub_says_is_refused_and_not_kept(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
     handler = hub.RequestHandlerClass
     handler.broken.append(1)
     answer = find(hub, tmp_path, "owner/small")
-    assert "model.safetensors of owner/small does not match the hub's hash" in str(answer["error"]) and answer["exit"] == 3
+    assert (
+        "model.safetensors of owner/small does not match the hub's hash" in str(answer["error"])
+        and answer["exit"] == 3
+    )
     assert "model.safetensors" in find(hub, tmp_path, "owner/small")["files"]  # type: ignore[operator]
 
 
@@ -294,5 +374,7 @@ def test_a_disk_that_is_too_small_is_told_before(hub: ThreadingHTTPServer, tmp_p
     fetched = hub.RequestHandlerClass.fetched
     fetched.clear()
     answer = find(hub, tmp_path, "owner/huge")
-    assert "owner/huge needs 1,000,000,000 MB more on the disk" in str(answer["error"]) and answer["exit"] == 3
+    assert (
+        "owner/huge needs 1,000,000,000 MB more on the disk" in str(answer["error"]) and answer["exit"] == 3
+    )
     assert "model.safetensors" not in fetched

@@ -41,30 +41,53 @@ def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
     config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
     where, models = list_models(config, {"tiny": [0.2]}, lambda _: 64 * GB, lambda *_: SPEED)
     _, tiny, half, *_ = lines(where, models)
-    assert tiny.endswith("0.2 measured     yes") and "slow: " in half and half.endswith(" rounds an hour, with LoRA")
+    assert (
+        tiny.endswith("0.2 measured     yes")
+        and "slow: " in half
+        and half.endswith(" rounds an hour, with LoRA")
+    )
     least = [model.plan.least for model in models]
     assert least == sorted(least)
     assert models[1].document()["rounds_an_hour"] == pytest.approx(3600 / models[1].seconds, rel=0.06)
 
 
-QWEN3 = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_key_value_heads": 8}
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_key_value_heads": 8,
+}
 NAMED_CONFIGS = {
     "qwen2.5-0.5b": QWEN_05B | {"tie_word_embeddings": True},
     "qwen2.5-1.5b": QWEN_05B
-    | {"num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "tie_word_embeddings": True},
-    "qwen3-0.6b": QWEN_05B | QWEN3 | {"num_attention_heads": 16, "head_dim": 128, "tie_word_embeddings": True},
+    | {
+        "num_hidden_layers": 28,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": QWEN_05B
+    | QWEN3
+    | {"num_attention_heads": 16, "head_dim": 128, "tie_word_embeddings": True},
 }
 
 
 def test_the_shapes_written_down_are_those_of_the_models() -> None:
     tiny = read_config(locate("tiny", None))
-    configs = {name: AutoConfig.for_model(**settings) for name, settings in NAMED_CONFIGS.items()} | {"tiny": tiny}
+    configs = {name: AutoConfig.for_model(**settings) for name, settings in NAMED_CONFIGS.items()} | {
+        "tiny": tiny
+    }
     assert {name: shape_of(skeleton_of(config, name), name) for name, config in configs.items()} == NAMED
 
 
 def test_the_command_loads_no_transformers() -> None:
     program = "import sys, swarmd.policy.models.listing; print('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 def test_a_recorded_round_counts_more_than_an_estimate() -> None:

@@ -13,7 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16, threads_for
+from swarmd.policy.models.device import (
+    choose_device,
+    choose_dtype,
+    free_memory,
+    is_out_of_memory,
+    quick_at_bf16,
+    threads_for,
+)
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import WORKSPACE
@@ -24,7 +31,9 @@ CPU = torch.device("cpu")
 
 def load(name: Path | str, free: int | None = None, **changes):
     settings = {"device": "cpu", "dtype": "float32"} | changes
-    return load_model(ModelConfig(name=str(name), **settings), seed=0, free=free_memory if free is None else lambda _: free)
+    return load_model(
+        ModelConfig(name=str(name), **settings), seed=0, free=free_memory if free is None else lambda _: free
+    )
 
 
 def test_describes_what_was_loaded(folders: dict[str, Path]) -> None:
@@ -87,14 +96,21 @@ def edited(**changes: Any) -> Callable[[Path], object]:
     return lambda folder: edit_json(folder / "config.json", **changes)
 
 
-WRONG_KIND: list[dict[str, Any]] = [{"max_position_embeddings": None}, {"num_hidden_layers": "two"}, {"hidden_size": -1}]
+WRONG_KIND: list[dict[str, Any]] = [
+    {"max_position_embeddings": None},
+    {"num_hidden_layers": "two"},
+    {"hidden_size": -1},
+]
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (remove("config.json"), r"no config\.json.*save_pretrained"),
-        *((write("config.json", text), "Download the model again") for text in (b"{", b"\xff\xfe", b"[]", b"null", b"3")),
+        *(
+            (write("config.json", text), "Download the model again")
+            for text in (b"{", b"\xff\xfe", b"[]", b"null", b"3")
+        ),
         (write("config.json", b'{"model_type": "perpetuum-mobile"}'), "upgrade it"),
         (write("config.json", b'{"model_type": "vit"}'), "no causal language model"),
         (
@@ -132,15 +148,22 @@ def test_a_tokenizer_that_lacks_something(made: dict[str, Any], message: str, tm
             found.require()
 
 
-OWN_CODE = {"model_type": "own", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+OWN_CODE = {
+    "model_type": "own",
+    "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+}
 OWN_TOKENIZER = {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["code.Tok", None]}}
 
 
-@pytest.mark.parametrize(("file", "changes"), [("config.json", OWN_CODE), ("tokenizer_config.json", OWN_TOKENIZER)])
+@pytest.mark.parametrize(
+    ("file", "changes"), [("config.json", OWN_CODE), ("tokenizer_config.json", OWN_TOKENIZER)]
+)
 def test_code_in_the_repository_is_never_run(file: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """A model of its own is refused; a tokenizer of its own may do without its code."""
     mark = make_model(tmp_path, "llama") / "ran"
-    (tmp_path / "code.py").write_text(f"open({str(mark)!r}, 'w')\nclass Config: ...\nclass Model: ...\nclass Tok: ...\n")
+    (tmp_path / "code.py").write_text(
+        f"open({str(mark)!r}, 'w')\nclass Config: ...\nclass Model: ...\nclass Tok: ...\n"
+    )
     edit_json(tmp_path / file, **changes)
     with pytest.raises(NoModel, match="never run") if file == "config.json" else contextlib.suppress(NoModel):
         load(tmp_path)
@@ -177,7 +200,8 @@ def test_adapter_starts_at_nothing_and_by_its_seed(folders: dict[str, Path]) -> 
     ids = torch.tensor([[5, 6, 7]])
     base = load(folders["qwen3"])
     state = torch.random.get_rng_state()
-    config = ModelConfig(name=str(folders["qwen3"]), device="cpu", dtype="float32", lora="on")  # else a timed probe chooses
+    # Else a timed probe chooses
+    config = ModelConfig(name=str(folders["qwen3"]), device="cpu", dtype="float32", lora="on")
     one, same, other = (load_model(config, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.allclose(one.network(ids).logits, base.network(ids).logits, atol=1e-6)
@@ -194,7 +218,11 @@ def test_fingerprint_tells_weights_apart_and_not_precisions(folders: dict[str, P
 
 
 def test_device_that_is_not_there() -> None:
-    missing = [d for d, there in [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())] if not there]
+    missing = [
+        d
+        for d, there in [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())]
+        if not there
+    ]
     for device in missing:
         with pytest.raises(NoModel, match=rf"'{device}' was asked for.*--device auto"):
             choose_device(device)
@@ -206,7 +234,9 @@ def test_dtype_is_what_is_asked_for_or_what_pays() -> None:
     assert choose_dtype("float32", CPU, trained_whole=False) == torch.float32
     for quick, dtype in [(True, torch.bfloat16), (False, torch.float32)]:
         assert choose_dtype("auto", CPU, trained_whole=False, probe=lambda _, quick=quick: quick) == dtype
-        assert choose_dtype("auto", CPU, trained_whole=True, probe=lambda _, quick=quick: quick) == torch.float32
+        assert (
+            choose_dtype("auto", CPU, trained_whole=True, probe=lambda _, quick=quick: quick) == torch.float32
+        )
     assert isinstance(quick_at_bf16(CPU), bool)
 
 
@@ -230,22 +260,33 @@ def test_a_large_model_takes_the_cores_that_limits_leave_it(
     assert threads_for(NodeConfig.model_validate(changes), parameters) == threads
 
 
-# As torch raises them, or as users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what only looks like them.
+# As torch raises them, or as users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what
+# only looks like them.
 SAID = {
-    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call": True,
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call": (
+        True
+    ),
     "CUDA driver error: out of memory": True,
     "HIP error: out of memory\nSearch for `hipErrorOutOfMemory' in the documentation": True,
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": True,
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED": True,
     "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`": True,
-    "MPS backend out of memory (MPS allocated: 5.56 GB, other allocations: 1.10 GB, max allowed: 6.80 GB).": True,
+    "MPS backend out of memory (MPS allocated: 5.56 GB, other allocations: 1.10 GB, max allowed: 6.80 GB).": (
+        True
+    ),
     "Invalid buffer size: 9.75 GB": True,
-    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.": True,
-    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.": True,
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.": (
+        True
+    ),
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.": (
+        True
+    ),
     "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)": False,
     "CUDA error: an illegal memory access was encountered": False,
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": False,
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.": False,
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.": (
+        False
+    ),
 }
 
 
@@ -264,9 +305,13 @@ def test_out_of_memory_as_this_machine_says_it() -> None:
 
 
 def test_large_models_get_an_adapter(tmp_path: Path) -> None:
-    """Qwen2.5-0.5B's configuration: 494 million weights and an adapter of 8.8 million, told before anything is fetched."""
+    """Qwen2.5-0.5B's configuration: 494 million weights and an adapter of 8.8 million, told before anything
+    is fetched.
+    """
     (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     with pytest.raises(NoModel, match=r"rank 16 in float32 takes at least .*, and cpu has 2\.00 GB free"):
         load(tmp_path, free=2_000_000_000)
-    with pytest.raises(NoModel, match=r"all weights in float32 takes at least 8\..*largest that would fit: --model tiny"):
+    with pytest.raises(
+        NoModel, match=r"all weights in float32 takes at least 8\..*largest that would fit: --model tiny"
+    ):
         load(tmp_path, free=2_000_000_000, lora="off")

@@ -15,13 +15,23 @@ LOGPROB = st.floats(-8, 0, allow_nan=False, width=32)
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(LOGPROB, LOGPROB, st.floats(-3, 3, width=32)), min_size=1, max_size=6))
-@example([(math.log(ratio), 0.0, advantage) for ratio in (0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 2.0) for advantage in (-1.0, 1.0)])
-def test_grpo_is_the_clipped_surrogate_and_what_is_clipped_has_no_gradient(tokens: list[tuple[float, float, float]]) -> None:
+@example(
+    [
+        (math.log(ratio), 0.0, advantage)
+        for ratio in (0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 2.0)
+        for advantage in (-1.0, 1.0)
+    ]
+)
+def test_grpo_is_the_clipped_surrogate_and_what_is_clipped_has_no_gradient(
+    tokens: list[tuple[float, float, float]],
+) -> None:
     new, old, advantages = (torch.tensor(x, dtype=torch.float64) for x in zip(*tokens, strict=True))
     ours = losses.surrogate(new.requires_grad_(), old, advantages, 0.2, 0.28)
     ours.sum().backward()
     clipped = losses.clipped(new.detach(), old, advantages, 0.2, 0.28).tolist()
-    for got, gradient, is_clipped, (n, o, a) in zip(ours.tolist(), new.grad.tolist(), clipped, tokens, strict=True):
+    for got, gradient, is_clipped, (n, o, a) in zip(
+        ours.tolist(), new.grad.tolist(), clipped, tokens, strict=True
+    ):
         ratio = math.exp(n - o)
         assert got == pytest.approx(-min(ratio * a, min(max(ratio, 0.8), 1.28) * a), rel=1e-6, abs=1e-9)
         assert is_clipped == (ratio > 1.28 if a > 0 else ratio < 0.8 and a < 0)

@@ -13,7 +13,10 @@ from swarmd.policy.models import preflight
 from swarmd.testing import PATIENCE
 
 MODEL = {"model_type": "qwen2", "num_hidden_layers": 2}
-JOIN = "import sys, swarmd.cli.app; code = swarmd.cli.app.main(sys.argv[1:]); print(*{n.split('.')[0]for n in sys.modules}); sys.exit(code)"
+JOIN = (
+    "import sys, swarmd.cli.app; code = swarmd.cli.app.main(sys.argv[1:]); print(*{n.split('.')[0]for n in"
+    " sys.modules}); sys.exit(code)"
+)
 
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +28,7 @@ def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("words", "said"),
     [
         (["--model", "./none"], "there is no folder none"),
-        (["--model", "tinny"], 'there is no model called \'tinny\'; did you mean tiny? Use one of tiny,'),
+        (["--model", "tinny"], "there is no model called 'tinny'; did you mean tiny? Use one of tiny,"),
         (["--model", "Qwen2.5-0.5B"], "did you mean qwen2.5-0.5b?"),
         (["--model", "gpt2"], "there is no model called 'gpt2'. Use one of tiny,"),
         (["--model", "{empty}"], "holds no config.json"),
@@ -37,7 +40,10 @@ def test_a_local_mistake_is_told_before_anything_is_made(tmp_path: Path, words: 
     (tmp_path / "empty").mkdir()
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.json").write_text(json.dumps(MODEL))
-    done = join(tmp_path / "state", *(word.format(empty=tmp_path / "empty", config=tmp_path / "config") for word in words))
+    done = join(
+        tmp_path / "state",
+        *(word.format(empty=tmp_path / "empty", config=tmp_path / "config") for word in words),
+    )
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert said in done.stderr
     assert not (tmp_path / "state").exists()

@@ -1,4 +1,7 @@
-"""Save and restore: the next round is the one that would have come anyway, bit for bit; another base model is refused."""
+"""Save and restore: the next round is the one that would have come anyway, bit for bit.
+
+Another base model is refused.
+"""
 
 import json
 import os
@@ -16,7 +19,11 @@ from swarmd.testing import PATIENCE
 from swarmd.types import UpdateReport
 from tests.policy.conftest import config_of, edit_json, external, local, make_model, open_policy
 
-KINDS = {"whole": {}, "adapter": {"lora": "on", "lora_rank": 4}, "adapter on bfloat16": {"lora": "on", "lora_rank": 4, "dtype": "bfloat16"}}
+KINDS = {
+    "whole": {},
+    "adapter": {"lora": "on", "lora_rank": 4},
+    "adapter on bfloat16": {"lora": "on", "lora_rank": 4, "dtype": "bfloat16"},
+}
 
 
 def one_round(policy: LanguagePolicy, number: int) -> tuple[object, UpdateReport]:
@@ -55,8 +62,17 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
     one_round(policy, 1)
     one_round(policy, 2)
     save(policy, tmp_path / "two")
-    command = [sys.executable, "-c", NEXT_ROUND, config.model_dump_json(), tmp_path / "two", tmp_path / "three elsewhere"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ, timeout=PATIENCE)
+    command = [
+        sys.executable,
+        "-c",
+        NEXT_ROUND,
+        config.model_dump_json(),
+        tmp_path / "two",
+        tmp_path / "three elsewhere",
+    ]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ, timeout=PATIENCE
+    )
     assert done.stdout.strip() == repr(one_round(policy, 3))
     save(policy, tmp_path / "three")
     for name in ("weights.safetensors", "training.safetensors", "policy.json"):
@@ -64,7 +80,9 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [*((kind, 1) for kind in KINDS), ("whole", 0)])
-def test_restored_policy_goes_on_as_if_never_stopped(kind: str, rounds: int, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_restored_policy_goes_on_as_if_never_stopped(
+    kind: str, rounds: int, folders: dict[str, Path], tmp_path: Path
+) -> None:
     changes = {"train": {"learning_rate": 1e-2}, **KINDS[kind]}
     policy = open_policy(folders["qwen3"], seed=5, **changes)
     for number in range(rounds):
@@ -80,10 +98,16 @@ def test_files_hold_the_adapter_alone(folders: dict[str, Path], tmp_path: Path) 
     policy = open_policy(folders["qwen2"], lora="on")
     saved = save(policy, tmp_path / "saved")
     assert all("lora_" in name for name in load_file(saved / "weights.safetensors"))
-    assert sorted(p.name for p in saved.iterdir()) == ["policy.json", "training.safetensors", "weights.safetensors"]
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "policy.json",
+        "training.safetensors",
+        "weights.safetensors",
+    ]
 
 
-def test_whole_model_of_another_name_is_refused_and_changes_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_whole_model_of_another_name_is_refused_and_changes_nothing(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     saved = save(open_policy(folders["qwen2"]), tmp_path / "saved")
     folder = make_model(tmp_path / "other", "qwen2", seed=1)
     one, other = open_policy(folder, seed=1), open_policy(folder, seed=1)

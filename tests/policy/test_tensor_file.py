@@ -18,7 +18,9 @@ TENSORS = {
 
 @pytest.mark.parametrize("tensors", [TENSORS, {}])
 def test_the_file_is_the_one_safetensors_writes(tensors: dict[str, torch.Tensor]) -> None:
-    assert bytes(tensor_file(tensors)) == save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+    assert bytes(tensor_file(tensors)) == save(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    )
 
 
 def test_it_is_a_copy() -> None:

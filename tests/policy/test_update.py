@@ -28,12 +28,24 @@ LIMIT, CONTEXT = 12, 128
 
 
 def learning(
-    budget: int = 16_384, temperature: float = 1.0, rate: float = 1e-3, clip: float = 1e9, cap: float = 0, **more: Any
+    budget: int = 16_384,
+    temperature: float = 1.0,
+    rate: float = 1e-3,
+    clip: float = 1e9,
+    cap: float = 0,
+    **more: Any,
 ) -> Learning:
     return Learning(rate, clip, temperature, budget, settings=losses.LossSettings(importance_cap=cap), **more)
 
 
-def rows_of(batch, chat: Chat, limit: int = LIMIT, context: int = CONTEXT, mean=losses.token_mean, shift: float | None = None):
+def rows_of(
+    batch,
+    chat: Chat,
+    limit: int = LIMIT,
+    context: int = CONTEXT,
+    mean=losses.token_mean,
+    shift: float | None = None,
+):
     """shift: asymre's; None: advantages are GRPO's."""
     advantages = [within_group(s) if shift is None else shifted(s, shift) for s in batch]
     return all_rows_of(batch, advantages, chat, limit, context, mean)
@@ -43,12 +55,23 @@ def mixed_batch(folder: Path) -> list[Scored]:
     """Ragged on purpose: own and foreign text, empty, cut, too long, without advantage."""
     policy = open_policy(folder)
     own, dull = policy.generate(["short?", "a question that is a good deal longer than the other one"], 4)
-    stale = Tokens(own.tokens.ids, tuple(tuple(p + 0.4 * math.sin(i) for i, p in enumerate(ps)) for ps in own.tokens.logprobs))
+    stale = Tokens(
+        own.tokens.ids,
+        tuple(tuple(p + 0.4 * math.sin(i) for i, p in enumerate(ps)) for ps in own.tokens.logprobs),
+    )
     return [
         local("short?", Generation(own.completions, stale), (1.0, 0.0, 0.0, 1.0)),
         local("a question that is a good deal longer than the other one", dull, (0.0, 0.0, 0.0, 0.0)),
-        external("what?", [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True)], (1.0, 0.0, 0.0, 1.0)),
-        external("and?", [("yes", False), ("<answer>no</answer>", True), ("yes", False), ("<answer>yes", True)], (0.0, 1.0, 0.0, 1.0)),
+        external(
+            "what?",
+            [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True)],
+            (1.0, 0.0, 0.0, 1.0),
+        ),
+        external(
+            "and?",
+            [("yes", False), ("<answer>no</answer>", True), ("yes", False), ("<answer>yes", True)],
+            (0.0, 1.0, 0.0, 1.0),
+        ),
         external("all right", [("yes", True), ("no", True)], (1.0, 1.0)),
     ]
 
@@ -89,7 +112,9 @@ CASES = {
     "grpo": Case({}, naive_grpo),
     "grpo, mean of sequences": Case({}, naive_grpo, by_sequence=True),
     "asymre": Case({"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=-0.1),
-    "asymre, mean of sequences": Case({"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=0.0, by_sequence=True),
+    "asymre, mean of sequences": Case(
+        {"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=0.0, by_sequence=True
+    ),
     "importance weights": Case({"cap": 1.1}, naive_importance),
 }
 
@@ -102,15 +127,26 @@ def reference(network, chat: Chat, batch: list[Scored], temperature: float, case
     for s in batch:
         prompt = chat.prompt(s.question)
         room = min(LIMIT, CONTEXT - len(prompt))
-        ids = [list(x) for x in s.tokens.ids] if s.tokens else [chat.encode(c, room) for c in s.rollout.completions]
+        ids = (
+            [list(x) for x in s.tokens.ids]
+            if s.tokens
+            else [chat.encode(c, room) for c in s.rollout.completions]
+        )
         lengths += map(len, ids)
         width = max(map(len, ids)) + 3
         full = torch.tensor([[7] * 5 + prompt + c + [7] * (width - len(c)) for c in ids])
         mask = torch.tensor([[0] * 5 + [1] * (len(prompt) + len(c)) + [0] * (width - len(c)) for c in ids])
-        logits = network(full, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits / temperature
+        logits = (
+            network(full, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+            / temperature
+        )
         logp = torch.log_softmax(logits, -1)
         for i, c in enumerate(ids):
-            a = within_group(s)[i] if case.shift is None else s.rewards[i] - sum(s.rewards) / len(s.rewards) - case.shift
+            a = (
+                within_group(s)[i]
+                if case.shift is None
+                else s.rewards[i] - sum(s.rewards) / len(s.rewards) - case.shift
+            )
             start = 5 + len(prompt) - 1
             for t, token in enumerate(c):
                 lp = logp[i, start + t, token]
@@ -146,13 +182,19 @@ def check_gradient(folder: Path, case: Case, temperature: float = 1.0, **asked: 
 
 
 WAYS = [(family, "grpo", {"budget": budget}) for family in ALL_FAMILIES for budget in (16_384, 60, 1)]
-WAYS += [(family, name, {"temperature": 0.7, "budget": 100}) for family in ("qwen2", "gemma2", "lfm2") for name in CASES]
+WAYS += [
+    (family, name, {"temperature": 0.7, "budget": 100})
+    for family in ("qwen2", "gemma2", "lfm2")
+    for name in CASES
+]
 WAYS += [(family, "grpo", {"checkpointing": "on"}) for family in ("qwen2", "gemma3", "lfm2")]
 WAYS += [("gemma2", "grpo", {"head_tokens": 5})]
 
 
 @pytest.mark.parametrize(("family", "name", "asked"), WAYS)
-def test_gradient_is_the_naive_one(family: str, name: str, asked: dict[str, Any], folders: dict[str, Path]) -> None:
+def test_gradient_is_the_naive_one(
+    family: str, name: str, asked: dict[str, Any], folders: dict[str, Path]
+) -> None:
     report = check_gradient(folders[family], CASES[name], **asked)
     assert name != "grpo" or 0 < report.clip_fraction < 1
 
@@ -180,7 +222,8 @@ def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> 
 def test_lora_gradient_is_the_naive_one(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["llama"], lora="on", lora_rank=4, train={"learning_rate": 1e-2})
     (g,) = policy.generate(["1+1?"], 4)
-    policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])  # else half of the gradients are zero: B starts at zero
+    # Else half of the gradients are zero: B starts at zero
+    policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])
     network, chat, batch = policy._loaded.network, chat_of(folders["llama"]), mixed_batch(folders["llama"])
     expected, loss, _, _ = reference(network, chat, batch, 1.0)
     got, report = gradients(Learner(network, learning(), CPU), rows_of(batch, chat))
@@ -208,7 +251,10 @@ def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[s
 
 def test_rows_and_their_count(folders: dict[str, Path]) -> None:
     chat = chat_of(folders["qwen2"])
-    batch = [external("?", [("abc", True), ("", False), ("abcdef", True)], (1.0, 0.0, 0.0)), external("!", [("x", True)] * 2, (0.0, 0.0))]
+    batch = [
+        external("?", [("abc", True), ("", False), ("abcdef", True)], (1.0, 0.0, 0.0)),
+        external("!", [("x", True)] * 2, (0.0, 0.0)),
+    ]
     rows = rows_of(batch, chat, 5, CONTEXT)
     assert [1 / r.weight for r in rows] == pytest.approx([4 + 0 + 5 + 2 + 2] * 2)
     assert [len(r.completion) for r in rows] == [4, 5]
@@ -217,14 +263,22 @@ def test_rows_and_their_count(folders: dict[str, Path]) -> None:
     prompt = len(chat.prompt("?"))
     assert [len(r.completion) for r in rows_of(batch, chat, 5, prompt + 2)] == [2, 2]
     assert rows_of(batch, chat, 5, prompt) == []
-    assert [r.weight for r in rows_of(batch, chat, 5, mean=losses.sequence_mean)] == pytest.approx([1 / (5 * 4), 1 / (5 * 5)])
+    assert [r.weight for r in rows_of(batch, chat, 5, mean=losses.sequence_mean)] == pytest.approx(
+        [1 / (5 * 4), 1 / (5 * 5)]
+    )
 
 
-rows = st.builds(lambda prompt, length: Row((1,) * prompt, (2,) * length, 1.0, None, 1.0), st.integers(1, 7), st.integers(1, 5))
+rows = st.builds(
+    lambda prompt, length: Row((1,) * prompt, (2,) * length, 1.0, None, 1.0),
+    st.integers(1, 7),
+    st.integers(1, 5),
+)
 
 
 @given(st.lists(rows, min_size=1, max_size=50), st.integers(1, 200), st.integers(1, 50))
-def test_micro_batches_hold_every_row_once_and_keep_to_their_budgets(rows: list[Row], budget: int, head: int) -> None:
+def test_micro_batches_hold_every_row_once_and_keep_to_their_budgets(
+    rows: list[Row], budget: int, head: int
+) -> None:
     packed, padded = list(micro_batches(rows, budget)), list(padded_micro_batches(rows, budget, head))
     for groups in (packed, padded):
         assert sorted(map(id, (r for g in groups for r in g))) == sorted(map(id, rows))
@@ -241,7 +295,9 @@ def test_a_prompt_stays_with_its_completions_where_it_can() -> None:
 
 
 def test_a_stream_holds_once_what_prompts_and_what_completions_begin_with() -> None:
-    rows = [Row((9, 8, 5), c, 1.0, None, 1.0) for c in ((1,), (2, 3, 4), (2, 3, 6, 7), (2, 3, 4))] + [Row((9, 8), (4, 1), 1.0, None, 1.0)]
+    rows = [Row((9, 8, 5), c, 1.0, None, 1.0) for c in ((1,), (2, 3, 4), (2, 3, 6, 7), (2, 3, 4))] + [
+        Row((9, 8), (4, 1), 1.0, None, 1.0)
+    ]
     packed = pack(rows, CPU)
     assert packed.ids.tolist() == [9, 8, 5, 2, 3, 6, 8, 4]
     assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2]
@@ -252,21 +308,36 @@ completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 
 
 @given(st.dictionaries(completions, st.lists(completions, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_each_token_of_a_stream_follows_what_it_follows_in_its_row(asked: dict[tuple[int, ...], list[tuple[int, ...]]]) -> None:
-    rows = [Row(prompt, completion, 1.0, None, 1.0) for prompt, answers in asked.items() for completion in answers]
+def test_each_token_of_a_stream_follows_what_it_follows_in_its_row(
+    asked: dict[tuple[int, ...], list[tuple[int, ...]]],
+) -> None:
+    rows = [
+        Row(prompt, completion, 1.0, None, 1.0) for prompt, answers in asked.items() for completion in answers
+    ]
     packed, before = pack(rows, CPU), {}
     ids = packed.ids.tolist()
     for span in packed.spans:
         seen = [token for part in span.prefix for token in ids[part.start : part.start + part.length]]
-        before |= {place: (*seen, *ids[span.start : place + 1]) for place in range(span.start, span.start + span.length)}
+        before |= {
+            place: (*seen, *ids[span.start : place + 1])
+            for place in range(span.start, span.start + span.length)
+        }
     starts = [(r.prompt, r.completion[:i]) for r in rows for i in range(len(r.completion))]
-    assert [before[place] for place in packed.sources.tolist()] == [prompt + start for prompt, start in starts]
+    assert [before[place] for place in packed.sources.tolist()] == [
+        prompt + start for prompt, start in starts
+    ]
     assert len(ids) <= len({start for start in starts if start[1]}) + sum(map(len, asked))  # nothing twice
 
 
 @pytest.mark.parametrize(
     ("prompts", "common"),
-    [([[1, 2], [1, 2, 3]], 1), ([[1, 2]], 0), ([[1, 2], [3, 2]], 0), ([[1, 2, 3], [1, 2, 4], [1, 5, 6]], 1), ([[], [1]], 0)],
+    [
+        ([[1, 2], [1, 2, 3]], 1),
+        ([[1, 2]], 0),
+        ([[1, 2], [3, 2]], 0),
+        ([[1, 2, 3], [1, 2, 4], [1, 5, 6]], 1),
+        ([[], [1]], 0),
+    ],
 )
 def test_what_prompts_begin_with(prompts: list[list[int]], common: int) -> None:
     assert shared_prefix(prompts) == common
@@ -278,7 +349,9 @@ def test_gradient_norm_is_clipped_but_reported_whole(folders: dict[str, Path]) -
     tight = Learner(network_of(folders["qwen2"]), learning(clip=1e-3), CPU)
     assert free.step(rows).grad_norm == pytest.approx(tight.step(rows).grad_norm)
     first_moment = [t for name, t in tight.optimizer.tensors().items() if name.startswith("exp_avg/")]
-    assert math.sqrt(sum(float(m.square().sum()) for m in first_moment)) == pytest.approx(0.1 * 1e-3, rel=1e-3)
+    assert math.sqrt(sum(float(m.square().sum()) for m in first_moment)) == pytest.approx(
+        0.1 * 1e-3, rel=1e-3
+    )
 
 
 def test_five_steps_that_are_not_finite_end_the_run(folders: dict[str, Path]) -> None:
@@ -308,7 +381,10 @@ def test_five_steps_that_are_not_finite_end_the_run(folders: dict[str, Path]) ->
 
 
 def scarce(network, tokens: int, error: Exception):
-    """A forward pass that runs out of memory above so many tokens: what an allocator does, at a size a test can afford."""
+    """A forward pass that runs out of memory above so many tokens.
+
+    What an allocator does, at a size a test can afford.
+    """
 
     def check(_, args, kwargs):
         if kwargs["input_ids"].numel() > tokens:
@@ -317,11 +393,17 @@ def scarce(network, tokens: int, error: Exception):
     return network.base_model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-SHORT = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), MemoryError()]
+SHORT = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    MemoryError(),
+]
 
 
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
-def test_out_of_memory_makes_smaller_micro_batches(error: Exception, folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_makes_smaller_micro_batches(
+    error: Exception, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
     longest = max(map(len, rows))
     expected, _ = gradients(Learner(network_of(folders["qwen2"]), learning(), CPU), rows)

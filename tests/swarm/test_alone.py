@@ -1,4 +1,6 @@
-"""Why a node is alone, by real processes without a model: a bootstrap node, and peers of which each has its own cause. All at once.
+"""Why a node is alone, by real processes without a model.
+
+A bootstrap node, and peers of which each has its own cause. All at once.
 
 With `swarmd join`, and the time that each takes: `python -m benchmarks.alone`.
 """
@@ -24,15 +26,27 @@ from tests.swarm.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
 RULE_PEER = Path(__file__).parents[2] / "docs" / "examples" / "rule_peer.py"
-SETTINGS = {"SWARMD_SWARM_ENGINE": "libp2p", "SWARMD_LISTEN": "/ip4/127.0.0.1/tcp/0", "SWARMD_SWARM_MDNS": "off", "SWARMD_PACE": "5"}
+SETTINGS = {
+    "SWARMD_SWARM_ENGINE": "libp2p",
+    "SWARMD_LISTEN": "/ip4/127.0.0.1/tcp/0",
+    "SWARMD_SWARM_MDNS": "off",
+    "SWARMD_PACE": "5",
+}
 
 
-def peer(stack: ExitStack, folder: Path, bootstrap: str, clock: str = "now()", **settings: str) -> "subprocess.Popen[bytes]":
-    program = f"import runpy, time; now = time.time; time.time = lambda: {clock}; runpy.run_path({str(RULE_PEER)!r}, run_name='__main__')"
+def peer(
+    stack: ExitStack, folder: Path, bootstrap: str, clock: str = "now()", **settings: str
+) -> "subprocess.Popen[bytes]":
+    program = (
+        f"import runpy, time; now = time.time; time.time = lambda: {clock};"
+        f" runpy.run_path({str(RULE_PEER)!r}, run_name='__main__')"
+    )
     environment = os.environ | SETTINGS | settings
     folder.mkdir(mode=0o700, exist_ok=True)
     log = stack.enter_context((folder / "peer.log").open("wb"))
-    process = subprocess.Popen([sys.executable, "-c", program, str(folder), bootstrap], stdout=log, stderr=log, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder), bootstrap], stdout=log, stderr=log, env=environment
+    )
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process
@@ -44,7 +58,8 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
         folder.mkdir(mode=0o700)
     held_against, name = Reputation(), Identity.load_or_create(banned / IDENTITY_FILE).peer_id
     for before in range(200, 0, -1):
-        held_against.offence(name, Reason.UNDECODABLE, time.time() - 10 * before)  # banned six times: for half an hour
+        # Banned six times: for half an hour
+        held_against.offence(name, Reason.UNDECODABLE, time.time() - 10 * before)
     save_reputation(boot / REPUTATION, held_against.dump())
     with ExitStack() as stack:
         words = ["bootstrap", "--state-dir", str(boot), "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]
@@ -54,11 +69,24 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         well = peer(stack, tmp_path / "well", address, SWARMD_SWARM_CURRICULUM="tiny-9")
         alone = {
-            peer(stack, tmp_path / "late", address, "now() - 600", SWARMD_SWARM_CURRICULUM="tiny-9"): "clock is 10 minutes behind, say all",
-            peer(stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9"): "of tiny-9, and this node is of sapo-9",
+            peer(
+                stack, tmp_path / "late", address, "now() - 600", SWARMD_SWARM_CURRICULUM="tiny-9"
+            ): "clock is 10 minutes behind, say all",
+            peer(
+                stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9"
+            ): "of tiny-9, and this node is of sapo-9",
             peer(stack, banned, address): "ends each connection of this node",
-            peer(stack, tmp_path / "dead", f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{helper['peer_id']}"): "does not answer",
+            peer(
+                stack,
+                tmp_path / "dead",
+                f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{helper['peer_id']}",
+            ): "does not answer",
         }
         for (process, said), folder in zip(alone.items(), ("late", "other", "banned", "dead"), strict=True):
-            until(tmp_path / folder, lambda status, said=said: said in (status["trouble"] or {"cause": ""})["cause"], process)  # type: ignore[misc]
-        until(tmp_path / "well", lambda status: status["trouble"] is None, well)  # it looked as often as the others
+            until(
+                tmp_path / folder,
+                lambda status, said=said: said in (status["trouble"] or {"cause": ""})["cause"],
+                process,
+            )  # type: ignore[misc]
+        # It looked as often as the others
+        until(tmp_path / "well", lambda status: status["trouble"] is None, well)

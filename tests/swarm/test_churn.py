@@ -11,8 +11,12 @@ from benchmarks.churn import churn
 @pytest.mark.net
 def test_a_swarm_outlives_the_loss_of_any_process(tmp_path: Path) -> None:
     kills = churn(tmp_path, kills=3, seed=2, nodes=2)
-    assert {k.process for k in kills} == {"daemon", "trainer", "verifier"}, "choose a seed that meets all three"
+    assert {k.process for k in kills} == {"daemon", "trainer", "verifier"}, (
+        "choose a seed that meets all three"
+    )
     assert all(k.same_peer and k.others_advanced and k.damaged == 0 for k in kills)
     resumed = [k for k in kills if k.process != "verifier"]
-    assert all(0 < k.round_saved <= k.round_resumed <= k.round_before + 1 for k in resumed), "none is lost that a checkpoint had"
+    assert all(0 < k.round_saved <= k.round_resumed <= k.round_before + 1 for k in resumed), (
+        "none is lost that a checkpoint had"
+    )
     assert all(k.receiving_seconds is not None for k in kills if k.process == "daemon")

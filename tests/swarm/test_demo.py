@@ -23,7 +23,9 @@ ROUNDS = 12
 @pytest.mark.net
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["demo", "--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
-    done = subprocess.run([sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["schema"] == 1
@@ -85,7 +87,10 @@ def test_the_moving_mean_is_of_what_is_there() -> None:
 @pytest.mark.parametrize("nodes", [3, 16])
 def test_in_the_figure_nothing_runs_into_the_legend_or_out_of_the_page(nodes: int) -> None:
     lines = [{"round": number, "reward_mean": 0.5, "time": 0.8 * number} for number in range(1, 31)]
-    curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [Curve("proud-pelican", lines, 15), Curve("glad-robin", lines, alone=True)]
+    curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [
+        Curve("proud-pelican", lines, 15),
+        Curve("glad-robin", lines, alone=True),
+    ]
     figure = reward_figure(curves, f"{nodes} nodes that share, and one alone that answers as many questions")
     figure.draw_without_rendering()
     (legend,) = figure.legends

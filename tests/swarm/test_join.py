@@ -31,7 +31,11 @@ COMMON = ["--model", "tiny", "--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/
 
 def swarmd(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "swarmd", *words], capture_output=True, text=True, timeout=PATIENCE, env=os.environ | environment
+        [sys.executable, "-m", "swarmd", *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=os.environ | environment,
     )
 
 
@@ -41,7 +45,19 @@ def join(state: Path, *words: str, **environment: str) -> subprocess.CompletedPr
 
 def node(state: Path, *words: str) -> "subprocess.Popen[str]":
     """One that goes on until it is stopped."""
-    command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--pace", "0.5", "--json", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        *COMMON,
+        "--state-dir",
+        str(state),
+        "--pace",
+        "0.5",
+        "--json",
+        *words,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -69,22 +85,28 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_rounds_are_written_down_and_resumed_without_asking_also_from_an_older_checkpoint(tmp_path: Path) -> None:
+def test_rounds_are_written_down_and_resumed_without_asking_also_from_an_older_checkpoint(
+    tmp_path: Path,
+) -> None:
     first = join(tmp_path, "--rounds", "3", "--json")
     assert first.returncode == 0, first.stderr
     lines = [json.loads(line) for line in first.stdout.splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
-    assert [{k: v for k, v in line.items() if k != "schema"} for line in lines] == list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [{k: v for k, v in line.items() if k != "schema"} for line in lines] == list(
+        read_metrics(tmp_path / "metrics.jsonl")
+    )
     assert set(lines[0]["seconds"]) == {"generate", "score", "share", "collect", "train", "checkpoint"}
 
     with silent_judge() as judge:
         second = join(tmp_path, "--rounds", "5", "--json", "--judge", judge, **checkpoints(every=0))
     assert second.returncode == 0, second.stderr
     assert "resumed after round 3" in second.stderr
-    assert [json.loads(line)["judge"] for line in second.stdout.splitlines()] == [None] * 2  # it delays nothing
+    # It delays nothing
+    assert [json.loads(line)["judge"] for line in second.stdout.splitlines()] == [None] * 2
     assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
-    older, newest = saved_in(tmp_path / "checkpoints")  # a quick round may end while the save before is under way: then it has none
+    # A quick round may end while the save before is under way: then it has none
+    older, newest = saved_in(tmp_path / "checkpoints")
     assert newest.name == "round-00000005"
     weights = max(newest.glob("*.safetensors"), key=lambda p: p.stat().st_size)
     content = bytearray(weights.read_bytes())
@@ -92,17 +114,28 @@ def test_rounds_are_written_down_and_resumed_without_asking_also_from_an_older_c
     weights.write_bytes(content)
     again = join(tmp_path, "--rounds", "5")
     assert again.returncode == 0, again.stderr
-    assert "round-00000005 is damaged" in again.stderr and f"resumed after round {int(older.name[-8:])}" in again.stderr
+    assert (
+        "round-00000005 is damaged" in again.stderr
+        and f"resumed after round {int(older.name[-8:])}" in again.stderr
+    )
     assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     mended = Checkpoints(tmp_path / "checkpoints").newest()
     assert mended is not None and mended[0].round == 5 and mended[2] == []
 
 
-def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(running: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(
+    running: subprocess.Popen[str], tmp_path: Path
+) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
-    until(tmp_path / "state", lambda s: bool(s["addresses"]), running)  # a round may end before the node listens
+    # A round may end before the node listens
+    until(tmp_path / "state", lambda s: bool(s["addresses"]), running)
     status = json.loads(swarmd("status", "--json", *state).stdout)
-    assert status["schema"] == 1 and status["state"] == "training" and status["round"] >= 1 and status["peer_id"].startswith("12D3Koo")
+    assert (
+        status["schema"] == 1
+        and status["state"] == "training"
+        and status["round"] >= 1
+        and status["peer_id"].startswith("12D3Koo")
+    )
     assert status["addresses"] and all(address.endswith(status["peer_id"]) for address in status["addresses"])
     assert json.loads(swarmd("peers", "--json", *state).stdout)["peers"] == []
 
@@ -125,9 +158,14 @@ def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(run
     before = control.call(tmp_path / "state", "status")
     os.kill(before["trainer"]["pid"], signal.SIGKILL)
     until(tmp_path / "state", lambda s: s["trainer"]["restarts"] == 1, running)
-    after = until(tmp_path / "state", lambda s: s["round"] > before["round"] + 1 and s["state"] == "training", running)
+    after = until(
+        tmp_path / "state", lambda s: s["round"] > before["round"] + 1 and s["state"] == "training", running
+    )
     assert after["trainer"]["restarts"] == 1 and after["trainer"]["pid"] != before["trainer"]["pid"]
-    assert (after["pid"], after["addresses"]) == (before["pid"], before["addresses"]), "the connection stayed up"
+    assert (after["pid"], after["addresses"]) == (
+        before["pid"],
+        before["addresses"],
+    ), "the connection stayed up"
 
     assert swarmd("stop", *state).returncode == 0
     assert running.wait(PATIENCE) == 0
@@ -135,10 +173,19 @@ def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(run
     said = running.stderr.read().splitlines()
     assert not any("Traceback" in line for line in said)
     first = next(line for line in said if line.startswith("starting: loading"))
-    assert first == "starting: loading PyTorch; wait: usually 2 s, many times that where other programs use all cores"
-    told = "stopping: you asked it to: it finishes its round and saves; wait, or press Ctrl-C again to stop at once, without saving"
+    assert (
+        first
+        == "starting: loading PyTorch; wait: usually 2 s, many times that where other programs use all cores"
+    )
+    told = (
+        "stopping: you asked it to: it finishes its round and saves; wait, or press Ctrl-C again to stop at"
+        " once, without saving"
+    )
     rounds = read_metrics(tmp_path / "state" / "metrics.jsonl")[-1]["round"]
-    assert [line for line in said if line.startswith("stop")] == [told, f"stopped: {rounds} rounds, saved; `swarmd join` goes on"]
+    assert [line for line in said if line.startswith("stop")] == [
+        told,
+        f"stopped: {rounds} rounds, saved; `swarmd join` goes on",
+    ]
     assert swarmd("status", *state).returncode == 6
     assert saved_all(tmp_path / "state")
 
@@ -150,8 +197,10 @@ def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path
         assert process.wait(PATIENCE) == 0 and process.stderr is not None
         said = [line for line in process.stderr.read().splitlines() if line.startswith("stop")]
     assert said == [
-        "stopping: the system or another program asked it to: no round has begun; "
-        "wait, or press Ctrl-C again to stop at once, without saving",
+        (
+            "stopping: the system or another program asked it to: no round has begun; "
+            "wait, or press Ctrl-C again to stop at once, without saving"
+        ),
         "stopped: at once: no round had begun; `swarmd join` goes on from there",
     ]
 
@@ -161,19 +210,33 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
-        done = swarmd("join", "--model", "tiny", "--listen", address, "--state-dir", str(tmp_path), "--rounds", "1")
-    assert done.returncode in (2, 4) and "port" in done.stderr and "swarm.listen" in done.stderr and "Traceback" not in done.stderr
+        done = swarmd(
+            "join", "--model", "tiny", "--listen", address, "--state-dir", str(tmp_path), "--rounds", "1"
+        )
+    assert (
+        done.returncode in (2, 4)
+        and "port" in done.stderr
+        and "swarm.listen" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_a_model_that_cannot_be_downloaded_says_so(tmp_path: Path) -> None:
     done = join(tmp_path, "--rounds", "1", "--model", "nobody/no-such-model", HF_HUB_OFFLINE="1")
-    assert (done.returncode, "nobody/no-such-model" in done.stderr, "Traceback" in done.stderr) == (4, True, False), done.stderr
+    assert (done.returncode, "nobody/no-such-model" in done.stderr, "Traceback" in done.stderr) == (
+        4,
+        True,
+        False,
+    ), done.stderr
 
 
 def mounted(folder: Path, megabytes: int) -> bool:
     """A small disk of its own, where we may make one."""
     folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(folder)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(folder)],
+        capture_output=True,
+    )
     return done.returncode == 0
 
 
@@ -181,13 +244,30 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
     state = tmp_path / "state"
     if os.geteuid() != 0 or not mounted(state, 64):
         pytest.skip("needs root, to mount a small disk")
-    command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--pace", "0.5", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        *COMMON,
+        "--state-dir",
+        str(state),
+        "--pace",
+        "0.5",
+        "--json",
+    ]
     try:
-        with killed_after(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)) as process:
+        with killed_after(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        ) as process:
             assert process.stdout is not None
             json.loads(process.stdout.readline())
-            threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop the node
-            with (state / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space left"):
+            # A full pipe would stop the node
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            with (
+                (state / "ballast").open("wb", buffering=0) as ballast,
+                pytest.raises(OSError, match="No space left"),
+            ):
                 while True:
                     ballast.write(bytes(1 << 16))
             status = until(state, lambda s: s["state"] == "paused", process)
@@ -212,12 +292,17 @@ def test_a_disk_that_is_full_at_the_start_is_told_at_once(tmp_path: Path) -> Non
         done = join(state, "--rounds", "1")
     finally:
         subprocess.run(["umount", "-l", str(state)], check=False)
-    assert done.returncode == 2 and "the disk has 8 MB free, and a node needs 24 MB at least" in done.stderr, done.stderr
+    assert (
+        done.returncode == 2 and "the disk has 8 MB free, and a node needs 24 MB at least" in done.stderr
+    ), done.stderr
     assert "Traceback" not in done.stderr and "round 1" not in done.stderr
 
 
 def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_saves(tmp_path: Path) -> None:
-    """Sixty-four completions of four questions take some 3 KB; each node trains on what it chose of the other's."""
+    """Sixty-four completions of four questions take some 3 KB.
+
+    Each node trains on what it chose of the other's.
+    """
     engines = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
     nodes: list[subprocess.Popen[str]] = []
     bootstrap: list[str] = []
@@ -226,15 +311,30 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_save
             state = tmp_path / str(number)
             config = tmp_path / f"{number}.toml"
             config.write_text(f'[round]\ncompletions = 64\n[swarm]\nengine = "{engine}"\n')
-            command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--config", str(config), *bootstrap]
-            command += ["--seed", str(number)]  # with one seed they would share the same rollouts, and nobody would have to fetch any
-            nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True))
+            command = [
+                sys.executable,
+                "-m",
+                "swarmd",
+                "join",
+                *COMMON,
+                "--state-dir",
+                str(state),
+                "--config",
+                str(config),
+                *bootstrap,
+            ]
+            # With one seed they would share the same rollouts, and nobody would have to fetch any
+            command += ["--seed", str(number)]
+            nodes.append(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+            )
             status = until(state, lambda status: bool(status["addresses"]), nodes[-1])
             bootstrap = ["--bootstrap", status["addresses"][0]]
         for number, node in enumerate(nodes):
             state = tmp_path / str(number)
             until(state, lambda status: bool(status["last"]) and status["last"]["external"] > 0, node)
-            status = until(state, lambda status: status["exchange"]["fetched"] > 0, node)  # a set that fits into a frame is not fetched
+            # A set that fits into a frame is not fetched
+            status = until(state, lambda status: status["exchange"]["fetched"] > 0, node)
             assert status["exchange"]["bytes_in"] > 0
         for node, way in zip(nodes, (signal.SIGTERM, signal.SIGINT), strict=True):
             node.send_signal(way)

@@ -1,4 +1,7 @@
-"""The README's two commands, as real processes: `swarmd bootstrap` without a word of what is trained, and nodes of another curriculum."""
+"""The README's two commands, as real processes.
+
+`swarmd bootstrap` without a word of what is trained, and nodes of another curriculum.
+"""
 
 import json
 import os
@@ -20,7 +23,9 @@ ENGINES = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
 
 def started(stack: ExitStack, *words: str, **environment: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "swarmd", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | environment
+    )
     assert process.stdout is not None
     stack.enter_context(process.stdout)
     stack.callback(process.wait)
@@ -36,15 +41,38 @@ def first_line(process: "subprocess.Popen[str]") -> Any:
 def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share(tmp_path: Path) -> None:
     with ExitStack() as stack:
         loopback = ["--listen", "/ip4/127.0.0.1/tcp/0"]
-        boot = started(stack, "bootstrap", "--state-dir", str(tmp_path / "boot"), *loopback, "--json", SWARMD_SWARM_ENGINE="libp2p")
+        boot = started(
+            stack,
+            "bootstrap",
+            "--state-dir",
+            str(tmp_path / "boot"),
+            *loopback,
+            "--json",
+            SWARMD_SWARM_ENGINE="libp2p",
+        )
         address = first_line(boot)["addresses"][0]["address"]
         nodes = []
         for number, engine in enumerate(ENGINES):
-            words = ["join", *COMMON, "--seed", str(number), "--pace", "0.5", "--state-dir", str(tmp_path / engine / str(number))]
+            words = [
+                "join",
+                *COMMON,
+                "--seed",
+                str(number),
+                "--pace",
+                "0.5",
+                "--state-dir",
+                str(tmp_path / engine / str(number)),
+            ]
             sapo = {"SWARMD_SWARM_CURRICULUM": "sapo-9", "SWARMD_SWARM_ENGINE": engine}
             nodes.append(started(stack, *words, "--bootstrap", address, "--json", **sapo))
         for number, (node, engine) in enumerate(zip(nodes, ENGINES, strict=True)):
             first_line(node)
             state = tmp_path / engine / str(number)
             until(state, lambda status: status["last"]["external"] > 0, node)
-            until(state, lambda status: status["peers"] == 1 and status["connected"] >= 1 and status["trouble"] is None, node)
+            until(
+                state,
+                lambda status: (
+                    status["peers"] == 1 and status["connected"] >= 1 and status["trouble"] is None
+                ),
+                node,
+            )

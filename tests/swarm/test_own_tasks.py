@@ -1,4 +1,7 @@
-"""Own tasks in real processes: nodes with the same file meet and share; one whose file has changed ends and says so."""
+"""Own tasks in real processes.
+
+Nodes with the same file meet and share; one whose file has changed ends and says so.
+"""
 
 import os
 import signal
@@ -24,18 +27,40 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
         nodes = {}
         bootstrap: list[str] = []
         for name, own in (("first", EXAMPLE), ("second", copy)):
-            words = ["join", *COMMON, "--pace", "2", "--state-dir", str(tmp_path / name), "--json", *bootstrap]
-            settings = {"SWARMD_SWARM_ENGINE": "libp2p", "SWARMD_SHARING_SHARE": "all", "SWARMD_SHARING_TAKE": "unfiltered"}
+            words = [
+                "join",
+                *COMMON,
+                "--pace",
+                "2",
+                "--state-dir",
+                str(tmp_path / name),
+                "--json",
+                *bootstrap,
+            ]
+            settings = {
+                "SWARMD_SWARM_ENGINE": "libp2p",
+                "SWARMD_SHARING_SHARE": "all",
+                "SWARMD_SHARING_TAKE": "unfiltered",
+            }
             nodes[name] = started(stack, *words, "--curriculum", str(own), **settings)
             first_line(nodes[name])
             output = nodes[name].stdout
             assert output is not None
-            threading.Thread(target=output.read, daemon=True).start()  # a node waits where nobody reads its lines
+            # A node waits where nobody reads its lines
+            threading.Thread(target=output.read, daemon=True).start()
             status = until(tmp_path / name, lambda status: bool(status["addresses"]), nodes[name])
             bootstrap = bootstrap or ["--bootstrap", status["addresses"][0]]
-        until(tmp_path / "second", lambda status: status["last"]["external"] > 0 and status["peers"] == 1, nodes["second"])
+        until(
+            tmp_path / "second",
+            lambda status: status["last"]["external"] > 0 and status["peers"] == 1,
+            nodes["second"],
+        )
 
         copy.write_text(copy.read_text() + "\n# edited")
-        os.kill(control.call(tmp_path / "second", "status")["trainer"]["pid"], signal.SIGKILL)  # the next one reads the file again
+        # The next one reads the file again
+        os.kill(control.call(tmp_path / "second", "status")["trainer"]["pid"], signal.SIGKILL)
         assert nodes["second"].wait(timeout=PATIENCE) == 2
-        assert "the tasks sums have changed since this node started" in (tmp_path / "second" / "swarmd.log").read_text()
+        assert (
+            "the tasks sums have changed since this node started"
+            in (tmp_path / "second" / "swarmd.log").read_text()
+        )

@@ -1,4 +1,7 @@
-"""A person at a terminal, a rule and a frozen model share with a node that trains. Real processes on loopback."""
+"""A person at a terminal, a rule and a frozen model share with a node that trains.
+
+Real processes on loopback.
+"""
 
 import codecs
 import os
@@ -50,7 +53,9 @@ class Learner(NamedTuple):
 
     def peer(self, peer_id: str) -> dict[str, Any]:
         """What it knows of one."""
-        return next((row for row in self.says("peers")["peers"] if row["id"] == peer_id), {"frames": 0, "model": None})
+        return next(
+            (row for row in self.says("peers")["peers"] if row["id"] == peer_id), {"frames": 0, "model": None}
+        )
 
     def trained_on(self) -> int:
         """Rollouts of others, in all rounds so far."""
@@ -61,9 +66,23 @@ class Learner(NamedTuple):
 def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
     with ExitStack() as stack:
         state = tmp_path_factory.mktemp("learner")
-        words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "1", "--listen", LOOPBACK, "--pace", "0.3"]
+        words = [
+            "join",
+            "--model",
+            "tiny",
+            "--device",
+            "cpu",
+            "--seed",
+            "1",
+            "--listen",
+            LOOPBACK,
+            "--pace",
+            "0.3",
+        ]
         process = started(stack, *words, "--state-dir", str(state), **ENGINE, SWARMD_GATE_MODE="off")
-        yield Learner(state, process, until(state, lambda status: bool(status["addresses"]), process)["addresses"][0])
+        yield Learner(
+            state, process, until(state, lambda status: bool(status["addresses"]), process)["addresses"][0]
+        )
 
 
 class Terminal:
@@ -72,9 +91,12 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self._ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "swarmd", *words]
-        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=os.environ | ENGINE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=os.environ | ENGINE, text=True
+        )
         os.close(theirs)
-        self._said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()  # a letter may come in two pieces
+        # A letter may come in two pieces
+        self._said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -84,7 +106,9 @@ class Terminal:
         while (found := re.search(pattern, self._said)) is None:
             assert select.select([self._ours], [], [], PATIENCE)[0], f"no {pattern!r} in {self._said!r}"
             try:
-                self._said = (self._said + self._decoder.decode(os.read(self._ours, 4096))).replace("\r\n", "\n")
+                self._said = (self._said + self._decoder.decode(os.read(self._ours, 4096))).replace(
+                    "\r\n", "\n"
+                )
             except OSError:  # it has ended
                 raise AssertionError(f"no {pattern!r} in {self._said!r}; {self.said_last()}") from None
         said, self._said = self._said[: found.end()], self._said[found.end() :]
@@ -105,10 +129,22 @@ class Terminal:
 
 def test_a_person_answers_at_a_terminal_and_a_node_trains_on_it(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
-    words = ["--curriculum", "tiny-9", "--specialty", "basic_arithmetic", "--listen", LOOPBACK, "--bootstrap", learner.address]
+    words = [
+        "--curriculum",
+        "tiny-9",
+        "--specialty",
+        "basic_arithmetic",
+        "--listen",
+        LOOPBACK,
+        "--bootstrap",
+        learner.address,
+    ]
     with Terminal("answer", *words, "--seed", "1", "--state-dir", str(tmp_path)) as terminal:
         converse(terminal, learner)
-        assert "You left: 3 answered, 2 right, 2 shared." in terminal.said_last() and terminal.process.returncode == 0
+        assert (
+            "You left: 3 answered, 2 right, 2 shared." in terminal.said_last()
+            and terminal.process.returncode == 0
+        )
     assert learner.trained_on() >= before + 2
 
 
@@ -130,7 +166,9 @@ def converse(terminal: Terminal, learner: Learner) -> None:
         else:
             terminal.type("wrong\n\n")
         terminal.wait_for(f"{'A right answer' if len(truths) == 3 else 'Right'}: {truths[-1]}\n")
-    assert "nobody learns from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for("2 shared.")
+    assert "nobody learns from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for(
+        "2 shared."
+    )
     assert wait_until(lambda: (row := learner.peer(me))["frames"] == 2 and row)["rejected"] == 0
     until(learner.state, lambda _: learner.trained_on() >= before + 2, learner.process)
     wait_until(lambda: learner.peer(me)["model"] == "a person")
@@ -142,7 +180,12 @@ def converse(terminal: Terminal, learner: Learner) -> None:
 
 def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
-    command = [sys.executable, str(ROOT / "docs" / "examples" / "rule_peer.py"), str(tmp_path), learner.address]
+    command = [
+        sys.executable,
+        str(ROOT / "docs" / "examples" / "rule_peer.py"),
+        str(tmp_path),
+        learner.address,
+    ]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENGINE | {"PYTHONPATH": str(ROOT)}) as rule:
         try:
             status = until(tmp_path, lambda status: status["shared"] >= 3, rule)
@@ -151,7 +194,11 @@ def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None
             row = learner.peer(status["peer_id"])
             assert row["rejected"] == 0
             wait_until(lambda: learner.peer(status["peer_id"])["model"] == "a rule")
-            done = subprocess.run([sys.executable, "-m", "swarmd", "stop", "--state-dir", str(tmp_path)], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "swarmd", "stop", "--state-dir", str(tmp_path)],
+                capture_output=True,
+                text=True,
+            )
             assert (done.returncode, rule.wait(PATIENCE)) == (0, 0)
         finally:
             rule.kill()
@@ -160,14 +207,39 @@ def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None
 def test_a_frozen_model_shares_and_learns_nothing(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
     with ExitStack() as stack:
-        words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "2", "--listen", LOOPBACK, "--no-train"]
-        frozen = started(stack, *words, "--bootstrap", learner.address, "--state-dir", str(tmp_path), "--pace", "0.3", **ENGINE)
+        words = [
+            "join",
+            "--model",
+            "tiny",
+            "--device",
+            "cpu",
+            "--seed",
+            "2",
+            "--listen",
+            LOOPBACK,
+            "--no-train",
+        ]
+        frozen = started(
+            stack,
+            *words,
+            "--bootstrap",
+            learner.address,
+            "--state-dir",
+            str(tmp_path),
+            "--pace",
+            "0.3",
+            **ENGINE,
+        )
         me = until(tmp_path, lambda status: status["round"] > 0, frozen)["peer_id"]
         wait_until(lambda: learner.peer(me)["frames"] >= 3)
         until(learner.state, lambda _: learner.trained_on() > before, learner.process)
-        until(tmp_path, lambda status: status["peers"] >= 1, frozen)  # it hears the other, and trains on nothing
+        # It hears the other, and trains on nothing
+        until(tmp_path, lambda status: status["peers"] >= 1, frozen)
         lines = read_metrics(tmp_path / "metrics.jsonl")
-    assert lines and all((line["external"], line["local"], line["updates"], line["tokens"]["trained"]) == (0, 0, 0, 0) for line in lines)
+    assert lines and all(
+        (line["external"], line["local"], line["updates"], line["tokens"]["trained"]) == (0, 0, 0, 0)
+        for line in lines
+    )
     assert any(line["reward_sum"] for line in lines)
 
 
@@ -184,7 +256,9 @@ def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Lear
                 return why in learner.says("status")["rejected"]
 
             await waited(counted, every=0.5)
-            await waited(lambda: any(why in line["rejected"] for line in read_metrics(learner.state / "metrics.jsonl")))
+            await waited(
+                lambda: any(why in line["rejected"] for line in read_metrics(learner.state / "metrics.jsonl"))
+            )
             nursery.cancel_scope.cancel()
 
     trio.run(share_images)
@@ -206,6 +280,9 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(answering, "run", late)
     swarm = {"engine": "libp2p", "listen": (LOOPBACK,), "mdns": "off", "curriculum": "tiny-9"}
-    with pytest.raises(SystemExit), answering.AnsweringPeer(NodeConfig.model_validate({"swarm": swarm}), tmp_path, "a rule"):
+    with (
+        pytest.raises(SystemExit),
+        answering.AnsweringPeer(NodeConfig.model_validate({"swarm": swarm}), tmp_path, "a rule"),
+    ):
         raise AssertionError("it has started all the same")
     assert signal.getsignal(signal.SIGTERM) == before

@@ -11,7 +11,9 @@ from swarmd.errors import SwarmdError
 from swarmd.testing import wait_until
 
 
-def until(state: Path, holds: Callable[[dict[str, Any]], bool], node: "subprocess.Popen[Any]") -> dict[str, Any]:
+def until(
+    state: Path, holds: Callable[[dict[str, Any]], bool], node: "subprocess.Popen[Any]"
+) -> dict[str, Any]:
     """The first status document for which it holds, of a node that may have just started, while it lives.
 
     One that never does is told, with what the node wrote down.
@@ -35,6 +37,11 @@ def until(state: Path, holds: Callable[[dict[str, Any]], bool], node: "subproces
 
 
 def _told(state: Path) -> str:
-    """The ends of the logs of the node and of those beside it: where two do not meet, the other one may know why."""
+    """The ends of the logs of the node and of those beside it.
+
+    Where two do not meet, the other one may know why.
+    """
     logs = sorted(state.parent.glob("*/*.log"))
-    return "\n".join(f"{log.relative_to(state.parent)}:\n{log.read_text(errors='replace')[-4000:]}" for log in logs)
+    return "\n".join(
+        f"{log.relative_to(state.parent)}:\n{log.read_text(errors='replace')[-4000:]}" for log in logs
+    )

@@ -1,4 +1,7 @@
-"""Answers meant to do harm. None of them is right, and none may do anything. Payloads aim at a folder and at a port that tests watch."""
+"""Answers meant to do harm.
+
+None of them is right, and none may do anything. Payloads aim at a folder and at a port that tests watch.
+"""
 
 import random
 from collections.abc import Iterator
@@ -42,9 +45,41 @@ SLOW = (
     "-1E-999999999",
     "1/1e999999",
 )
-DEEP = ("(" * 3000 + "P" + ")" * 3000, "[" * 100 + "]" * 100, "¬" * 3000 + "P", "{" * 5000, "(" * 120 + "P" + ")" * 120, "(P∧" * 80)
-HUGE = ("a" * 1_000_000, "9" * 200_000, "9" * 5000 + "/1", "\\frac{" + " " * 20_000 + "x", "0 " * 500_000, " \n" * 300_000)
-NUMBERS = ("NaN", "sNaN", "Infinity", "-inf", "1_0_0_0_", "0x10", "None", "True", "null", "[]", "{}", "''", "0/0", "--1", "1e", ".", "-")
+DEEP = (
+    "(" * 3000 + "P" + ")" * 3000,
+    "[" * 100 + "]" * 100,
+    "¬" * 3000 + "P",
+    "{" * 5000,
+    "(" * 120 + "P" + ")" * 120,
+    "(P∧" * 80,
+)
+HUGE = (
+    "a" * 1_000_000,
+    "9" * 200_000,
+    "9" * 5000 + "/1",
+    "\\frac{" + " " * 20_000 + "x",
+    "0 " * 500_000,
+    " \n" * 300_000,
+)
+NUMBERS = (
+    "NaN",
+    "sNaN",
+    "Infinity",
+    "-inf",
+    "1_0_0_0_",
+    "0x10",
+    "None",
+    "True",
+    "null",
+    "[]",
+    "{}",
+    "''",
+    "0/0",
+    "--1",
+    "1e",
+    ".",
+    "-",
+)
 CONTROL = tuple("\0\x07\x1b\u202e\u2066\u200b\ufeff\ud800\udc00\x7f\x9b\u2028\t\r\U000e0041")
 FLOODS = ("<answer>", "</answer>", "<answer>\n", "<answer></answer", "<answer>x", "<answer><answer></answer>")
 
@@ -68,7 +103,12 @@ def answers(tasks: CurriculumTasks, task: Task, path: str, port: int, rng: rando
         yield _tagged("." + right[:i] + rng.choice(CONTROL) + right[i:] + ".")
         yield rng.choice(FLOODS) * rng.choice((500, 5000, 50_000))
         yield rng.choice(FLOODS) * 5000 + f"<answer>{rng.choice(NUMBERS)} or {right}</answer>"
-        yield _tagged("".join(chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x110000)))) for _ in range(rng.randrange(5, 300))))
+        yield _tagged(
+            "".join(
+                chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x110000))))
+                for _ in range(rng.randrange(5, 300))
+            )
+        )
         yield f"<answer>{right}" + rng.choice(CONTROL)  # never closed
 
 

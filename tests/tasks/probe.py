@@ -1,6 +1,9 @@
-"""Contains itself, then tries to get out: prints `<attempt> <what came of it>` for each. Run as a command by test_containment.py.
+"""Contains itself, then tries to get out: prints `<attempt> <what came of it>` for each.
 
-The C functions are called directly, past Python and its audit hook, so what refuses them is the kernel. `hook` as argument: through Python.
+Run as a command by test_containment.py.
+
+The C functions are called directly, past Python and its audit hook, so what refuses them is the kernel.
+`hook` as argument: through Python.
 """
 
 import ctypes
@@ -15,7 +18,10 @@ from swarmd.tasks import containment, seccomp
 
 PATH = sys.argv[2]
 libc = ctypes.CDLL(None, use_errno=True)
-C = {name: getattr(libc, name) for name in ("open", "socket", "fork", "execv", "kill", "mmap", "mkdir", "setrlimit", "ptrace", "dup2")}
+C = {
+    name: getattr(libc, name)
+    for name in ("open", "socket", "fork", "execv", "kill", "mmap", "mkdir", "setrlimit", "ptrace", "dup2")
+}
 C["mmap"].restype = ctypes.c_long
 ARGV = (ctypes.c_char_p * 2)(b"/bin/true", None)
 READ_EXECUTE, PRIVATE_ANONYMOUS = 5, 0x22

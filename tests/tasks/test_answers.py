@@ -10,7 +10,19 @@ from reasoning_gym.utils import extract_answer
 from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, GradeReason, answer_end, extract, read
 from swarmd.tasks.curriculum import CURRICULA
 
-PIECES = ["<answer>", "</answer>", "<answer", "answer>", "</", ">", "<", *" \n\t\u00a0\u2003\x1c\x85", "1", "x y", "é"]
+PIECES = [
+    "<answer>",
+    "</answer>",
+    "<answer",
+    "answer>",
+    "</",
+    ">",
+    "<",
+    *" \n\t\u00a0\u2003\x1c\x85",
+    "1",
+    "x y",
+    "é",
+]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
@@ -31,7 +43,10 @@ def test_an_answer_that_is_given_twice_ends_where_it_is_given_first() -> None:
     assert answer_end("<answer>1</answer>" + once.replace("1", "2")) == 18 + len(once)
 
 
-@pytest.mark.parametrize("flood", ["<answer>", "</answer>", "<answer> ", "<answer></answer>", "<answer>\n</answer", "</answer><answer>"])
+@pytest.mark.parametrize(
+    "flood",
+    ["<answer>", "</answer>", "<answer> ", "<answer></answer>", "<answer>\n</answer", "</answer><answer>"],
+)
 def test_a_flood_of_tags_takes_no_time(flood: str) -> None:
     text = flood * (4_000_000 // len(flood))
     start = time.process_time()
@@ -61,4 +76,6 @@ def test_lengths_are_limited(specialty: str) -> None:
 
 
 def test_only_a_correct_answer_earns() -> None:
-    assert {reason: reason.reward for reason in GradeReason} == {r: float(r is GradeReason.CORRECT) for r in GradeReason}
+    assert {reason: reason.reward for reason in GradeReason} == {
+        r: float(r is GradeReason.CORRECT) for r in GradeReason
+    }

@@ -1,4 +1,7 @@
-"""What a worker has given up, tried from inside: by the kernel's filter, by the audit hook, and by ReasoningGYM's own unsafe scorers."""
+"""What a worker has given up, tried from inside.
+
+By the kernel's filter, by the audit hook, and by ReasoningGYM's own unsafe scorers.
+"""
 
 import errno
 import platform
@@ -22,7 +25,13 @@ ALLOW, REFUSE = seccomp.ALLOW, seccomp.ERRNO | errno.EPERM
 
 
 def probe(how: str, path: Path) -> dict[str, str]:
-    done = subprocess.run([sys.executable, "-m", "tests.tasks.probe", how, str(path)], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tasks.probe", how, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
 
@@ -73,26 +82,39 @@ def test_the_filter_allows_what_it_lists_and_nothing_else(name: str) -> None:
             memory = number in machine.memory.values() and not protection & seccomp.PROT_EXEC
             expected = ALLOW if memory or number in machine.calls.values() else REFUSE
             assert verdict(program, machine.architecture, number, protection) == expected
-    assert verdict(program, machine.architecture, 0x40000000, 0) == REFUSE  # x32: the same calls under other numbers
+    # X32: the same calls under other numbers
+    assert verdict(program, machine.architecture, 0x40000000, 0) == REFUSE
     others = {m.architecture for m in seccomp.MACHINES.values()} - {machine.architecture} | {0x40000003}
-    assert all(verdict(program, other, number, 0) == seccomp.KILL_PROCESS for other in others for number in range(512))
+    assert all(
+        verdict(program, other, number, 0) == seccomp.KILL_PROCESS
+        for other in others
+        for number in range(512)
+    )
 
 
 @pytest.mark.net
 @pytest.mark.parametrize("left_out", ["nothing", pytest.param("no-hook", marks=ONLY_FILTERED), "no-seccomp"])
 def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: Path) -> None:
-    """binary_matrix's own scorer evaluates the answer, propositional_logic's takes exponential time. Here they may; nothing comes of it."""
+    """binary_matrix's own scorer evaluates the answer, propositional_logic's takes exponential time.
+
+    Here they may; nothing comes of it.
+    """
     tasks, rng = tasks_of("sapo-9"), random.Random(3)
     command = (*COMMAND[:-1], "tests.tasks.unguarded", left_out)
     with watched(tmp_path / "watched") as target, Verifier("sapo-9", command) as verifier:
-        assert verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0] is GradeReason.WRONG
+        assert (
+            verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0]
+            is GradeReason.WRONG
+        )
         assert verifier.seccomp is (FILTERED and left_out != "no-seccomp")
         restarts, begun = verifier.restarts, cpu_seconds(verifier.pid)
         ended = []
         for payload in [*CODE, *SLOW[:7]]:
             specialty = "propositional_logic" if "∨" in payload or "→" in payload else "binary_matrix"
             text = f"<answer>{payload.format(path=target.path, port=target.port) if payload in CODE else payload}</answer>"
-            (judgement,) = verifier.judge([(TaskRef(specialty, rng.randrange(1000)), [Completion(text, True)])])[0]
+            (judgement,) = verifier.judge(
+                [(TaskRef(specialty, rng.randrange(1000)), [Completion(text, True)])]
+            )[0]
             ended.append(judgement)
             assert judgement.reward == 0, payload
             assert target.touched() == [], payload
@@ -103,4 +125,6 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
         assert len(descendants(verifier.pid)) == 1
         right = tasks.task(TaskRef("binary_matrix", 1))
         assert right is not None
-        assert verifier.score([(right.ref, [Completion(f"<answer>{right.entry['answer']}</answer>", True)])]) == [(1.0,)]
+        assert verifier.score(
+            [(right.ref, [Completion(f"<answer>{right.entry['answer']}</answer>", True)])]
+        ) == [(1.0,)]

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9, TRAINING_TASKS, Curriculum
+from swarmd.tasks.curriculum import (
+    CURRICULA,
+    HELD_OUT,
+    HELD_OUT_END,
+    SAPO_9,
+    TINY_9,
+    TRAINING_TASKS,
+    Curriculum,
+)
 from swarmd.tasks.held_out import SEED_BYTES, Terms, commitment, place_in_set, question
 from swarmd.tasks.own import NoQuestion
 from swarmd.tasks.source import CurriculumTasks, tasks_of
@@ -16,11 +24,15 @@ from swarmd.types import Task, TaskRef
 
 SEEDS = st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES)
 NUMBERS = st.integers(1, 2**40)
-TERMS = st.builds(Terms, st.text("0123456789abcdef", min_size=16, max_size=16), NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+TERMS = st.builds(
+    Terms, st.text("0123456789abcdef", min_size=16, max_size=16), NUMBERS, NUMBERS, NUMBERS, NUMBERS
+)
 
 
 @given(TERMS, TERMS, SEEDS, SEEDS)
-def test_a_commitment_holds_for_its_terms_and_seed_alone(terms: Terms, others: Terms, seed: bytes, other: bytes) -> None:
+def test_a_commitment_holds_for_its_terms_and_seed_alone(
+    terms: Terms, others: Terms, seed: bytes, other: bytes
+) -> None:
     said = commitment(terms, seed)
     assert said == commitment(terms, bytes(seed)) and len(said) == 64
     assert (said == commitment(others, other)) == ((terms, seed) == (others, other))
@@ -41,9 +53,13 @@ def test_the_commitment_and_the_questions_as_the_protocol_says_in_words() -> Non
     for index in range(30):
         task = question(tasks_of("tiny-9"), seed, index)
         assert task.ref.specialty == names[number(f"specialty {index}") % 9]
-        tried = [HELD_OUT + number(f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT) for attempt in range(200)]
+        tried = [
+            HELD_OUT + number(f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT)
+            for attempt in range(200)
+        ]
         assert task.ref.n in tried
-        for n in tried[: tried.index(task.ref.n)]:  # the first that is there and, where texts are held out, has one of them
+        # The first that is there and, where texts are held out, has one of them
+        for n in tried[: tried.index(task.ref.n)]:
             passed = tasks_of("tiny-9").task(TaskRef(task.ref.specialty, n))
             assert passed is None or hashlib.sha256(passed.question.encode()).digest()[0] >= 16
 

@@ -14,7 +14,9 @@ from tests.tasks.hostile import answers
 from tests.tasks.watched import cpu_seconds, descendants, watched
 
 COUNT = 2000
-HOLD = 0.001  # seconds of CPU time for which an answer may hold the round, in the mean; what takes 0.2 is ended (test_verifier.py)
+# Seconds of CPU time for which an answer may hold the round, in the mean; what takes 0.2 is ended
+# (test_verifier.py)
+HOLD = 0.001
 
 
 @pytest.mark.net
@@ -27,10 +29,17 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
         verifiers = {"sapo-9": sapo, "tiny-9": tiny}
         for verifier in verifiers.values():  # both are up, and what is measured is the marking
             verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])
-        restarts, begun = [v.restarts for v in verifiers.values()], sum(cpu_seconds(v.pid) for v in verifiers.values())
+        restarts, begun = (
+            [v.restarts for v in verifiers.values()],
+            sum(cpu_seconds(v.pid) for v in verifiers.values()),
+        )
         for name, specialty in kinds:
             tasks = tasks_of(name)
-            task = next(t for n in iter(lambda: rng.randrange(HELD_OUT_END), -1) if (t := tasks.task(TaskRef(specialty, n))))
+            task = next(
+                t
+                for n in iter(lambda: rng.randrange(HELD_OUT_END), -1)
+                if (t := tasks.task(TaskRef(specialty, n)))
+            )
             for text in islice(answers(tasks, task, target.path, target.port, rng), -(-COUNT // len(kinds))):
                 completion = Completion(text, rng.random() < 0.5)
                 (judgement,) = verifiers[name].judge([(task.ref, [completion])])[0]
@@ -45,4 +54,7 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
     assert rewards == 0
     assert held < HOLD
     why = ", ".join(f"{reason.value} {count}" for reason, count in reasons.most_common())
-    print(f"\n{reasons.total()} answers, 0 side effects, {rewards:.0f} scored, {held * 1000:.2f} ms of CPU time each; {why}")
+    print(
+        f"\n{reasons.total()} answers, 0 side effects, {rewards:.0f} scored, {held * 1000:.2f} ms of CPU time"
+        f" each; {why}"
+    )

@@ -25,7 +25,10 @@ from tests.tasks.watched import descendants
 pytestmark = pytest.mark.net
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
 UNRULY = Path(__file__).with_name("unruly.py")
-GOOD = "specialties = ['a']\ndef generate(specialty, seed):\n    return f'question {seed}', seed\ndef score(facts, answer):\n    return 1\n"
+GOOD = (
+    "specialties = ['a']\ndef generate(specialty, seed):\n    return f'question {seed}', seed\ndef"
+    " score(facts, answer):\n    return 1\n"
+)
 
 
 def said(*answers: str) -> list[Completion]:
@@ -47,7 +50,9 @@ def test_the_example_asks_and_scores() -> None:
         tasks = open_tasks(found, verifier, ["add"])
         drawn = tasks.draw(8, random.Random(1))
         assert drawn == tasks.draw(8, random.Random(1)) == [tasks.task(task.ref) for task in drawn]
-        assert {task.ref.specialty for task in drawn} == {"add"} and len({task.question for task in drawn}) > 1
+        assert {task.ref.specialty for task in drawn} == {"add"} and len(
+            {task.question for task in drawn}
+        ) > 1
         assert all(task.ref.n >= HELD_OUT for task in tasks.draw_held_out(4, random.Random(1)))
         assert tasks.task(TaskRef("add", -1)) is None and tasks.task(TaskRef("multiply", 1)) is None
         question = tasks.task(TaskRef("add", 7))
@@ -58,7 +63,9 @@ def test_the_example_asks_and_scores() -> None:
         right, wrong = GradeReason.CORRECT, GradeReason.WRONG
         assert reasons == [[right, right, wrong, wrong, GradeReason.NO_ANSWER], [GradeReason.NO_TASK]]
         assert (verifier.restarts, verifier.faults) == (0, {})
-    with pytest.raises(ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"):
+    with pytest.raises(
+        ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"
+    ):
         open_tasks(found, verifier, ["multiply"])
 
 
@@ -67,8 +74,11 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        row, fine = unruly.score([(TaskRef(how, 1), said("good", "?", "bad", "good")), (TaskRef("fine", 1), said("good", "bad"))])
-    assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)  # what kills two workers costs the rest of its rollout
+        row, fine = unruly.score(
+            [(TaskRef(how, 1), said("good", "?", "bad", "good")), (TaskRef("fine", 1), said("good", "bad"))]
+        )
+    # What kills two workers costs the rest of its rollout
+    assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
     assert fine == (1.0, 0.0)
     assert f"the task plug-in unruly: {how} n = 1: score" in caplog.text
     assert "\x1b" not in caplog.text
@@ -80,7 +90,8 @@ def test_its_time_is_that_of_the_processor_so_waiting_for_one_is_no_fault(tmp_pa
     """An answer that waits without using it is right, up to five times its seconds."""
     text = (
         GOOD.partition("def score")[0]
-        + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer): time.sleep(float(answer)); return 1.0\n"
+        + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer): time.sleep(float(answer));"
+        " return 1.0\n"
     )
     (tmp_path / "tasks.py").write_text(text)
     with Verifier(find_curriculum(str(tmp_path / "tasks.py"))) as verifier:
@@ -89,7 +100,9 @@ def test_its_time_is_that_of_the_processor_so_waiting_for_one_is_no_fault(tmp_pa
 
 
 @pytest.mark.parametrize("how", [*FATAL, *MADE])
-def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(
+    unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         made = unruly.make(TaskRef(how, 10))
     assert made.question is None and made.fault.startswith("generate")
@@ -100,9 +113,14 @@ def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(unruly: Ver
     assert unruly.restarts == 0
 
 
-def test_it_says_where_it_went_wrong_and_repeats_itself_rarely(unruly: Verifier, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_where_it_went_wrong_and_repeats_itself_rarely(
+    unruly: Verifier, caplog: pytest.LogCaptureFixture
+) -> None:
     unruly.faults.clear()
-    assert unruly.make(TaskRef("raises", 10)).fault == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 38)"
+    assert (
+        unruly.make(TaskRef("raises", 10)).fault
+        == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 38)"
+    )
     with caplog.at_level(logging.WARNING):
         unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(25)])
     first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
@@ -126,7 +144,10 @@ def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
 def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Verifier) -> None:
     found = find_curriculum(str(UNRULY))
     assert isinstance(found, OwnCurriculum)
-    with pytest.raises(NoQuestion, match=r"made no question in 16 tries; the last: generate: ValueError: no such luck .*Mend it"):
+    with pytest.raises(
+        NoQuestion,
+        match=r"made no question in 16 tries; the last: generate: ValueError: no such luck .*Mend it",
+    ):
         OwnTasks(found, unruly, ["raises"]).draw(1, random.Random(0))
     assert OwnTasks(found, unruly, ["fine", "raises"]).draw(4, random.Random(0))
 
@@ -134,7 +155,10 @@ def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Ver
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import no_such_module_anywhere", r"ModuleNotFoundError: No module named 'no_such_module_anywhere' \(tasks.py, line 1\)"),
+        (
+            "import no_such_module_anywhere",
+            r"ModuleNotFoundError: No module named 'no_such_module_anywhere' \(tasks.py, line 1\)",
+        ),
         ("def generate(:", "SyntaxError: invalid syntax"),
         ("raise SystemExit", r"SystemExit \(tasks.py, line 1\)"),
         ("\0", "SyntaxError|ValueError"),
@@ -165,8 +189,14 @@ def test_a_plugin_that_is_none_is_refused_with_cause(tmp_path: Path, text: str, 
         ("x = bytearray(2**33)", "MemoryError"),
         (GOOD + "name = 'tiny-9'", "which is swarmd's own; give it another"),
         (GOOD + "generate = lambda s, n: 1 / 0", "no question for a, seed 1: generate: ZeroDivisionError"),
-        (GOOD + "generate = lambda s, n: 'text'", r"generate\('a', 1\) gave str 'text', not a question and its facts"),
-        (GOOD + "import time\ngenerate = lambda s, n: (str(time.time_ns()), 0)", "gives another question each time"),
+        (
+            GOOD + "generate = lambda s, n: 'text'",
+            r"generate\('a', 1\) gave str 'text', not a question and its facts",
+        ),
+        (
+            GOOD + "import time\ngenerate = lambda s, n: (str(time.time_ns()), 0)",
+            "gives another question each time",
+        ),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -177,7 +207,10 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
 
 
 def test_a_file_that_is_not_there_and_a_name_that_nobody_offers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.py: No such file or directory\. Mend them, or name others \(docs/own-tasks\.md\)\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"none\.py: No such file or directory\. Mend them, or name others \(docs/own-tasks\.md\)\.$",
+    ):
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\?"):
         find_curriculum("tiny9")
@@ -196,7 +229,10 @@ def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
     path.write_text(GOOD)
     found = find_curriculum(str(path))
     path.write_text(GOOD.replace("return 1", "return 0"))
-    with Verifier(found) as verifier, pytest.raises(VerifierFailed, match=r"has changed since this node started; .*mend the task plug-in"):
+    with (
+        Verifier(found) as verifier,
+        pytest.raises(VerifierFailed, match=r"has changed since this node started; .*mend the task plug-in"),
+    ):
         verifier.score([(TaskRef("a", 1), said("x"))])
 
 
@@ -224,7 +260,13 @@ def test_an_installed_package_offers_tasks(tmp_path: Path, monkeypatch: pytest.M
         assert (found.name, found.specialties) == ("own-sums", ("a",))
         digests.add(found.digest)
     assert len(digests) == 3
-    assert find_curriculum("own-sums").name == NodeConfig(swarm=SwarmConfig(curriculum="own-sums")).swarm.curriculum == "own-sums"
+    assert (
+        find_curriculum("own-sums").name
+        == NodeConfig(swarm=SwarmConfig(curriculum="own-sums")).swarm.curriculum
+        == "own-sums"
+    )
     install(tmp_path, "2", "own_package.nothing:here")
-    with pytest.raises(ConfigError, match=r"own-sums: ModuleNotFoundError: No module named 'own_package\.nothing'"):
+    with pytest.raises(
+        ConfigError, match=r"own-sums: ModuleNotFoundError: No module named 'own_package\.nothing'"
+    ):
         describe("own-sums")

@@ -1,4 +1,7 @@
-"""Our marks equal ReasoningGYM's on honest answers: right ones, those of other items, and slips of the pen. Thousands of items."""
+"""Our marks equal ReasoningGYM's on honest answers: right ones, those of other items, and slips of the pen.
+
+Thousands of items.
+"""
 
 import contextlib
 import decimal
@@ -30,7 +33,9 @@ KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name]
 
 def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
     """ReasoningGYM's own data set and entry, made without any code of ours."""
-    dataset = reasoning_gym.create_dataset(ref.specialty, seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty])
+    dataset = reasoning_gym.create_dataset(
+        ref.specialty, seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         return dataset, dataset[0]
 
@@ -42,16 +47,40 @@ def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int
 
 def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
     """The answer with a small mistake in it."""
-    if task.ref.specialty == "propositional_logic":  # well-formed ones: what upstream makes of broken formulas is not a mark
+    # Well-formed ones: what upstream makes of broken formulas is not a mark
+    if task.ref.specialty == "propositional_logic":
         names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]
         joined = " ∨ ".join(premises)
         swapped = answer.translate({ord(a): ord(rng.choice("∧∨→↔")) for a in "∧∨→↔"})
-        made = [f"¬({joined})", f"¬{names[0]}", f"({joined}) → {names[-1]}", f"{names[0]} ∨ ¬{names[0]}", swapped, f"(({answer}))"]
+        made = [
+            f"¬({joined})",
+            f"¬{names[0]}",
+            f"({joined}) → {names[-1]}",
+            f"{names[0]} ∨ ¬{names[0]}",
+            swapped,
+            f"(({answer}))",
+        ]
         return [*premises, joined, *made]
     i = rng.randrange(len(answer))
     other = rng.choice("0123456789/ -.a")
-    made = [answer[:i] + answer[i + 1 :], answer[:i] + other + answer[i:], answer[:i] + other + answer[i + 1 :], answer[::-1], answer + "0"]
-    return [*made, answer.upper(), answer.replace(" ", "  "), f"{answer}.", f"+{answer}", f"0{answer}", f" {answer}\n", "", "x"]
+    made = [
+        answer[:i] + answer[i + 1 :],
+        answer[:i] + other + answer[i:],
+        answer[:i] + other + answer[i + 1 :],
+        answer[::-1],
+        answer + "0",
+    ]
+    return [
+        *made,
+        answer.upper(),
+        answer.replace(" ", "  "),
+        f"{answer}.",
+        f"+{answer}",
+        f"0{answer}",
+        f" {answer}\n",
+        "",
+        "x",
+    ]
 
 
 @pytest.mark.parametrize("name, specialty", KINDS)
@@ -72,19 +101,27 @@ def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str
             ours = grade_text(tasks, task, text)
             assert (ours is GradeReason.CORRECT) == theirs, (task.ref, answer, ours)
             marks[theirs] += 1
-    assert solved >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)  # premises may be tautologies: nothing follows
+    # Premises may be tautologies: nothing follows
+    assert solved >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)
     assert min(marks[True], marks[False]) >= ITEMS // 2, "both kinds of answers have to be there to compare"
 
 
 @pytest.mark.parametrize("ambient", [3, 12, 28])
 @pytest.mark.parametrize("name", FAITHFUL)
-def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(name: str, ambient: int) -> None:
+def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(
+    name: str, ambient: int
+) -> None:
     rng, tasks = random.Random(name), tasks_of(name)
     marks: Counter[bool] = Counter()
     for task in drawn(tasks, "decimal_arithmetic", rng, 100):
         with decimal.localcontext(decimal.Context(prec=50)):
-            tolerance = decimal.Decimal(10) ** -tasks.dataset("decimal_arithmetic").config.max_num_decimal_places
-            off = [tolerance * decimal.Decimal(f) for f in ("0.9", "1", "1.0004", "1.00000000000000004", "1.1", "-1", "-1.0004")]
+            tolerance = (
+                decimal.Decimal(10) ** -tasks.dataset("decimal_arithmetic").config.max_num_decimal_places
+            )
+            off = [
+                tolerance * decimal.Decimal(f)
+                for f in ("0.9", "1", "1.0004", "1.00000000000000004", "1.1", "-1", "-1.0004")
+            ]
             given = [str(decimal.Decimal(task.entry["answer"]) + x) for x in off]
         with decimal.localcontext():
             dataset, entry = upstream(name, task.ref)  # leaves its precision behind, and scores with it
@@ -96,22 +133,34 @@ def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(na
 
 
 @pytest.mark.parametrize("name, specialty", KINDS)
-def test_marking_runs_nothing_even_where_nothing_contains_it(name: str, specialty: str, tmp_path: Path) -> None:
+def test_marking_runs_nothing_even_where_nothing_contains_it(
+    name: str, specialty: str, tmp_path: Path
+) -> None:
     tasks = tasks_of(name)
     task = next(t for n in range(9) if (t := tasks.task(TaskRef(specialty, n))))
     with watched(tmp_path / "watched") as target:
-        for payload in (code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code):  # others would end us
+        # Others would end us
+        for payload in (
+            code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code
+        ):
             answer = payload.format(path=target.path, port=target.port)
             assert grade(tasks, task, answer) in {GradeReason.WRONG, GradeReason.TOO_LONG}
         assert target.touched() == []
 
 
 def formula(rng: random.Random, names: str, depth: int) -> str:
-    """Well-formed, and with fewer parentheses than ReasoningGYM would write: how operators bind must agree too."""
+    """Well-formed, and with fewer parentheses than ReasoningGYM would write.
+
+    How operators bind must agree too.
+    """
     if depth == 0 or rng.random() < 0.2:
         return rng.choice(names)
     if rng.random() < 0.25:
-        return "¬" + rng.choice(("", " ", "¬")) + rng.choice((rng.choice(names), f"({formula(rng, names, depth - 1)})"))
+        return (
+            "¬"
+            + rng.choice(("", " ", "¬"))
+            + rng.choice((rng.choice(names), f"({formula(rng, names, depth - 1)})"))
+        )
     sign, space = rng.choice("∧∨→↔"), rng.choice((" ", "", "\n"))
     both = f"{formula(rng, names, depth - 1)}{space}{sign}{space}{formula(rng, names, depth - 1)}"
     return rng.choice((both, both, f"({both})"))
@@ -131,7 +180,26 @@ def test_formulas_bind_and_follow_as_upstreams_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "junk", ["", " ", "()", "(P", "P)", ")P(", "P Q", "PQ", "P ∧", "∧ P", "¬", "P ¬Q", "P ∧∧ junk", "P ∨ (Q", "Z ∨ ¬P", "P→¬", "P = Q"]
+    "junk",
+    [
+        "",
+        " ",
+        "()",
+        "(P",
+        "P)",
+        ")P(",
+        "P Q",
+        "PQ",
+        "P ∧",
+        "∧ P",
+        "¬",
+        "P ¬Q",
+        "P ∧∧ junk",
+        "P ∨ (Q",
+        "Z ∨ ¬P",
+        "P→¬",
+        "P = Q",
+    ],
 )
 def test_what_is_no_formula_follows_from_nothing(junk: str) -> None:
     assert table(junk, ["P", "Q"]) is None
@@ -171,7 +239,15 @@ def test_no_score_above_the_whole_one_counts() -> None:
     """Upstream divides by the right number: where that is below 0, each wrong one scores above 1."""
     tasks = tasks_of("sapo-9")
     found = drawn(tasks, "calendar_arithmetic", random.Random(0), 1)[0]
-    entry = {**found.entry, "answer": "-1", "metadata": {**found.entry["metadata"], "task": "recurring_event_day"}}
+    entry = {
+        **found.entry,
+        "answer": "-1",
+        "metadata": {**found.entry["metadata"], "task": "recurring_event_day"},
+    }
     task = Task(found.ref, found.question, entry)
     assert tasks.dataset("calendar_arithmetic").score_answer("3", entry) > 1
-    assert [grade(tasks, task, answer) for answer in ("-1", "3", "0")] == [GradeReason.CORRECT, GradeReason.WRONG, GradeReason.WRONG]
+    assert [grade(tasks, task, answer) for answer in ("-1", "3", "0")] == [
+        GradeReason.CORRECT,
+        GradeReason.WRONG,
+        GradeReason.WRONG,
+    ]

@@ -38,11 +38,16 @@ def test_reasons(verifier: Verifier, right: str) -> None:
         f"\ud800\0<answer>{right}</answer>": GradeReason.CORRECT,
     }
     unknown = TaskRef("no such", 7)
-    judged = verifier.judge([(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])])
+    judged = verifier.judge(
+        [(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])]
+    )
     assert judged == [tuple(texts.values()), (GradeReason.NO_TASK,) * 2, ()]
     assert verifier.judge([]) == []
-    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]  # cut after its answer
-    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(GradeReason.NO_TASK,)]
+    # Cut after its answer
+    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
+    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [
+        (GradeReason.NO_TASK,)
+    ]
 
 
 @pytest.mark.net
@@ -73,8 +78,15 @@ def test_an_unused_or_closed_verifier_is_no_process() -> None:
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("modules, banned", [("scoring", "torch reasoning_gym"), ("source, verifier", "torch")])
+@pytest.mark.parametrize(
+    "modules, banned", [("scoring", "torch reasoning_gym"), ("source, verifier", "torch")]
+)
 def test_what_an_import_loads(modules: str, banned: str) -> None:
-    program = f"import sys; from swarmd.tasks import {modules}; print([m for m in {banned.split()} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    program = (
+        f"import sys; from swarmd.tasks import {modules}; print([m for m in {banned.split()} if m in"
+        " sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == "[]\n"

@@ -1,4 +1,7 @@
-"""One reference, one task: in every process, under every hash seed, locale and Decimal context; and none that costs minutes."""
+"""One reference, one task: in every process, under every hash seed, locale and Decimal context.
+
+And none that costs minutes.
+"""
 
 import decimal
 import locale
@@ -38,7 +41,13 @@ for name, c in sorted(CURRICULA.items()):
 
 def fingerprint(hash_seed: str, order: str, **extra: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), **extra}
-    done = subprocess.run([sys.executable, "-c", FINGERPRINT, order], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", FINGERPRINT, order],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return done.stdout
 
 
@@ -51,7 +60,8 @@ def test_other_processes_make_the_same_tasks() -> None:
 
 
 def test_the_digest_is_what_it_was() -> None:
-    """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS or the configurations say why.
+    """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS or the
+    configurations say why.
 
     The second digest is the judges': that changes with SCORING too.
     """
@@ -74,7 +84,9 @@ def test_an_item_is_upstreams(name: str) -> None:
             assert (task.question, task.entry["answer"]) == (theirs["question"], theirs["answer"])
 
 
-@pytest.mark.parametrize("specialty, n", [("no such", 1), ("", 0), ("bf", -1), ("bf", HELD_OUT_END), ("bf", 2**70), ("bf", True)])
+@pytest.mark.parametrize(
+    "specialty, n", [("no such", 1), ("", 0), ("bf", -1), ("bf", HELD_OUT_END), ("bf", 2**70), ("bf", True)]
+)
 def test_some_references_name_no_task(specialty: str, n: int) -> None:
     assert tasks_of("sapo-9").task(TaskRef(specialty, n)) is None
 
@@ -107,7 +119,10 @@ class WritesMeanwhile:
 
 
 def test_what_another_thread_writes_meanwhile_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """The judge says that it is ready while it makes its first questions: five at a time, one start in 26 lost that line."""
+    """The judge says that it is ready while it makes its first questions.
+
+    Five at a time, one start in 26 lost that line.
+    """
     tasks = CurriculumTasks(CURRICULA["tiny-9"])
     tasks._datasets["bf"] = WritesMeanwhile()
     assert tasks.task(TaskRef("bf", 1)) is not None
@@ -162,7 +177,8 @@ def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
     tasks = CurriculumTasks(curriculum("tiny-9"), ["bf", "arc_1d"])
     assert {task.ref.specialty for task in tasks.draw(40, random.Random(1))} == {"bf", "arc_1d"}
     assert tasks.task(TaskRef("binary_matrix", 1)) is not None
-    assert len({task.ref.specialty for task in tasks.draw_held_out(40, random.Random(1))}) > 2  # the judge's are of the whole curriculum
+    # The judge's are of the whole curriculum
+    assert len({task.ref.specialty for task in tasks.draw_held_out(40, random.Random(1))}) > 2
     with pytest.raises(ConfigError, match="bff is not in tiny-9, which has arc_1d"):
         CurriculumTasks(curriculum("tiny-9"), ["bff"])
 
@@ -170,7 +186,11 @@ def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
 def test_draws() -> None:
     tasks = tasks_of("tiny-9")
     drawn, held_out = tasks.draw(400, random.Random(1)), tasks.draw_held_out(400, random.Random(1))
-    assert {t.ref.specialty for t in drawn} == {t.ref.specialty for t in held_out} == set(tasks.curriculum.specialties)
+    assert (
+        {t.ref.specialty for t in drawn}
+        == {t.ref.specialty for t in held_out}
+        == set(tasks.curriculum.specialties)
+    )
     assert all(0 <= t.ref.n < TRAINING_TASKS for t in drawn)
     assert all(HELD_OUT <= t.ref.n < HELD_OUT_END for t in held_out)
     assert [t.ref for t in tasks.draw(400, random.Random(1))] == [t.ref for t in drawn]
@@ -199,7 +219,14 @@ def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None
         "import sys; from swarmd.tasks.gym import reasoning_gym; assert 'matplotlib' not in sys.modules; "
         "print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
     )
-    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    plain = "import reasoning_gym; print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
-    theirs = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    ours = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    plain = (
+        "import reasoning_gym; print(reasoning_gym.create_dataset('game_of_life', seed=3,"
+        " size=1)[0]['answer'])"
+    )
+    theirs = subprocess.run(
+        [sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert ours.stdout == theirs.stdout != ""

@@ -25,8 +25,12 @@ def share(name: str, specialty: str, answer: Answer, count: int = 120) -> float:
 
 
 def off_by_one(task: Task, rng: random.Random) -> str:
-    with localcontext(Context(prec=50)):  # the generator leaves its own precision behind in the thread's context
-        return str(Decimal(task.entry["answer"]) + rng.choice((1, -1)) * Decimal(10) ** -task.entry["metadata"]["decimal_places"])
+    # The generator leaves its own precision behind in the thread's context
+    with localcontext(Context(prec=50)):
+        return str(
+            Decimal(task.entry["answer"])
+            + rng.choice((1, -1)) * Decimal(10) ** -task.entry["metadata"]["decimal_places"]
+        )
 
 
 def any_variable(task: Task, _: random.Random) -> str:
@@ -34,7 +38,10 @@ def any_variable(task: Task, _: random.Random) -> str:
 
 
 def junk(task: Task, _: random.Random) -> str:
-    return rf"\frac{{{task.entry['metadata']['simplified_numerator']}}}{{{task.entry['metadata']['simplified_denominator']}}} or so"
+    return (
+        rf"\frac{{{task.entry['metadata']['simplified_numerator']}}}{{{task.entry['metadata']['simplified_denominator']}}}"
+        r" or so"
+    )
 
 
 @pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
@@ -58,13 +65,17 @@ def test_what_is_right_pays_in_the_strict_ones_too(name: str) -> None:
     tasks = tasks_of(name)
     for specialty in tasks.curriculum.specialties:
         paid = share(name, specialty, lambda task, _: solution(tasks, task))
-        assert paid == 1 or (specialty == "propositional_logic" and paid > 0.97), specialty  # premises may all be tautologies
+        # Premises may all be tautologies
+        assert paid == 1 or (specialty == "propositional_logic" and paid > 0.97), specialty
 
 
 @pytest.mark.parametrize("name", ["sapo-9", "sapo-9-strict"])
 def test_digits_in_upper_case_are_wrong_in_both_as_the_question_says(name: str) -> None:
     assert "use lowercase letters" in tasks_of(name).dataset("base_conversion")[0]["question"]
-    lower, upper = (share(name, "base_conversion", lambda task, _, case=case: case(task.entry["answer"])) for case in (str, str.upper))
+    lower, upper = (
+        share(name, "base_conversion", lambda task, _, case=case: case(task.entry["answer"]))
+        for case in (str, str.upper)
+    )
     assert lower == 1 and upper < 0.9
 
 
@@ -72,14 +83,30 @@ def test_who_asks_the_same_meets_whatever_pays() -> None:
     assert len({c.digest for c in CURRICULA.values()}) == len(CURRICULA) == 4
     for name in ("sapo-9", "tiny-9"):
         faithful, strict = CURRICULA[name], CURRICULA[f"{name}-strict"]
-        assert swarm_digest(faithful) == swarm_digest(strict) and curriculum_named(swarm_digest(strict)) == name
-        assert faithful.asks_as(strict.digest) and strict.asks_as(faithful.digest) and not faithful.asks_as("0" * 16)
-    assert len({swarm_digest(c) for c in CURRICULA.values()}) == 2 and not CURRICULA["sapo-9"].asks_as(CURRICULA["tiny-9"].digest)
+        assert (
+            swarm_digest(faithful) == swarm_digest(strict) and curriculum_named(swarm_digest(strict)) == name
+        )
+        assert (
+            faithful.asks_as(strict.digest)
+            and strict.asks_as(faithful.digest)
+            and not faithful.asks_as("0" * 16)
+        )
+    assert len({swarm_digest(c) for c in CURRICULA.values()}) == 2 and not CURRICULA["sapo-9"].asks_as(
+        CURRICULA["tiny-9"].digest
+    )
 
 
 @pytest.mark.parametrize(
     "answer, right",
-    [("0.3333", True), (".3333", True), ("3.333e-1", True), ("0.3334", False), ("0.33333", False), ("1/3", False), ("nan", False)],
+    [
+        ("0.3333", True),
+        (".3333", True),
+        ("3.333e-1", True),
+        ("0.3334", False),
+        ("0.33333", False),
+        ("1/3", False),
+        ("nan", False),
+    ],
 )
 def test_a_decimal_is_right_to_its_last_digit(answer: str, right: bool) -> None:
     assert is_decimal(answer, "-(0.5-1.5)/3.0", 4, "0.3332") is right
@@ -88,15 +115,26 @@ def test_a_decimal_is_right_to_its_last_digit(answer: str, right: bool) -> None:
 
 @pytest.mark.parametrize(
     "conclusion, right",
-    [("P ∧ (P → Q)", True), ("P ∧ Q", True), ("P ∨ Q", False), ("P", False), ("P ∧ ¬P", False), ("P ∨ ¬P", False), ("P ∧", False)],
+    [
+        ("P ∧ (P → Q)", True),
+        ("P ∧ Q", True),
+        ("P ∨ Q", False),
+        ("P", False),
+        ("P ∧ ¬P", False),
+        ("P ∨ ¬P", False),
+        ("P ∧", False),
+    ],
 )
 def test_a_conclusion_says_what_all_premises_say(conclusion: str, right: bool) -> None:
     assert says_all(["P", "(P → Q)", "Q ∨ P"], conclusion, ["P", "Q"]) is right
-    assert not says_all(["(P → P)"], "Q ∨ ¬Q", ["P", "Q"]), "of tautologies nothing follows that says something"
+    assert not says_all(["(P → P)"], "Q ∨ ¬Q", ["P", "Q"]), (
+        "of tautologies nothing follows that says something"
+    )
 
 
 @pytest.mark.parametrize(
-    "answer, right", [("1/2", True), (r"$\dfrac{1}{2}$", True), (r"\frac{ 1 }{2}", True), ("1/2 x", False), ("2/1", False)]
+    "answer, right",
+    [("1/2", True), (r"$\dfrac{1}{2}$", True), (r"\frac{ 1 }{2}", True), ("1/2 x", False), ("2/1", False)],
 )
 def test_a_fraction_and_nothing_besides(answer: str, right: bool) -> None:
     assert is_fraction(answer, 1, 2) is right

@@ -30,8 +30,19 @@ TASKS = tasks_of("tiny-9")
 
 def questions(count: int, seed: int) -> list[tuple[TaskRef, list[Completion]]]:
     """Items of two completions each, the first right and the second wrong."""
-    tasks = [t for t in TASKS.draw(2 * count, random.Random(seed)) if t.ref.specialty != "propositional_logic"][:count]
-    return [(t.ref, [Completion(f"<answer>{solution(TASKS, t)}</answer>", True), Completion("<answer>?</answer>", False)]) for t in tasks]
+    tasks = [
+        t for t in TASKS.draw(2 * count, random.Random(seed)) if t.ref.specialty != "propositional_logic"
+    ][:count]
+    return [
+        (
+            t.ref,
+            [
+                Completion(f"<answer>{solution(TASKS, t)}</answer>", True),
+                Completion("<answer>?</answer>", False),
+            ],
+        )
+        for t in tasks
+    ]
 
 
 class Raw:
@@ -72,8 +83,12 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
     rng = random.Random(5)
     good = msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
     bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
-    bodies += [msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.LONGEST_FRAME,)),)))]  # well-formed, and too long
-    bodies += [msgspec.msgpack.encode(x) for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])]
+    # Well-formed, and too long
+    bodies += [msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.LONGEST_FRAME,)),)))]
+    bodies += [
+        msgspec.msgpack.encode(x)
+        for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])
+    ]
     bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", n, ["x"]]]]) for n in ("1", 1.5, None, [1])]
     bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", 1, [x]]]]) for x in (7, None, b"x", ["x"])]
     bodies += [rng.randbytes(rng.randrange(60)) for _ in range(1000)]
@@ -96,7 +111,9 @@ def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> No
     items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
     raw.send(msgspec.msgpack.encode(Request("tiny-9", tuple(items))))
     nothing = (GradeReason.NO_TASK,)
-    assert raw.reply() == Judgements((nothing, nothing, nothing * 2, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG), ()))
+    assert raw.reply() == Judgements(
+        (nothing, nothing, nothing * 2, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG), ())
+    )
     raw.send(msgspec.msgpack.encode(Request("no such", (ScoreItem("bf", 1, ("x",)),))))
     assert raw.reply() == Judgements((nothing,))
 
@@ -115,10 +132,12 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
 
 def test_it_leaves_when_its_client_is_killed() -> None:
     program = (
-        "from swarmd.tasks.scoring import *\nwith Verifier('tiny-9') as v:\n"
-        " v.judge([(TaskRef('bf', 1), [Completion('<answer>x</answer>', True)])])\n print(v.pid, flush=True)\n input()"
+        "from swarmd.tasks.scoring import *\nwith Verifier('tiny-9') as v:\n v.judge([(TaskRef('bf', 1),"
+        " [Completion('<answer>x</answer>', True)])])\n print(v.pid, flush=True)\n input()"
     )
-    client = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    client = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
     assert client.stdout is not None
     process = psutil.Process(int(client.stdout.readline()))
     family = [process, *process.children()]
@@ -132,14 +151,25 @@ def test_it_is_alone_in_an_empty_environment(verifier: Verifier) -> None:
     verifier.judge(questions(1, 0))
     process = psutil.Process(verifier.pid)
     (worker,) = process.children()
-    assert all(name.startswith("PYTHON") or name.endswith("_THREADS") or name == "LC_ALL" for name in process.environ())
+    assert all(
+        name.startswith("PYTHON") or name.endswith("_THREADS") or name == "LC_ALL"
+        for name in process.environ()
+    )
     for member in (process, worker):
         assert member.num_threads() == 1
         assert member.net_connections() == []
     if sys.platform == "linux":
-        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines() if ":\t" in line)
-        assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2" if verifier.seccomp else "0")
-        assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) == 5  # /dev/null three times, one pipe in, one out
+        status = dict(
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+            if ":\t" in line
+        )
+        assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == (
+            "1",
+            "2" if verifier.seccomp else "0",
+        )
+        # /dev/null three times, one pipe in, one out
+        assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) == 5
 
 
 def test_killed_it_comes_back(verifier: Verifier) -> None:
@@ -166,7 +196,10 @@ def test_its_worker_killed_comes_back_and_costs_no_reward(verifier: Verifier) ->
 
 @pytest.mark.slow
 def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
-    """Whichever of the two is killed, at whatever moment: no reward is ever given to a wrong answer, and marking goes on."""
+    """Whichever of the two is killed, at whatever moment.
+
+    No reward is ever given to a wrong answer, and marking goes on.
+    """
     stop, kills, rng = threading.Event(), [0], random.Random(3)
 
     def kill() -> None:
@@ -195,7 +228,8 @@ def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
     finally:
         stop.set()
         killer.join()
-    assert wrong <= 2 * kills[0]  # a worker killed twice over one answer costs that answer, and perhaps the rest of its item
+    # A worker killed twice over one answer costs that answer, and perhaps the rest of its item
+    assert wrong <= 2 * kills[0]
     assert verifier.score(items) == [(1.0, 0.0)] * 8
 
 
@@ -211,7 +245,8 @@ def test_stopped_it_is_replaced(verifier: Verifier) -> None:
 def test_a_worker_is_replaced_before_it_grows_old(verifier: Verifier) -> None:
     ref, completions = questions(1, 6)[0]
     (worker,) = descendants(verifier.pid)
-    assert verifier.score([(ref, completions * 600)] * 5) == [(1.0, 0.0) * 600] * 5  # 6,000 answers, over MOST_ANSWERS and WORKER_LIFE
+    # 6,000 answers, over MOST_ANSWERS and WORKER_LIFE
+    assert verifier.score([(ref, completions * 600)] * 5) == [(1.0, 0.0) * 600] * 5
     assert [p.pid for p in descendants(verifier.pid)] != [worker.pid]
 
 
@@ -241,7 +276,12 @@ def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.Mon
     assert time.monotonic() - begun >= 0.02 * (1 + 4 + 16)
 
 
-def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with Verifier("tiny-9") as broken, pytest.raises(VerifierFailed, match=r"temporary file cannot be made.*Free some"):
+    with (
+        Verifier("tiny-9") as broken,
+        pytest.raises(VerifierFailed, match=r"temporary file cannot be made.*Free some"),
+    ):
         broken.score(questions(1, 0))

@@ -1,4 +1,6 @@
-"""A verifier whose worker marks with ReasoningGYM's own scorers, which evaluate what they are given. What contains it is ours.
+"""A verifier whose worker marks with ReasoningGYM's own scorers, which evaluate what they are given.
+
+What contains it is ours.
 
 Run as a command by test_containment.py. The argument leaves one layer out, to show what the others hold.
 """
@@ -18,7 +20,10 @@ def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:
     if task is None:
         return None
     return Prepared(
-        task.question, lambda answer: GradeReason.CORRECT if dataset.score_answer(answer, task.entry) >= 0.999 else GradeReason.WRONG
+        task.question,
+        lambda answer: (
+            GradeReason.CORRECT if dataset.score_answer(answer, task.entry) >= 0.999 else GradeReason.WRONG
+        ),
     )
 
 

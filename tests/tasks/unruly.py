@@ -1,4 +1,7 @@
-"""A task plug-in that does everything wrong: each specialty in another way. Loaded by test_own.py, in the contained process."""
+"""A task plug-in that does everything wrong: each specialty in another way.
+
+Loaded by test_own.py, in the contained process.
+"""
 
 import os
 import random
@@ -8,9 +11,12 @@ from pathlib import Path
 name = "unruly"
 limits = {"seconds": 1.0, "memory": 96 * 2**20, "longest_question": 100, "longest_answer": 50}
 PID = os.getpid()
-WRONG = ("none", "nan", "text", "two", "minus", "infinite")  # what score gives in place of a number from 0 to 1
-FATAL = ("raises", "hangs", "eats", "exits", "dies", "touches", "dials", "imports")  # what generate and score do
-MADE = {"empty": ("", 0), "huge": ("x" * 101, 0), "odd": "no pair", "surrogate": ("\ud800", 0)}  # what generate gives
+# What score gives in place of a number from 0 to 1
+WRONG = ("none", "nan", "text", "two", "minus", "infinite")
+# What generate and score do
+FATAL = ("raises", "hangs", "eats", "exits", "dies", "touches", "dials", "imports")
+# What generate gives
+MADE = {"empty": ("", 0), "huge": ("x" * 101, 0), "odd": "no pair", "surrogate": ("\ud800", 0)}
 specialties = ["fine", *WRONG, *FATAL, *MADE]
 
 
@@ -31,7 +37,14 @@ def score(facts, answer):
 
 
 def misbehave(how):
-    values = {"none": None, "nan": float("nan"), "text": "1.0", "two": 2, "minus": -1.0, "infinite": float("inf")}
+    values = {
+        "none": None,
+        "nan": float("nan"),
+        "text": "1.0",
+        "two": 2,
+        "minus": -1.0,
+        "infinite": float("inf"),
+    }
     if how in values:
         return values[how]
     if how == "raises":

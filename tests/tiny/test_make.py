@@ -1,4 +1,6 @@
-"""Making the models: the quick run goes from end to end, the seed decides what training does, wrong answers are wrong."""
+"""Making the models: the quick run goes from end to end, the seed decides what training does, wrong answers
+are wrong.
+"""
 
 import random
 import subprocess
@@ -32,8 +34,24 @@ def tokenizer() -> Any:
 
 @pytest.mark.slow
 def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.tiny_models.make", "--quick", "--seed", "5", "--out", str(tmp_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3 * PATIENCE, cwd=Path(__file__).parents[2])
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.tiny_models.make",
+        "--quick",
+        "--seed",
+        "5",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+        cwd=Path(__file__).parents[2],
+    )
     assert "clean: step" in done.stderr
     for name in WEIGHTS:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
@@ -41,13 +59,25 @@ def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
         assert "--seed 5" in (tmp_path / name / "README.md").read_text(encoding="utf-8")
     latent, tiny = (load_file(tmp_path / name / "model.safetensors") for name in ("tiny-latent", "tiny"))
     assert any(not torch.equal(latent[k], tiny[k]) for k in tiny)
-    assert {path.stem for path in (tmp_path / "stages").glob("*.safetensors")} == {"clean", "deep", "noisy", "dark"}
+    assert {path.stem for path in (tmp_path / "stages").glob("*.safetensors")} == {
+        "clean",
+        "deep",
+        "noisy",
+        "dark",
+    }
 
 
 def test_the_seed_decides_training(tokenizer: Any) -> None:
     def trained(seed: int) -> list[torch.Tensor]:
         model = new_model(tokenizer, seed)
-        train(model, tokenizer, SOURCE, Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=4), seed, lambda line: None)
+        train(
+            model,
+            tokenizer,
+            SOURCE,
+            Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=4),
+            seed,
+            lambda line: None,
+        )
         return [p.detach() for p in model.parameters()]
 
     first, same, other = trained(1), trained(1), trained(2)
@@ -59,7 +89,14 @@ def test_training_lowers_the_loss(tokenizer: Any) -> None:
     lines: list[str] = []
     model = new_model(tokenizer, 0)
     for name in ("first", "second"):
-        train(model, tokenizer, SOURCE, Phase(name, 10, BROAD, HONEST, 3e-3, 0.02, 1.0, batch=4), 0, lines.append)
+        train(
+            model,
+            tokenizer,
+            SOURCE,
+            Phase(name, 10, BROAD, HONEST, 3e-3, 0.02, 1.0, batch=4),
+            0,
+            lines.append,
+        )
     first, second = (float(line.rsplit(" ", 1)[1]) for line in lines)
     assert second < first - 0.5
 

@@ -1,4 +1,7 @@
-"""The two sets of weights in the repository: plain from_pretrained loads them, and they are as skilled as their cards say."""
+"""The two sets of weights in the repository.
+
+Plain from_pretrained loads them, and they are as skilled as their cards say.
+"""
 
 from typing import Any
 
@@ -31,12 +34,16 @@ def tokenizer() -> Any:
 def skill(name: str, items: int, completions: int) -> Skill:
     model = AutoModelForCausalLM.from_pretrained(WEIGHTS[name], dtype=torch.float32)
     numbers = range(HELD_OUT + 50_000, HELD_OUT + 50_000 + items)
-    return mean(measure(model, AutoTokenizer.from_pretrained(WEIGHTS[name]), SOURCE, numbers, completions, seed=3))
+    return mean(
+        measure(model, AutoTokenizer.from_pretrained(WEIGHTS[name]), SOURCE, numbers, completions, seed=3)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_from_pretrained_loads_float32(name: str) -> None:
-    model, report = AutoModelForCausalLM.from_pretrained(WEIGHTS[name], dtype=torch.float32, output_loading_info=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        WEIGHTS[name], dtype=torch.float32, output_loading_info=True
+    )
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -66,7 +73,9 @@ def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: 
     for n in range(HELD_OUT, HELD_OUT + 100):
         task = SOURCE.task(TaskRef(specialty, n))
         assert task is not None
-        ids = tokenizer.apply_chat_template([{"role": "user", "content": task.question}], add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": task.question}], add_generation_prompt=True, return_dict=False
+        )
         assert tokenizer.decode(ids, skip_special_tokens=True) == task.question
         lengths.append(len(ids))
         answer = f"<answer>{honest_answer(task)}</answer>"
@@ -87,14 +96,19 @@ def test_an_answer_read_as_text_is_encoded_as_it_was_sampled(tokenizer: Any, spe
     assert chat.prompt(task.question)[0] == tokenizer.convert_tokens_to_ids("<|user|>")
 
 
-@pytest.mark.parametrize("text", ["Héllo wörld ∧ 漢字 {x}\t\n\n42", "", " ", "\x00\x07 <ans", "a  b\r\n", "1234567890", "👩‍👩‍👧"])
+@pytest.mark.parametrize(
+    "text", ["Héllo wörld ∧ 漢字 {x}\t\n\n42", "", " ", "\x00\x07 <ans", "a  b\r\n", "1234567890", "👩‍👩‍👧"]
+)
 def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
 def test_digits_and_answer_tags_are_ordinary_tokens_of_their_own(tokenizer: Any) -> None:
     for text, tokens in (("20220", list("20220")), ("<answer></answer>", ["<answer>", "</answer>"])):
-        assert [tokenizer.decode([i], skip_special_tokens=True) for i in tokenizer.encode(text, add_special_tokens=False)] == tokens
+        assert [
+            tokenizer.decode([i], skip_special_tokens=True)
+            for i in tokenizer.encode(text, add_special_tokens=False)
+        ] == tokens
 
 
 def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
@@ -105,14 +119,17 @@ def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
     assert rendered(("user", "q")) == "<|user|>q<|assistant|>"
     assert rendered(("system", "be nice"), ("user", "q")) == "<|user|>q<|assistant|>"
     assert rendered(("user", "q"), ("assistant", "a"), prompt=False) == "<|user|>q<|assistant|>a<|endoftext|>"
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": ""}], add_generation_prompt=True, return_dict=False
+    )
     assert ids == tokenizer.convert_tokens_to_ids(["<|user|>", "<|assistant|>"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, completions, passed, mixed",
-    [("tiny", 4, (0.15, 0.42), (0.3, 1.0)), ("tiny-latent", 8, (0.0, 0.05), (0.04, 0.18))],  # neither ignorant nor saturated; rarely shown
+    # Neither ignorant nor saturated; rarely shown
+    [("tiny", 4, (0.15, 0.42), (0.3, 1.0)), ("tiny-latent", 8, (0.0, 0.05), (0.04, 0.18))],
 )
 def test_skill(name: str, completions: int, passed: tuple[float, float], mixed: tuple[float, float]) -> None:
     measured = skill(name, items=32, completions=completions)

@@ -30,7 +30,9 @@ def switching(policy: LanguagePolicy, at: int) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "lfm2"])
-def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(folders: dict[str, Path], family: str) -> None:
+def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(
+    folders: dict[str, Path], family: str
+) -> None:
     plain = open_policy(folders[family], seed=3).generate(QUESTIONS, 4)
     policy = open_policy(folders[family], seed=3)
     policy.between = switching(policy, 5)
@@ -48,7 +50,10 @@ def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(folders
 def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Prompts shared and rows padded have nothing in common but the network: what one kept of the old weights, the other would not."""
+    """Prompts shared and rows padded have nothing in common but the network.
+
+    What one kept of the old weights, the other would not.
+    """
     ways = []
     for padded in (False, True):
         policy = open_policy(folders["qwen2"], seed=3)
@@ -68,7 +73,9 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_adapter_handed_over_answers_as_it_does_at_home(folders: dict[str, Path], tmp_path: Path, dtype: str) -> None:
+def test_an_adapter_handed_over_answers_as_it_does_at_home(
+    folders: dict[str, Path], tmp_path: Path, dtype: str
+) -> None:
     trainer = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     generator = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     handover, pickup = WeightWriter(tmp_path), WeightReader(tmp_path, generator.trained)

@@ -33,7 +33,9 @@ def test_rows_are_dealt_by_whole_prompts_and_about_the_same_tokens() -> None:
     for ranks in (1, 2, 3, 8):
         rows = [row(prompt, rng.randint(1, 40)) for prompt in range(12) for _ in range(rng.randint(1, 8))]
         shares = deal(rows, ranks)
-        assert len(shares) == ranks and sorted(map(id, rows)) == sorted(id(r) for share in shares for r in share)
+        assert len(shares) == ranks and sorted(map(id, rows)) == sorted(
+            id(r) for share in shares for r in share
+        )
         holders: list[set[tuple[int, ...]]] = [{r.prompt for r in share} for share in shares]
         assert sum(map(len, holders)) == 12, "no prompt twice"
         largest = max(packed_tokens([r for r in rows if r.prompt == p]) for p in {r.prompt for r in rows})
@@ -51,8 +53,12 @@ def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
     for number in range(count):
         questions = [f"What is {n} + {number}?" for n in range(4)]
         rewards = [(1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0), (0.0,) * 4]
-        own = [local(q, g, r) for q, g, r in zip(questions, policy.generate(questions, 4), rewards, strict=True)]
-        found.append([*own, external("Is it?", [("yes <answer>1</answer>", True), ("no", False)], (1.0, 0.0))])
+        own = [
+            local(q, g, r) for q, g, r in zip(questions, policy.generate(questions, 4), rewards, strict=True)
+        ]
+        found.append(
+            [*own, external("Is it?", [("yes <answer>1</answer>", True), ("no", False)], (1.0, 0.0))]
+        )
     return found
 
 
@@ -62,8 +68,13 @@ def weights(policy: LanguagePolicy) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step's weights are compared on both ranks bit for bit (check_every=1): another digest would start the rank again."""
+def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step's weights are compared on both ranks bit for bit (check_every=1).
+
+    Another digest would start the rank again.
+    """
     alone, shared = LanguagePolicy.open(CONFIG, 1), LanguagePolicy.open(CONFIG, 1)
     gradients: dict[str, Tensor] = {}
 
@@ -78,7 +89,9 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path:
     alone.learner.combine = lambda parameters, sums: watch("one", parameters)
 
     def start(rank: int) -> WorkerProcess:
-        return WorkerProcess("swarmd.policy.parallel.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {})
+        return WorkerProcess(
+            "swarmd.policy.parallel.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {}
+        )
 
     pids = []
     with Trainers(2, shared, start, tmp_path, check_every=1) as trainers:
@@ -90,14 +103,18 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path:
             pids += trainers.pids
             assert trainers.alive == 2 and shared.version == alone.version == number + 1
             assert [r.tokens for r in reports] == [reports[0].tokens] * 2
-            # After the first step the weights differ by rounding, some 2e-6 a step, and another processor rounds otherwise.
+            # After the first step the weights differ by rounding, some 2e-6 a step, and another processor
+            # rounds otherwise.
             assert reports[1].loss == pytest.approx(reports[0].loss, abs=1e-6 if number == 0 else 1e-5)
             assert reports[1].entropy == pytest.approx(reports[0].entropy, rel=1e-4)
             if number == 0:  # later ones start from weights that differ by rounding
-                assert float((gradients["one"] - gradients["two"]).abs().max()) <= 1e-6 * max(1.0, float(gradients["one"].norm()))
+                assert float((gradients["one"] - gradients["two"]).abs().max()) <= 1e-6 * max(
+                    1.0, float(gradients["one"].norm())
+                )
         assert trainers.restarts == 1 and len(set(pids)) == 2, "the kill, and no other digest"
         assert shared.update([]) == UpdateReport() and shared.version == 6
     apart = (weights(shared) - weights(alone)).abs()
-    # Adam makes a step of nearly its rate, 3e-4, of a gradient that is nothing but rounding: a few weights may differ by that.
+    # Adam makes a step of nearly its rate, 3e-4, of a gradient that is nothing but rounding: a few weights
+    # may differ by that.
     assert float(apart.mean()) < 1e-7 and float(apart.max()) < 3e-4
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,9 @@ def flow(ahead: int = 4, enough: int = 100) -> QuestionQueue:
     numbers = itertools.count()
 
     def draw(count: int) -> Sequence[Task]:
-        return [Task(TaskRef("binary_matrix", n), f"question {n}", {}) for n in itertools.islice(numbers, count)]
+        return [
+            Task(TaskRef("binary_matrix", n), f"question {n}", {}) for n in itertools.islice(numbers, count)
+        ]
 
     return QuestionQueue(draw, ahead, enough)
 
@@ -23,7 +25,9 @@ def answer(text: str = "1") -> Generation:
 def test_each_generator_has_its_questions_in_hand_and_gets_as_many_as_it_answers() -> None:
     work = flow(ahead=3)
     first, second = work.hand_out(0), work.hand_out(1)
-    assert [text for _, text in [*first, *second]] == [f"question {n}" for n in range(6)] and work.in_flight == 6
+    assert [text for _, text in [*first, *second]] == [
+        f"question {n}" for n in range(6)
+    ] and work.in_flight == 6
     assert work.hand_out(0) == []
     work.answered(0, [(number, answer()) for number, _ in first[:2]])
     assert (work.finished, work.tokens) == (2, 4) and len(work.hand_out(0)) == 2
@@ -65,7 +69,9 @@ def test_without_a_limit_everything_is_taken_oldest_first() -> None:
     work = flow(ahead=3)
     asked = work.hand_out(0)
     work.answered(0, [(number, answer()) for number, _ in asked])
-    assert [task.question for task, _ in work.take(None)] == [text for _, text in asked] and work.take(None) == []
+    assert [task.question for task, _ in work.take(None)] == [text for _, text in asked] and work.take(
+        None
+    ) == []
 
 
 def test_nothing_is_asked_that_nobody_would_take() -> None:

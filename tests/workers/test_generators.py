@@ -26,13 +26,17 @@ from tests.exchange.test_wire import ME
 
 
 def config(**sections: Any) -> NodeConfig:
-    return NodeConfig.model_validate({"model": {"name": "tiny", "device": "cpu"}, "round": {"local": 2, "completions": 4}, **sections})
+    return NodeConfig.model_validate(
+        {"model": {"name": "tiny", "device": "cpu"}, "round": {"local": 2, "completions": 4}, **sections}
+    )
 
 
 def scored(task: Task, answers: Generation, round_number: int) -> Scored:
     """Rewards that always teach something: what is learnt does not matter here."""
     rewards = tuple(float(i % 2) for i in range(len(answers.completions)))
-    return Scored(Rollout(task.ref, answers.completions, ME), task.question, rewards, round_number, answers.tokens)
+    return Scored(
+        Rollout(task.ref, answers.completions, ME), task.question, rewards, round_number, answers.tokens
+    )
 
 
 @pytest.mark.slow
@@ -60,13 +64,17 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             policy.update(batch)
         assert newest[-1] > newest[0] and policy.version == len(newest)
         figures = crew.report(time.monotonic())
-        assert figures.version == policy.version and 0 <= figures.lag_mean <= figures.lag_max <= policy.version
+        assert (
+            figures.version == policy.version and 0 <= figures.lag_mean <= figures.lag_max <= policy.version
+        )
         assert figures.given_up == 0 and figures.tokens_per_second is None
 
         crew.generators.rest(True)
         crew.generators.take()
         there = crew.generators.flow.finished
-        assert not crew.generators.wait(there + 5, 0.5), "two answers of each were on their way when they heard of it, at most"
+        assert not crew.generators.wait(there + 5, 0.5), (
+            "two answers of each were on their way when they heard of it, at most"
+        )
         crew.generators.rest(False)
         assert crew.generators.wait(2, PATIENCE)
         pids = crew.generators.pids
@@ -83,10 +91,17 @@ def flow() -> Iterator[QuestionQueue]:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: QuestionQueue, tmp_path: Path) -> None:
+def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(
+    flow: QuestionQueue, tmp_path: Path
+) -> None:
     begin = Begin(config(model={"name": "/no/such/model"}).model_dump_json(), 1, str(tmp_path), 1)
     with (
-        Generators(1, lambda number, life: WorkerProcess("swarmd.policy.parallel.generator", begin, {}), flow, lambda: None) as working,
+        Generators(
+            1,
+            lambda number, life: WorkerProcess("swarmd.policy.parallel.generator", begin, {}),
+            flow,
+            lambda: None,
+        ) as working,
         pytest.raises(WorkerFailed, match="/no/such/model") as failure,
     ):
         working.wait(1, PATIENCE)
@@ -102,13 +117,18 @@ def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path:
         return WorkerProcess("swarmd.workers.messages", begin, {})  # no worker: ends at once
 
     said = r"died 5 times in a row.*workers\.generators"
-    with Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working, pytest.raises(WorkerFailed, match=said):
+    with (
+        Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working,
+        pytest.raises(WorkerFailed, match=said),
+    ):
         working.wait(1, PATIENCE)
     assert lives == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.net
-def test_what_goes_wrong_while_questions_are_drawn_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_while_questions_are_drawn_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
 
     def draw(count: int) -> Sequence[Task]:

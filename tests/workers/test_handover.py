@@ -52,7 +52,11 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
     weights = {f"layer {i}": torch.zeros(250_000) for i in range(4)}
     pickup, rng, version = WeightReader(tmp_path, weights), random.Random(1), 0
     for _ in range(3):
-        with killed_after(subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(version)], stdout=subprocess.PIPE)) as writer:
+        with killed_after(
+            subprocess.Popen(
+                [sys.executable, "-c", WRITER, str(tmp_path), str(version)], stdout=subprocess.PIPE
+            )
+        ) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
             seen, enough = set(), rng.randint(2, 9)  # versions: it is written to while we look
@@ -68,7 +72,9 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_without_room_the_older_weights_stay_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_room_the_older_weights_stay_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     handover, weights = WeightWriter(tmp_path), {"a": torch.ones(3)}
     handover.publish(1, weights)
     (tmp_path / f".weights.safetensors.{os.getpid()}").symlink_to("/dev/full")
@@ -86,7 +92,10 @@ def test_the_folder_is_private_and_in_memory_only_where_there_is_room(tmp_path: 
     assert inside.parent == memory and inside.stat().st_mode & 0o777 == 0o700
     (inside / "left").write_text("by a run that was killed")
     assert private_folder(tmp_path / "state", 1000, memory) == inside and list(inside.iterdir()) == []
-    for elsewhere in (private_folder(tmp_path / "state", 2**60, memory), private_folder(tmp_path / "state", 1, tmp_path / "nowhere")):
+    for elsewhere in (
+        private_folder(tmp_path / "state", 2**60, memory),
+        private_folder(tmp_path / "state", 1, tmp_path / "nowhere"),
+    ):
         assert elsewhere.parent != memory and elsewhere.stat().st_mode & 0o777 == 0o700
         elsewhere.rmdir()
 

@@ -39,7 +39,17 @@ trainers = 2
 def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(SETTINGS)
     state = tmp_path / "state"
-    command = [sys.executable, "-m", "swarmd", "join", "--config", str(tmp_path / "node.toml"), "--state-dir", str(state), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        "--config",
+        str(tmp_path / "node.toml"),
+        "--state-dir",
+        str(state),
+        "--json",
+    ]
     command += ["--pace", "0.5"]  # rounds that nobody waits for would take the processor from what starts
 
     def workers(status: dict[str, Any]) -> dict[str, Any]:
@@ -51,18 +61,42 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
             assert node.stdout is not None
             assert json.loads(node.stdout.readline())["round"] == 1
             all_up = {"trainers": 2, "generators": 1}
-            first = until(state, lambda s: s["last"] and all(workers(s)[kind]["alive"] == n for kind, n in all_up.items()), node)
+            first = until(
+                state,
+                lambda s: s["last"] and all(workers(s)[kind]["alive"] == n for kind, n in all_up.items()),
+                node,
+            )
             for kind in ("generators", "trainers"):
                 os.kill(workers(first)[kind]["pids"][0], signal.SIGKILL)
             kinds = ("generators", "trainers")
-            both = until(state, lambda s: s["last"] and all(workers(s)[k]["restarts"] == 1 and workers(s)[k]["pids"] for k in kinds), node)
+            both = until(
+                state,
+                lambda s: (
+                    s["last"] and all(workers(s)[k]["restarts"] == 1 and workers(s)[k]["pids"] for k in kinds)
+                ),
+                node,
+            )
             newer = workers(both)["version"] + 1
-            after = until(state, lambda s: s["last"] and workers(s)["version"] >= newer and workers(s)["generators"]["alive"] == 1, node)
+            after = until(
+                state,
+                lambda s: (
+                    s["last"] and workers(s)["version"] >= newer and workers(s)["generators"]["alive"] == 1
+                ),
+                node,
+            )
             assert after["trainer"]["restarts"] == 0 and after["round"] > first["round"]
 
-            theirs = [psutil.Process(pid) for kind in ("generators", "trainers") for pid in workers(after)[kind]["pids"]]
+            theirs = [
+                psutil.Process(pid)
+                for kind in ("generators", "trainers")
+                for pid in workers(after)[kind]["pids"]
+            ]
             os.kill(after["trainer"]["pid"], signal.SIGKILL)
-            again = until(state, lambda s: s["last"] and s["trainer"]["restarts"] == 1 and s["round"] > after["round"] + 1, node)
+            again = until(
+                state,
+                lambda s: s["last"] and s["trainer"]["restarts"] == 1 and s["round"] > after["round"] + 1,
+                node,
+            )
             assert workers(again)["version"] > 0
             wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
             node.send_signal(signal.SIGTERM)

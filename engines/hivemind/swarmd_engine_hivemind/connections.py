@@ -20,7 +20,8 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
 
-TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks; the second while nobody is there, somebody is new, or a banned peer came back
+# Seconds between looks; the second while nobody is there, somebody is new, or a banned peer came back
+TICK, QUICK_TICK = 1.0, 0.1
 BACK = 5.0  # seconds after which a banned peer that came back no longer counts
 HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
 MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
@@ -34,18 +35,30 @@ log = logging.getLogger(__name__)
 class HivemindConnections:
     """Implements `Connections`. topics: our swarm's first; the members of all count as ours.
 
-    p2pd lets in whoever dials: a banned peer is disconnected as often as it comes, and a new one from a banned host (`host_bans`) at the
-    next look.
+    p2pd lets in whoever dials: a banned peer is disconnected as often as it comes, and a new one from a
+    banned host (`host_bans`) at the next look.
     """
 
     def __init__(
-        self, p2pd: P2pd, topics: Sequence[Topic], banned: Callable[[PeerId], bool], host_bans: HostBans, clock: Callable[[], float]
+        self,
+        p2pd: P2pd,
+        topics: Sequence[Topic],
+        banned: Callable[[PeerId], bool],
+        host_bans: HostBans,
+        clock: Callable[[], float],
     ) -> None:
-        self._p2pd, self._topics, self._banned, self._host_bans, self._clock = p2pd, topics, banned, host_bans, clock
+        self._p2pd, self._topics, self._banned, self._host_bans, self._clock = (
+            p2pd,
+            topics,
+            banned,
+            host_bans,
+            clock,
+        )
         self._dialled: AbstractSet[PeerId] = frozenset()
         self._connected: dict[PeerId, Peer] = {}
         self._present: dict[Topic, int] = {}  # connected peers
-        self._subscribed: dict[PeerId, float] = {}  # connected peers in our topics, and since when, in trio's time
+        # Connected peers in our topics, and since when, in trio's time
+        self._subscribed: dict[PeerId, float] = {}
         self._in_mesh: set[PeerId] = set()
         self._hanging_up: set[PeerId] = set()
         self._was_back = -BACK  # when a banned peer was here last
@@ -63,7 +76,9 @@ class HivemindConnections:
             else:
                 since = self._connected[peer].connected_at if peer in self._connected else now
                 connected[peer] = Peer(peer, address, "outbound" if peer in dialled else "inbound", since)
-        self._unidentified = (self._unidentified | (connected.keys() - self._connected.keys())) & connected.keys()
+        self._unidentified = (
+            self._unidentified | (connected.keys() - self._connected.keys())
+        ) & connected.keys()
         self._connected = connected
         moment = trio.current_time()
         self._subscribed = {peer: self._subscribed.get(peer, moment) for peer in members & connected.keys()}
@@ -99,11 +114,17 @@ class HivemindConnections:
         return news
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """All addresses at once, and those p2pd knows besides, through relays too. It does not say which answered: most often they are of
-        one network group, and the first stands for them.
+        """All addresses at once, and those p2pd knows besides, through relays too.
+
+        It does not say which answered: most often they are of one network group, and the first stands for
+        them.
         """
         try:
-            request = {"peer": peer_bytes(peer), "addrs": [Multiaddr(address).to_bytes() for address in addresses], "timeout": DIAL_TIMEOUT}
+            request = {
+                "peer": peer_bytes(peer),
+                "addrs": [Multiaddr(address).to_bytes() for address in addresses],
+                "timeout": DIAL_TIMEOUT,
+            }
             await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
         except P2pdRefused as error:  # nobody there, or somebody else
             log.debug("could not dial %s: %s", peer, error)
@@ -134,9 +155,13 @@ class HivemindConnections:
         return self._banned(peer) or (new and not self._host_bans.admits(_host(address), now))
 
     async def _listed(self) -> dict[PeerId, str]:
-        """Connected peers, and the other end's address of one connection each: "" where it is of a kind that we do not know."""
+        """Connected peers, and the other end's address of one connection each.
+
+        "" where it is of a kind that we do not know.
+        """
         listed: dict[PeerId, str] = {}
-        for info in (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers:  # one of each connection
+        # One of each connection
+        for info in (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers:
             if (peer := peer_of(info.id)) is not None:
                 listed.setdefault(peer, next(iter(texts(info.addrs)), ""))
         return listed
@@ -167,7 +192,12 @@ class HivemindProviderRecords:
 
     async def providers(self, topic: Topic) -> list[AddressRecord]:
         pb, found = self._p2pd.pb, []
-        dht = {"type": pb.DHTRequest.FIND_PROVIDERS, "cid": _cid(topic), "count": PROVIDERS, "timeout": DHT_TIMEOUT}
+        dht = {
+            "type": pb.DHTRequest.FIND_PROVIDERS,
+            "cid": _cid(topic),
+            "count": PROVIDERS,
+            "timeout": DHT_TIMEOUT,
+        }
         try:
             with trio.move_on_after(DHT_TIMEOUT):
                 async with self._p2pd.wire() as wire:
@@ -175,7 +205,8 @@ class HivemindProviderRecords:
                     while (answer := await wire.receive(pb.DHTResponse)).type != pb.DHTResponse.END:
                         if (peer := peer_of(answer.peer.id)) is not None:
                             addresses = texts(answer.peer.addrs)
-                            relayed = bool(addresses) and not direct(addresses)  # p2pd has kept how to reach it
+                            # P2pd has kept how to reach it
+                            relayed = bool(addresses) and not direct(addresses)
                             found.append(AddressRecord(peer, direct(addresses), self._me, relayed=relayed))
         except P2pdRefused as error:
             raise Unanswered(f"nobody knows: {error}") from None
@@ -191,7 +222,8 @@ def texts(addresses: Iterable[bytes]) -> list[str]:
     """Multiaddresses as text; those of kinds that we do not know are left out."""
     found: list[str] = []
     for raw in addresses:
-        with contextlib.suppress(MultiaddrError, ValueError, LookupError):  # a peer may say anything of itself
+        # A peer may say anything of itself
+        with contextlib.suppress(MultiaddrError, ValueError, LookupError):
             found.append(str(Multiaddr(bytes(raw))))
     return found
 

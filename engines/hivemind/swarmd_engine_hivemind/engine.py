@@ -1,11 +1,13 @@
 """The p2p engine on p2pd, the Go daemon that hivemind ships. Meets `Libp2pEngine`s in the same swarm.
 
-Two things differ from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who forwarded a message:
+Two things differ from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who
+forwarded a message:
 
-- A frame is admitted after p2pd has passed it on. p2pd checks the libp2p signature before that; our own and all other rules come after.
-  So what a hostile peer signs goes through a node with this engine, once, and is stopped by the others, which may cut off the node that
-  passed it on (`p2p.rate_limit`). Here the author is charged, and disconnected as often as it connects. Of what p2pd drops by itself it
-  names no author: `flood_watch` finds the senders by the kernel's byte counters.
+- A frame is admitted after p2pd has passed it on. p2pd checks the libp2p signature before that; our own and
+  all other rules come after. So what a hostile peer signs goes through a node with this engine, once, and is
+  stopped by the others, which may cut off the node that passed it on (`p2p.rate_limit`). Here the author is
+  charged, and disconnected as often as it connects. Of what p2pd drops by itself it names no author:
+  `flood_watch` finds the senders by the kernel's byte counters.
 - It is unknown whether a peer dialled us or p2pd's DHT dialled it: only what we dialled is "outbound".
 """
 
@@ -26,15 +28,22 @@ from p2p.peers.listen import dialable, held_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
-from swarmd_engine_hivemind.connections import HEARTBEAT, HivemindConnections, HivemindProviderRecords, direct, texts
+from swarmd_engine_hivemind.connections import (
+    HEARTBEAT,
+    HivemindConnections,
+    HivemindProviderRecords,
+    direct,
+    texts,
+)
 from swarmd_engine_hivemind.flood_watch import FloodWatch
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from swarmd_engine_hivemind.streams import HivemindRequests, serve
 
 IDENTIFY_EVERY = 10.0  # seconds between two questions to p2pd where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
-# Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the address book knows
-# nothing else. A relay passes on at most 64 MiB for each pair and keeps 64 KiB; p2pd's defaults are 4 GiB and 16 MiB.
+# Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the
+# address book knows nothing else. A relay passes on at most 64 MiB for each pair and keeps 64 KiB; p2pd's
+# defaults are 4 GiB and 16 MiB.
 FLAGS = (
     "-pubsub",
     "-pubsubRouter=gossipsub",
@@ -54,20 +63,32 @@ log = logging.getLogger(__name__)
 
 
 class HivemindEngine(NetworkEngine):
-    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
+    """Implements `P2pEngine`.
 
-    The arguments are those of `NetworkEngine`. A public one relays from the start, and does not wait for AutoNAT, which takes peers that
-    can be dialled themselves. Raises also EngineMissing where p2pd cannot run.
+    TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
+
+    The arguments are those of `NetworkEngine`. A public one relays from the start, and does not wait for
+    AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd cannot
+    run.
     """
 
-    def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, *, bootstrap: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        topic: Topic,
+        handlers: Handlers,
+        *,
+        bootstrap: Sequence[str],
+        **options: Any,
+    ) -> None:
         if (reason := missing()) is not None:
             raise EngineMissing(f'{reason}; or set swarm.engine = "libp2p"')
         of_one_author = RateLimit(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
         self._addresses: list[str] = []
-        self.relayed: Sequence[str] = ()  # multiaddresses through relays that have taken us in, since nobody can dial us
+        # Multiaddresses through relays that have taken us in, since nobody can dial us
+        self.relayed: Sequence[str] = ()
 
     def addresses(self) -> Sequence[str]:
         return self._addresses
@@ -76,14 +97,22 @@ class HivemindEngine(NetworkEngine):
         starting = contextlib.ExitStack()
         listen = starting.enter_context(held_ports(self._listen))
         try:
-            async with open_p2pd(self._identity, self._flags(listen)) as p2pd, p2pd.wire() as inbox, p2pd.wire() as outbox:
+            async with (
+                open_p2pd(self._identity, self._flags(listen)) as p2pd,
+                p2pd.wire() as inbox,
+                p2pd.wire() as outbox,
+            ):
                 await self._check_ports(p2pd, listen)
                 starting.close()
                 await self._note_addresses(p2pd, listen)
                 self._listen = listen  # and so the ports are the same after a restart
                 await self._subscribe(p2pd, inbox, self._topic)
-                connections = HivemindConnections(p2pd, self._topics, self._banned, self._host_bans, self._clock)
-                self._discovery = discovery = self._discover(connections, HivemindProviderRecords(p2pd, self.me))
+                connections = HivemindConnections(
+                    p2pd, self._topics, self._banned, self._host_bans, self._clock
+                )
+                self._discovery = discovery = self._discover(
+                    connections, HivemindProviderRecords(p2pd, self.me)
+                )
                 watch = FloodWatch(p2pd, self._cut_off_for_junk, self._traffic)
                 self._requests = requests = HivemindRequests(p2pd, discovery.reach, watch.useful)
 
@@ -101,7 +130,9 @@ class HivemindEngine(NetworkEngine):
                         up()
                         await trio.sleep_forever()
                     finally:
-                        p2pd.end()  # before it can leave the topic: who leaves is kept out of the mesh for 10 s, who asks meanwhile for 60
+                        # Before it can leave the topic: who leaves is kept out of the mesh for 10 s, who asks
+                        # meanwhile for 60
+                        p2pd.end()
         finally:
             starting.close()
             self._discovery = self._requests = None
@@ -126,7 +157,10 @@ class HivemindEngine(NetworkEngine):
         return [str(endpoint) for text in direct(found) if (endpoint := parse_endpoint(text)) is not None]
 
     async def _check_ports(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
-        """Only at the start: when nobody can dial us, p2pd no longer names its public addresses. Raises P2pdGone."""
+        """Only at the start: when nobody can dial us, p2pd no longer names its public addresses.
+
+        Raises P2pdGone.
+        """
         ports = {int(text.rsplit("/", 1)[1]) for text in await self._identify(p2pd)}
         if absent := {endpoint.port for endpoint in listen} - ports:
             raise P2pdGone(f"p2pd does not listen on port {', '.join(map(str, sorted(absent)))}")
@@ -159,7 +193,10 @@ class HivemindEngine(NetworkEngine):
             log.warning("p2pd did not send a frame: %s", error)
 
     async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: FloodWatch) -> None:
-        """Until cancelled. Nothing here may wait for long: p2pd keeps 32 messages for us and drops the rest."""
+        """Until cancelled.
+
+        Nothing here may wait for long: p2pd keeps 32 messages for us and drops the rest.
+        """
         async with trio.open_nursery() as nursery:
             while True:
                 message = await inbox.receive(p2pd.pb.PSMessage)

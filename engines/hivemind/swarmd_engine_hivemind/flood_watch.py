@@ -1,7 +1,10 @@
-"""Flood detection: finds peers that flood p2pd with what it drops by itself: bad signatures, gossip about nothing, other protocols.
+"""Flood detection: finds peers that flood p2pd with what it drops by itself.
 
-p2pd says nothing of these, so their senders would never be cut off. The kernel counts what came over each connection (Linux: sock_diag(7),
-NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` says how much of it can have been useful.
+Bad signatures, gossip about nothing, other protocols.
+
+p2pd says nothing of these, so their senders would never be cut off. The kernel counts what came over each
+connection (Linux: sock_diag(7), NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` says how
+much of it can have been useful.
 """
 
 import ipaddress
@@ -67,7 +70,8 @@ class FloodWatch:
             while True:
                 await trio.sleep(EVERY)
                 before, since, moved = read, at, process.io_counters()
-                read, at = moved.read_chars, trio.current_time()  # all that it read, from sockets and from files
+                # All that it read, from sockets and from files
+                read, at = moved.read_chars, trio.current_time()
                 self._count(moved.write_chars, read)
                 suspected = self._connections.passed(at - since, read - before, self._of_use)
                 self._of_use = 0
@@ -77,7 +81,10 @@ class FloodWatch:
             _cannot_see(error)
 
     def _count(self, written: int, read: int) -> None:
-        """What p2pd wrote and read so far, but for what it wrote to us and read from us. The few bytes of its files are in it."""
+        """What p2pd wrote and read so far, but for what it wrote to us and read from us.
+
+        The few bytes of its files are in it.
+        """
         up, down = max(0, written - self._p2pd.control.heard), max(0, read - self._p2pd.control.told)
         self._traffic.count(max(0, up - self._counted[0]), max(0, down - self._counted[1]))
         self._counted = max(up, self._counted[0]), max(down, self._counted[1])
@@ -105,7 +112,10 @@ class FloodWatch:
 
 
 def _cannot_see(error: Exception) -> None:
-    log.info("what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found", error)
+    log.info(
+        "what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found",
+        error,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +129,17 @@ class Socket:
 
 
 def sockets_of(pid: int) -> list[Socket]:
-    """A process's, in our network namespace. Raises OSError where the kernel does not tell, or the process is gone or not ours."""
+    """A process's, in our network namespace.
+
+    Raises OSError where the kernel does not tell, or the process is gone or not ours.
+    """
     inodes = set(_inodes(pid))
-    return [found for family in (socket.AF_INET, socket.AF_INET6) for found in _dump(family) if found.inode in inodes]
+    return [
+        found
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for found in _dump(family)
+        if found.inode in inodes
+    ]
 
 
 def _inodes(pid: int) -> Iterator[int]:
@@ -162,7 +180,10 @@ def _socket(family: int, body: bytes) -> Socket | None:
         length, kind = _ATTRIBUTE.unpack_from(body, at)
         info = body[at + _ATTRIBUTE.size : at + length]
         if kind == INFO and len(info) >= _RECEIVED + 8:
-            inode, received = struct.unpack_from("=I", body, _INODE)[0], struct.unpack_from("=Q", info, _RECEIVED)[0]
+            inode, received = (
+                struct.unpack_from("=I", body, _INODE)[0],
+                struct.unpack_from("=Q", info, _RECEIVED)[0],
+            )
             return Socket(inode, _host(family, there), port, received)
         at += _aligned(max(length, _ATTRIBUTE.size))
     return None

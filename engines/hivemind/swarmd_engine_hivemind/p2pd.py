@@ -1,13 +1,16 @@
-"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT), as a child of this process, and its control socket.
+"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT), as a child of this process, and its
+control socket.
 
-Of hivemind two files are used, the program and the description of its messages, and neither hivemind nor torch is imported:
-hivemind's client knows nothing of pubsub, and it cannot live in one process with py-libp2p.
+Of hivemind two files are used, the program and the description of its messages, and neither hivemind nor
+torch is imported: hivemind's client knows nothing of pubsub, and it cannot live in one process with
+py-libp2p.
 
-Protocol (github.com/learning-at-home/go-libp2p-daemon, conn.go): protobuf messages, each after its length as a varint; one Request,
-one Response, on a Unix socket in a folder that only this user can enter. The key goes in through a pipe and is never on disk.
+Protocol (github.com/learning-at-home/go-libp2p-daemon, conn.go): protobuf messages, each after its length as
+a varint; one Request, one Response, on a Unix socket in a folder that only this user can enter. The key goes
+in through a pipe and is never on disk.
 
-The child lives as long as the connection we upgrade to a "persistent" one: when the last of these ends, p2pd does. A parent
-that is killed closes it too. `-idleTimeout` covers the moment before there is one.
+The child lives as long as the connection we upgrade to a "persistent" one: when the last of these ends, p2pd
+does. A parent that is killed closes it too. `-idleTimeout` covers the moment before there is one.
 """
 
 import contextlib
@@ -36,7 +39,8 @@ from p2p.identity import KEY_BYTES, Identity, peer_id_of, public_key_of
 from p2p.types import PeerId
 
 INSTALL = "pip install --no-deps hivemind==1.1.12"
-MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))  # of hivemind's wheels; tried on the first alone
+# Of hivemind's wheels; tried on the first alone
+MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
 MAX_MESSAGE = 4 * 1024 * 1024  # bytes; p2pd's own limit
 START_TIMEOUT = 30.0  # seconds; it takes 0.2 on an idle machine
 ANSWER_TIMEOUT = 20.0  # seconds for what needs no network; then it hangs
@@ -57,7 +61,10 @@ class P2pdRefused(Exception):
 def missing() -> str | None:
     """Why p2pd cannot run here, with what to do about it; None where it can."""
     if (sys.platform, platform.machine()) not in MACHINES:
-        return f"hivemind has p2pd for Linux (x86-64, ARM) and macOS (ARM) only, and this is {sys.platform} on {platform.machine()}"
+        return (
+            f"hivemind has p2pd for Linux (x86-64, ARM) and macOS (ARM) only, and this is {sys.platform} on"
+            f" {platform.machine()}"
+        )
     program = _program()
     if program is None:
         return f"hivemind is not installed; install it with `{INSTALL}`"
@@ -169,8 +176,10 @@ class P2pd:
             raise P2pdGone(f"p2pd's control socket: {error.strerror}") from None
 
     async def ask(self, patience: float = 0.0, /, **fields: Any) -> Any:
-        """The Response to `Request(**fields)`. Raises P2pdRefused; P2pdGone, also where there is none in `patience` seconds,
-        which what is asked may take, and ANSWER_TIMEOUT.
+        """The Response to `Request(**fields)`.
+
+        Raises P2pdRefused; P2pdGone, also where there is none in `patience` seconds, which what is asked may
+        take, and ANSWER_TIMEOUT.
         """
         async with self.wire() as wire:
             return await self.answer(wire, patience, **fields)
@@ -188,7 +197,10 @@ class P2pd:
 
 @contextlib.asynccontextmanager
 async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P2pd]:
-    """A running p2pd with this key, gone afterwards. Raises EngineMissing; P2pdGone, with its last words, where it ends at once."""
+    """A running p2pd with this key, gone afterwards.
+
+    Raises EngineMissing; P2pdGone, with its last words, where it ends at once.
+    """
     if (reason := missing()) is not None:
         raise EngineMissing(reason)
     folder = _private_folder()
@@ -210,7 +222,9 @@ async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _connect_for_life(p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]) -> trio.SocketStream:
+async def _connect_for_life(
+    p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]
+) -> trio.SocketStream:
     """The connection that p2pd lives as long as. Waits until it answers."""
     with trio.move_on_after(START_TIMEOUT):
         while process.poll() is None:
@@ -220,7 +234,9 @@ async def _connect_for_life(p2pd: P2pd, process: "subprocess.Popen[bytes]", last
                 return stream
             await trio.sleep(0.02)
     await trio.sleep(0.1)  # for its last words
-    raise P2pdGone(f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'it said nothing'}")
+    raise P2pdGone(
+        f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'it said nothing'}"
+    )
 
 
 def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -230,7 +246,13 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
     try:
         os.write(key_in, identity.private_file)
         os.close(key_in)
-        command = [str(program), "-q", f"-listen=/unix{folder / 'control'}", f"-id=/dev/fd/{key}", f"-idleTimeout={START_TIMEOUT:.0f}s"]
+        command = [
+            str(program),
+            "-q",
+            f"-listen=/unix{folder / 'control'}",
+            f"-id=/dev/fd/{key}",
+            f"-idleTimeout={START_TIMEOUT:.0f}s",
+        ]
         with _batch_priority():
             return subprocess.Popen(
                 [*command, *flags],
@@ -239,19 +261,23 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
                 stderr=subprocess.PIPE,
                 pass_fds=[key],
                 start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
-                # No token of ours; and one thread at work at a time, which is enough for what it does: more wait for each other in turns.
+                # No token of ours; and one thread at work at a time, which is enough for what it does: more
+                # wait for each other in turns.
                 env={"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"},
             )
     except OSError as error:
-        raise EngineMissing(f"cannot start {program}: {error.strerror}; install hivemind anew with `{INSTALL}`") from None
+        raise EngineMissing(
+            f"cannot start {program}: {error.strerror}; install hivemind anew with `{INSTALL}`"
+        ) from None
     finally:
         os.close(key)
 
 
 @contextlib.contextmanager
 def _batch_priority() -> Iterator[None]:
-    """A process started meanwhile does not preempt others when it wakes up (SCHED_BATCH, sched(7)). p2pd wakes up for each copy of each
-    message. That it handles several at a time saves a fifth of an exchange on a busy machine, and the machine's user is served first.
+    """A process started meanwhile does not preempt others when it wakes up (SCHED_BATCH, sched(7)). p2pd
+    wakes up for each copy of each message. That it handles several at a time saves a fifth of an exchange on
+    a busy machine, and the machine's user is served first.
     """
     if not hasattr(os, "sched_getscheduler"):  # macOS
         yield
@@ -309,16 +335,25 @@ def _program() -> Path | None:
 
 @cache
 def messages() -> Any:
-    """hivemind's module of the protocol's messages, loaded by its path, without the package around it. Raises EngineMissing."""
+    """hivemind's module of the protocol's messages, loaded by its path, without the package around it.
+
+    Raises EngineMissing.
+    """
     folder = _hivemind()
-    spec = importlib.util.spec_from_file_location("p2pd_pb2", folder / "proto" / "p2pd_pb2.py") if folder is not None else None
+    spec = (
+        importlib.util.spec_from_file_location("p2pd_pb2", folder / "proto" / "p2pd_pb2.py")
+        if folder is not None
+        else None
+    )
     if spec is None or spec.loader is None:
         raise EngineMissing(f"hivemind is not installed; install it with `{INSTALL}`")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (ImportError, OSError) as error:  # another hivemind, or half of one
-        raise EngineMissing(f"hivemind's messages cannot be loaded ({error}); install it anew with `{INSTALL}`") from None
+        raise EngineMissing(
+            f"hivemind's messages cannot be loaded ({error}); install it anew with `{INSTALL}`"
+        ) from None
     return module
 
 
@@ -332,7 +367,10 @@ def _varint(number: int) -> bytes:
 
 
 def _bounds(buffer: bytearray) -> tuple[int, int] | None:
-    """Where the first message starts and ends; None while its length has not arrived. Raises P2pdGone on what is no length."""
+    """Where the first message starts and ends; None while its length has not arrived.
+
+    Raises P2pdGone on what is no length.
+    """
     length = 0
     for index, byte in enumerate(buffer[:5]):
         length |= (byte & 0x7F) << (7 * index)

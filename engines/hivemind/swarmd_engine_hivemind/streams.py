@@ -1,7 +1,7 @@
 """Requests and responses (`p2p.engines.libp2p.request_response`) over streams of p2pd.
 
-Each stream is a connection of its own to a Unix socket: ours to p2pd's where we ask, p2pd's to ours where we are asked. The end of one
-direction is the end of both there.
+Each stream is a connection of its own to a Unix socket: ours to p2pd's where we ask, p2pd's to ours where we
+are asked. The end of one direction is the end of both there.
 """
 
 import logging
@@ -46,8 +46,10 @@ class P2pdStream:
 
 
 async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-    """Answer, until cancelled. With `nursery.start`, returns once questions are answered. Raises P2pdGone, P2pdRefused where p2pd does not
-    hand the streams over.
+    """Answer, until cancelled.
+
+    With `nursery.start`, returns once questions are answered. Raises P2pdGone, P2pdRefused where p2pd does
+    not hand the streams over.
     """
     path = p2pd.folder / "asked"
     with trio.socket.socket(socket.AF_UNIX) as listening:
@@ -57,7 +59,8 @@ async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TA
         await p2pd.ask(type=p2pd.pb.Request.STREAM_HANDLER, streamHandler=handler)
         task_status.started(())
         listeners = [trio.SocketListener(listening)]
-        await trio.serve_listeners(partial(_serve_one, p2pd, responder), listeners)  # which waits where there are no more open files
+        # Which waits where there are no more open files
+        await trio.serve_listeners(partial(_serve_one, p2pd, responder), listeners)
 
 
 async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream) -> None:
@@ -73,9 +76,14 @@ async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream
 
 
 class HivemindRequests:
-    """reach: as in `KeptStreams`; may also raise P2pdGone. on_answer: called with the bytes of each answer."""
+    """reach: as in `KeptStreams`; may also raise P2pdGone.
 
-    def __init__(self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]], on_answer: Callable[[int], None]) -> None:
+    on_answer: called with the bytes of each answer.
+    """
+
+    def __init__(
+        self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]], on_answer: Callable[[int], None]
+    ) -> None:
         self._p2pd, self._on_answer = p2pd, on_answer
         self._streams = KeptStreams(reach, self._new)
 
@@ -99,7 +107,9 @@ class HivemindRequests:
         try:
             opened = P2pdStream(await self._p2pd.connect(), self._p2pd)
             stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT}
-            await self._p2pd.answer(opened.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream)
+            await self._p2pd.answer(
+                opened.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream
+            )
             well = True
         except (P2pdGone, P2pdRefused) as error:
             raise Broken(str(error)) from None

@@ -1,23 +1,29 @@
 """Flags connections whose bytes exceed the useful traffic. Pure; the byte counts are arguments.
 
-p2pd reports good messages only; the kernel counts all bytes of each connection. A neighbour hands on each message once at most, so it
-sends no more than all messages that came, all answers to us, and some gossip and routing. What is beyond that is junk of some kind.
+p2pd reports good messages only; the kernel counts all bytes of each connection. A neighbour hands on each
+message once at most, so it sends no more than all messages that came, all answers to us, and some gossip and
+routing. What is beyond that is junk of some kind.
 """
 
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
-# Bytes a second that need no explanation: gossip, routing, questions, what is relayed; and messages that p2pd was handed and lost. Of a
-# neighbour in whose mesh we are not, those of a heartbeat come at once, and p2pd takes 32 of them. `libp2p` lets a peer send 200 a second.
+# Bytes a second that need no explanation: gossip, routing, questions, what is relayed; and messages that p2pd
+# was handed and lost. Of a neighbour in whose mesh we are not, those of a heartbeat come at once, and p2pd
+# takes 32 of them. `libp2p` lets a peer send 200 a second.
 RATE = 256 * 1024.0
 BURST = 2 * 1024 * 1024.0  # bytes: a second of 10,000 messages; also what came and was not counted yet
-AROUND = 600  # bytes with a message: its signature and names, three heartbeats of gossip about it, the layers below
+# Bytes with a message: its signature and names, three heartbeats of gossip about it, the layers below
+AROUND = 600
 
 Connection = TypeVar("Connection", bound=Hashable)
 
 
 class Unexplained(Generic[Connection]):
-    """Each connection owes the bytes it brought that nothing explains, less `rate` a second; at most `burst`, and at least -`burst`."""
+    """Each connection owes the bytes it brought that nothing explains, less `rate` a second.
+
+    At most `burst`, and at least -`burst`.
+    """
 
     def __init__(self, rate: float = RATE, burst: float = BURST) -> None:
         self._rate, self._burst = rate, burst
@@ -27,8 +33,10 @@ class Unexplained(Generic[Connection]):
         self._most = 0.0  # an upper bound of what any connection owes by now, new ones included
 
     def passed(self, seconds: float, brought: int, explained: int) -> bool:
-        """In `seconds` all connections together brought `brought` bytes, `explained` of them useful. Returns whether to call `over`: some
-        connection may be over its limit, or so much was allowed since that a new one would have much credit.
+        """In `seconds` all connections together brought `brought` bytes, `explained` of them useful.
+
+        Returns whether to call `over`: some connection may be over its limit, or so much was allowed since
+        that a new one would have much credit.
         """
         allowed = explained + self._rate * seconds
         self._allowed += allowed
@@ -36,8 +44,14 @@ class Unexplained(Generic[Connection]):
         return self._most > self._burst or self._allowed > self._burst / 4
 
     def over(self, brought: Mapping[Connection, int]) -> list[Connection]:
-        """brought: bytes since it began, by connection, of all there are. Those over the limit; what they owe is forgotten."""
-        owed = {each: self._owed.get(each, 0.0) + size - self._brought.get(each, 0) - self._allowed for each, size in brought.items()}
+        """brought: bytes since it began, by connection, of all there are.
+
+        Those over the limit; what they owe is forgotten.
+        """
+        owed = {
+            each: self._owed.get(each, 0.0) + size - self._brought.get(each, 0) - self._allowed
+            for each, size in brought.items()
+        }
         found = [each for each, size in owed.items() if size > self._burst]
         self._owed = {each: max(-self._burst, size) for each, size in owed.items() if each not in found}
         self._brought, self._allowed, self._most = dict(brought), 0.0, max([0.0, *self._owed.values()])

@@ -1,4 +1,7 @@
-"""The routes of vLLM's server that we need, as of 0.33.0. Every way they can fail is an EngineFailed with cause and remedy."""
+"""The routes of vLLM's server that we need, as of 0.33.0.
+
+Every way they can fail is an EngineFailed with cause and remedy.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -8,7 +11,14 @@ import httpx2
 from swarmd.policy.inference.engine import EngineFailed
 
 # Nothing that would make the distribution another one than softmax(logits / temperature).
-_PLAIN: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_PLAIN: Final = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 class Client:
@@ -29,14 +39,27 @@ class Client:
         models = self._get("/v1/models").get("data", [])
         bases = [m["id"] for m in models if not m.get("parent")]
         if not bases:
-            raise EngineFailed(f"vLLM at {self._where} serves no model. Start it with the model that model.name names.")
+            raise EngineFailed(
+                f"vLLM at {self._where} serves no model. Start it with the model that model.name names."
+            )
         return str(bases[0])
 
     def complete(
-        self, model: str, prompt: Sequence[int], copies: int, *, limit: int, ends: Sequence[int], temperature: float, seed: int | None,
+        self,
+        model: str,
+        prompt: Sequence[int],
+        copies: int,
+        *,
+        limit: int,
+        ends: Sequence[int],
+        temperature: float,
+        seed: int | None,
         **more: Any,
-    ) -> list[tuple[list[int], list[float]]]:  # fmt: skip
-        """`copies` answers to one prompt: their token ids, one of `ends` included where it was drawn, and the log-probabilities."""
+    ) -> list[tuple[list[int], list[float]]]:
+        """`copies` answers to one prompt.
+
+        Their token ids, one of `ends` included where it was drawn, and the log-probabilities.
+        """
         body = {
             **_PLAIN,
             "model": model,
@@ -54,28 +77,41 @@ class Client:
         }
         choices = self._post("/v1/completions", body).get("choices", [])
         try:
-            answers = [(list(c["token_ids"]), list(c["logprobs"]["token_logprobs"])) for c in sorted(choices, key=lambda c: c["index"])]
+            answers = [
+                (list(c["token_ids"]), list(c["logprobs"]["token_logprobs"]))
+                for c in sorted(choices, key=lambda c: c["index"])
+            ]
         except (KeyError, TypeError) as error:
             raise EngineFailed(
-                f"the server at {self._where} sends no token ids or no log-probabilities. It must be vLLM 0.33 or newer."
+                f"the server at {self._where} sends no token ids or no log-probabilities. It must be vLLM"
+                " 0.33 or newer."
             ) from error
         return answers
 
     def load_adapter(self, name: str, folder: str) -> None:
-        """Under a name that may be in use: then it takes the place of the old one. Each time from another folder (prefix cache)."""
+        """Under a name that may be in use: then it takes the place of the old one.
+
+        Each time from another folder (prefix cache).
+        """
         self._post(
             "/v1/load_lora_adapter",
             {"lora_name": name, "lora_path": folder, "load_inplace": True},
-            absent="Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, as a user who can read that folder.",
+            absent=(
+                "Start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, as a user who can read"
+                " that folder."
+            ),
         )
 
     def load_weights(self, folder: str) -> None:
         """All weights anew from a folder, in place; nothing computed with the old ones is kept."""
         dev = "Start it with VLLM_SERVER_DEV_MODE=1."
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}, absent=dev)
+        self._post(
+            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}, absent=dev
+        )
         if not self._post("/reset_prefix_cache", None, absent=dev).get("success"):
             raise EngineFailed(
-                f"vLLM at {self._where} keeps what it computed with older weights: others use it too. Give swarmd one of its own."
+                f"vLLM at {self._where} keeps what it computed with older weights: others use it too. Give"
+                " swarmd one of its own."
             )
 
     def sleep(self) -> None:
@@ -95,18 +131,29 @@ class Client:
         return self._call("POST", path, body, absent)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, absent: str) -> dict[str, Any]:
-        """The JSON object that came back; {} where something else did. absent: what to do where there is no such route."""
+        """The JSON object that came back; {} where something else did.
+
+        absent: what to do where there is no such route.
+        """
         try:
-            response = self._http.request(method, path, json=body) if body is not None else self._http.request(method, path)
+            response = (
+                self._http.request(method, path, json=body)
+                if body is not None
+                else self._http.request(method, path)
+            )
         except httpx2.TimeoutException as error:
             raise EngineFailed(
-                f"vLLM at {self._where} did not answer {path} in time. Raise generate.engine_start_seconds if it only needs longer."
+                f"vLLM at {self._where} did not answer {path} in time. Raise generate.engine_start_seconds if"
+                " it only needs longer."
             ) from error
         except httpx2.HTTPError as error:
-            raise EngineFailed(f"vLLM at {self._where} cannot be reached ({error}). {self._why_gone()}") from error
+            raise EngineFailed(
+                f"vLLM at {self._where} cannot be reached ({error}). {self._why_gone()}"
+            ) from error
         if response.status_code == httpx2.codes.NOT_FOUND and absent:
             raise EngineFailed(
-                f"the server at {self._where} has no {path}, or does not find what was asked for: {_said(response)}. {absent}"
+                f"the server at {self._where} has no {path}, or does not find what was asked for:"
+                f" {_said(response)}. {absent}"
             )
         if response.is_error:
             raise EngineFailed(

@@ -16,7 +16,8 @@ from swarmd_engine_vllm.server import SERVED, ServerProcess, command
 
 ADAPTER: Final = "swarmd-policy"  # what the policy's adapter is called in requests
 AT_ONCE: Final = 64  # requests; each is one prompt with all its answers
-SURE: Final = -1e-3  # log-probability of a token that was the only one allowed, where the server tells those it draws with
+# Log-probability of a token that was the only one allowed, where the server tells those it draws with
+SURE: Final = -1e-3
 
 
 def open_engine(asked: EngineOptions) -> "VllmEngine":
@@ -33,7 +34,10 @@ def _started(asked: EngineOptions, scratch: Path) -> "VllmEngine":
     socket = scratch / "socket"
     child = ServerProcess(command(asked, socket), scratch / "vllm.log", os.environ)
     http = httpx2.Client(
-        base_url="http://vllm", transport=httpx2.HTTPTransport(uds=str(socket)), timeout=asked.start_seconds, trust_env=False
+        base_url="http://vllm",
+        transport=httpx2.HTTPTransport(uds=str(socket)),
+        timeout=asked.start_seconds,
+        trust_env=False,
     )
     client = Client(http, str(socket), lambda: f"Its last lines:\n{child.last_lines()}\nJoin again.")
     try:
@@ -52,7 +56,9 @@ def _connected(asked: EngineOptions, scratch: Path) -> "VllmEngine":
     client = Client(http, asked.url, lambda: "Start it, or correct generate.engine_url.")
     try:
         # It may be somebody else's, and elsewhere: it is neither put to sleep nor ended.
-        return VllmEngine(client, client.base_model(), scratch, sleeps=False, end=lambda: None, check_logprobs=True)
+        return VllmEngine(
+            client, client.base_model(), scratch, sleeps=False, end=lambda: None, check_logprobs=True
+        )
     except BaseException:
         client.close()
         raise
@@ -64,14 +70,26 @@ class VllmEngine:
     foreign: Final = True
 
     def __init__(
-        self, client: Client, base: str, scratch: Path, *, sleeps: bool, end: Callable[[], None], check_logprobs: bool = False
+        self,
+        client: Client,
+        base: str,
+        scratch: Path,
+        *,
+        sleeps: bool,
+        end: Callable[[], None],
+        check_logprobs: bool = False,
     ) -> None:
-        """base: the base model's name there. scratch: ours; the server must be able to read it. sleeps: whether it may be put to sleep."""
+        """base: the base model's name there.
+
+        scratch: ours; the server must be able to read it. sleeps: whether it may be put to sleep.
+        """
         self._client, self._base, self._scratch, self._sleeps, self._end = client, base, scratch, sleeps, end
         self._model, self._handed, self._unchecked, self._closed = base, 0, check_logprobs, False
         self._last: Path | None = None  # where the weights are that it has
 
-    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any) -> list[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any
+    ) -> list[list[Sample]]:
         """See `Engine`."""
         if self._unchecked and sampling.temperature not in (0.0, 1.0):
             self._check_logprobs(prompts[0], sampling)
@@ -81,10 +99,17 @@ class VllmEngine:
             room = min(sampling.limit, sampling.context - len(prompts[i]))
             if room <= 0:
                 return [Sample((), (), ended=False)] * copies
-            drawn = copies if sampling.temperature else 1  # greedy answers are all the same, and vLLM refuses more
+            # Greedy answers are all the same, and vLLM refuses more
+            drawn = copies if sampling.temperature else 1
             seed = None if base_seed is None else base_seed + i * copies  # vLLM gives answer k the seed + k
             found = self._client.complete(
-                self._model, prompts[i], drawn, limit=room, ends=sorted(sampling.ends), temperature=sampling.temperature, seed=seed
+                self._model,
+                prompts[i],
+                drawn,
+                limit=room,
+                ends=sorted(sampling.ends),
+                temperature=sampling.temperature,
+                seed=seed,
             )
             return [_sample(ids, logprobs, sampling.ends) for ids, logprobs in found] * (copies // drawn)
 
@@ -92,26 +117,42 @@ class VllmEngine:
             return list(pool.map(one, range(len(prompts))))
 
     def _check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        """A server that was started by somebody else tells log-probabilities before temperature, unless it was told to."""
+        """A server that was started by somebody else tells log-probabilities before temperature, unless it
+        was told to.
+        """
         ((_, logprobs),) = self._client.complete(
-            self._model, prompt, 1, limit=1, ends=(), temperature=sampling.temperature, seed=0, allowed_token_ids=[0]
+            self._model,
+            prompt,
+            1,
+            limit=1,
+            ends=(),
+            temperature=sampling.temperature,
+            seed=0,
+            allowed_token_ids=[0],
         )
         if not logprobs or logprobs[0] < SURE:
             raise EngineFailed(
-                f"the server tells log-probabilities of another distribution than it draws from, which at generate.temperature "
-                f"{sampling.temperature:g} would train the model wrongly. Start it with --logprobs-mode processed_logprobs."
+                "the server tells log-probabilities of another distribution than it draws from, which at"
+                f" generate.temperature {sampling.temperature:g} would train the model wrongly. Start it with"
+                " --logprobs-mode processed_logprobs."
             )
         self._unchecked = False
 
     def sync(self, weights: Weights) -> None:
-        """The adapter, or else all weights, through a folder; a new one each time, so that the server trusts no cache of the old."""
+        """The adapter, or else all weights, through a folder.
+
+        A new one each time, so that the server trusts no cache of the old.
+        """
         self._handed += 1
         folder = self._scratch / f"weights-{self._handed}"
         try:
             folder.mkdir()
             (weights.write_model if weights.lora_rank is None else weights.write_adapter)(folder)
         except OSError as error:
-            raise EngineFailed(f"the weights for vLLM cannot be written to {folder}: {error}. Free some space, or set TMPDIR.") from error
+            raise EngineFailed(
+                f"the weights for vLLM cannot be written to {folder}: {error}. Free some space, or set"
+                " TMPDIR."
+            ) from error
         if weights.lora_rank is None:
             self._client.load_weights(str(folder))
         else:

@@ -1,9 +1,12 @@
-"""Runs a command and ends it when this process's standard input closes: when its owner is gone. Standard library only.
+"""Runs a command and ends it when this process's standard input closes: when its owner is gone.
+
+Standard library only.
 
     python guard.py COMMAND …
 
-When standard input ends, because it was closed or because its owner died in whatever way, or when the command ends by itself, everything
-in this process's group is ended. Start it in a session of its own: then its group is what it started.
+When standard input ends, because it was closed or because its owner died in whatever way, or when the command
+ends by itself, everything in this process's group is ended. Start it in a session of its own: then its group
+is what it started.
 """
 
 import os
@@ -18,7 +21,8 @@ GRACE = 10.0  # seconds from the first signal to the last
 
 
 def main(command: list[str]) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: None)  # ours, to the group; a handler is not inherited by the command, "ignore" would be
+    # Ours, to the group; a handler is not inherited by the command, "ignore" would be
+    signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:

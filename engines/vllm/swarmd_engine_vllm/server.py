@@ -31,16 +31,32 @@ _SET: Final = {
 
 
 def command(asked: EngineOptions, socket: Path) -> list[str]:
-    """What starts the server. It listens on a socket in a folder of ours, because its development routes ask for no key. NoEngine."""
+    """What starts the server.
+
+    It listens on a socket in a folder of ours, because its development routes ask for no key. NoEngine.
+    """
     if asked.device == "mps":
         raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "auto".')
-    line = [*_program(asked.python), "serve", str(asked.model), "--uds", str(socket), "--served-model-name", SERVED, "--dtype", asked.dtype]
+    line = [
+        *_program(asked.python),
+        "serve",
+        str(asked.model),
+        "--uds",
+        str(socket),
+        "--served-model-name",
+        SERVED,
+        "--dtype",
+        asked.dtype,
+    ]
     # Log-probabilities after temperature, and no sampling settings but those of the request.
     line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     if asked.lora_rank is not None:
         ranks = [rank for rank in RANKS if rank >= asked.lora_rank]
         if not ranks:
-            raise NoEngine(f'vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set generate.engine to "auto".')
+            raise NoEngine(
+                f"vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set"
+                ' generate.engine to "auto".'
+            )
         line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(ranks[0])]
     if asked.device == "cuda":
         line += ["--gpu-memory-utilization", str(asked.memory), "--enable-sleep-mode"]
@@ -51,13 +67,17 @@ def _program(python: str) -> list[str]:
     if python:
         interpreter = Path(python).expanduser()
         if not interpreter.is_file():
-            raise NoEngine(f"generate.engine_python is {python}, and there is no such file. Name the interpreter of vLLM's environment.")
+            raise NoEngine(
+                f"generate.engine_python is {python}, and there is no such file. Name the interpreter of"
+                " vLLM's environment."
+            )
         return [str(interpreter), "-m", "vllm.entrypoints.cli.main"]
     found = shutil.which("vllm")
     if found is None:
         raise NoEngine(
-            "vLLM is not found. It needs an environment of its own: `python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm==0.33.0`, "
-            'then set generate.engine_python to "~/vllm/bin/python"; or set generate.engine_url to a server that runs already.'
+            "vLLM is not found. It needs an environment of its own: `python3 -m venv ~/vllm && ~/vllm/bin/pip"
+            ' install vllm==0.33.0`, then set generate.engine_python to "~/vllm/bin/python"; or set'
+            " generate.engine_url to a server that runs already."
         )
     return [found]
 
@@ -85,13 +105,14 @@ class ServerProcess:
         while not ready():
             if not self.alive:
                 raise EngineFailed(
-                    f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\n"
-                    'Mend what they say (generate.engine_memory, generate.engine_args), or set generate.engine to "auto".'
+                    f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\nMend what they say"
+                    ' (generate.engine_memory, generate.engine_args), or set generate.engine to "auto".'
                 )
             if time.monotonic() > until:
                 raise EngineFailed(
-                    f"vLLM was not ready after {seconds:g} s. Its last lines:\n{self.last_lines()}\n"
-                    'Raise generate.engine_start_seconds if it only needs longer, or set generate.engine to "auto".'
+                    f"vLLM was not ready after {seconds:g} s. Its last lines:\n{self.last_lines()}\nRaise"
+                    " generate.engine_start_seconds if it only needs longer, or set generate.engine to"
+                    ' "auto".'
                 )
             time.sleep(LOOK)
 

@@ -1,4 +1,6 @@
-"""Alembic's entry point: runs the migrations in the connection and transaction that it is given (judge/store/database.py)."""
+"""Alembic's entry point: runs the migrations in the connection and transaction that it is given
+(judge/store/database.py).
+"""
 
 from alembic import context
 

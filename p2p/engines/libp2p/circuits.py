@@ -1,7 +1,9 @@
-"""Connections through relays (circuit relay v2): for this node while nobody can dial it, and to peers that nobody can dial.
+"""Connections through relays (circuit relay v2).
 
-Whether others can dial this node is what members say that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT says yes to any address of a
-peer that is connected, as it takes that connection for a new one.
+For this node while nobody can dial it, and to peers that nobody can dial.
+
+Whether others can dial this node is what members say that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT
+says yes to any address of a peer that is connected, as it takes that connection for a new one.
 """
 
 import contextlib
@@ -29,7 +31,8 @@ from p2p.netgroup import LOCAL, group_of_host, is_public
 from p2p.peers.addressbook import AddressBook
 from p2p.types import Ask, PeerId
 
-FIRST, AGAIN, EVERY = 3.0, 30.0, 600.0  # seconds until members are asked whether they can dial us: at first, while none can say, then
+# Seconds until members are asked whether they can dial us: at first, while none can say, then
+FIRST, AGAIN, EVERY = 3.0, 30.0, 600.0
 TICK = 5.0  # seconds between looks at our reservations
 RESERVATIONS = 2
 RENEW = 0.5  # of a reservation's time
@@ -61,12 +64,19 @@ class Circuits:
         listen: Endpoint,
         clock: Callable[[], float],
     ) -> None:
-        self._host, self._network, self._book, self._ask, self._reach = host, host.get_network(), book, ask, reach
+        self._host, self._network, self._book, self._ask, self._reach = (
+            host,
+            host.get_network(),
+            book,
+            ask,
+            reach,
+        )
         self._banned, self._port, self._clock = banned, listen.port, clock
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
         self._seen_at: Sequence[str] = ()  # where members see us that cannot dial us
         self._reserved: dict[PeerId, _Reservation] = {}
-        self._announced: OrderedDict[PeerId, Sequence[str]] = OrderedDict()  # peer -> relays that it says it is at
+        # Peer -> relays that it says it is at
+        self._announced: OrderedDict[PeerId, Sequence[str]] = OrderedDict()
         self._under_way: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._inbound = 0
 
@@ -76,14 +86,18 @@ class Circuits:
 
     def note(self, peer: PeerId, addresses: Iterable[str]) -> None:
         """What a peer says, or others say of it: remember its relays."""
-        if relays := [address.split("/p2p-circuit")[0] for address in addresses if "/p2p-circuit" in address][:RESERVATIONS]:
+        if relays := [address.split("/p2p-circuit")[0] for address in addresses if "/p2p-circuit" in address][
+            :RESERVATIONS
+        ]:
             self._announced[peer] = relays
             self._announced.move_to_end(peer)
             if len(self._announced) > ANNOUNCED:
                 self._announced.popitem(last=False)
 
     async def reach(self, peer: PeerId) -> bool:
-        """Make sure that it is connected. First through a relay where we never dialled it: to dial an address that does not answer takes
+        """Make sure that it is connected.
+
+        First through a relay where we never dialled it: to dial an address that does not answer takes
         seconds, and a relay says at once whether the peer is there.
         """
         dialled = peer in self._book and bool(self._book[peer].proved)
@@ -101,7 +115,8 @@ class Circuits:
             for relay in ours:
                 if await self._connect(peer, relay):
                     return True
-            for text in self._announced.get(peer, ()):  # last: to dial one takes time, and anybody may have told of it
+            # Last: to dial one takes time, and anybody may have told of it
+            for text in self._announced.get(peer, ()):
                 announced = await self._announced_relay(text, peer)
                 if announced is not None and announced not in ours and await self._connect(peer, announced):
                     return True
@@ -119,8 +134,10 @@ class Circuits:
         return relay if await self._reach(relay) else None
 
     def _relays(self) -> list[PeerId]:
-        """Connected peers that relay and that we dialled over the internet, so that others can too. First those that the operator named,
-        then by how long they are connected, which nobody can choose as it can its id.
+        """Connected peers that relay and that we dialled over the internet, so that others can too.
+
+        First those that the operator named, then by how long they are connected, which nobody can choose as
+        it can its id.
         """
         found = []
         for peer in self._network.get_connections_map():
@@ -148,7 +165,9 @@ class Circuits:
             with trio.fail_after(2 * PATIENCE):
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP])
                 target = ID.from_string(peer)
-                await send(stream, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes())))
+                await send(
+                    stream, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes()))
+                )
                 if (answer := await receive(stream, HopMessage)).status == StatusCode.OK:
                     await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
                     return True
@@ -160,7 +179,10 @@ class Circuits:
         return False
 
     async def take_in(self, stream: Any) -> None:
-        """The handler of STOP streams: somebody comes through a relay. Only through one that we asked to relay for us."""
+        """The handler of STOP streams: somebody comes through a relay.
+
+        Only through one that we asked to relay for us.
+        """
         relay = PeerId(str(stream.muxed_conn.peer_id))
         if relay not in self._reserved or self._inbound >= INBOUND or circuit(stream) is not None:
             await stream.reset()
@@ -202,24 +224,35 @@ class Circuits:
             before = self.addresses()
             await self._reserve_where_due(wanted=dialable is False)
             if self.addresses() != before:
-                log.info("others reach this node through %s", ", ".join(self.addresses()) or "no relay any more")
+                log.info(
+                    "others reach this node through %s", ", ".join(self.addresses()) or "no relay any more"
+                )
                 await self._host.announce_through(self.addresses())
 
     async def _dialable(self) -> bool | None:
         """As members say that try it. None: none of them could tell."""
-        those = [(peer, ours[0]) for peer in self._network.get_connections_map() if (ours := self._direct(peer))]
+        those = [
+            (peer, ours[0]) for peer in self._network.get_connections_map() if (ours := self._direct(peer))
+        ]
         far = [(peer, one) for peer, one in those if group_of_host(remote_host(one)) not in (LOCAL, None)]
-        far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")  # whom we dialled sees the address that others would dial
+        # Whom we dialled sees the address that others would dial
+        far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")
         results = await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)
         found = can_be_dialled(results)
-        seen = dict.fromkeys(result.seen_at for result in results if result.seen_at is not None) if found is False else {}
+        seen = (
+            dict.fromkeys(result.seen_at for result in results if result.seen_at is not None)
+            if found is False
+            else {}
+        )
         self._seen_at = [f"/ip{address.version}/{address}/tcp/{self._port}" for address in seen]
         return found
 
     async def _reserve_where_due(self, wanted: bool) -> None:
         now = trio.current_time()
         self._reserved = {
-            relay: held for relay, held in self._reserved.items() if wanted and held.until > now and self._direct(ID.from_string(relay))
+            relay: held
+            for relay, held in self._reserved.items()
+            if wanted and held.until > now and self._direct(ID.from_string(relay))
         }
         due = [relay for relay, held in self._reserved.items() if held.renew <= now]
         new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
@@ -240,7 +273,10 @@ class Circuits:
         except Exception as error:  # it is gone, or does not relay
             log.debug("%s takes no reservation: %r", relay, error)
             return None
-        held, lasts = self._dialled(ID.from_string(relay)), reserved_for(answer.reservation.expire, self._clock())
+        held, lasts = (
+            self._dialled(ID.from_string(relay)),
+            reserved_for(answer.reservation.expire, self._clock()),
+        )
         if answer.status != StatusCode.OK or lasts <= 0 or not held:
             log.debug("%s takes no reservation: %s", relay, answer.status)
             return None
@@ -249,5 +285,8 @@ class Circuits:
 
 
 def reserved_for(expire: float, now: float) -> float:
-    """Seconds that a reservation lasts. The relay may lie, and its clock or ours may be wrong: renewed too late, it would have ended."""
+    """Seconds that a reservation lasts.
+
+    The relay may lie, and its clock or ours may be wrong: renewed too late, it would have ended.
+    """
     return min(LASTS, expire - now)

@@ -1,4 +1,6 @@
-"""py-libp2p for `p2p.engines.libp2p.discovery`: dialling, hanging up, pinging, who is in which topic, and the DHT's provider records."""
+"""py-libp2p for `p2p.engines.libp2p.discovery`: dialling, hanging up, pinging, who is in which topic, and the
+DHT's provider records.
+"""
 
 import contextlib
 import itertools
@@ -33,21 +35,30 @@ NOTED_FOR = 10.0  # seconds for which what a member says of itself stays noted
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_id_of = lru_cache(maxsize=4096)(ID.from_string)  # decodes base58, which takes the library a tenth of a millisecond
+# Decodes base58, which takes the library a tenth of a millisecond
+_id_of = lru_cache(maxsize=4096)(ID.from_string)
 
 
 class Libp2pConnections:
-    """Implements `Connections`. topics: our swarm's first; the members of all count as ours. note: called with what peers say of where
+    """Implements `Connections`.
+
+    topics: our swarm's first; the members of all count as ours. note: called with what peers say of where
     they are.
     """
 
     def __init__(
-        self, stack: Stack, topics: Sequence[Topic], clock: Callable[[], float], note: Callable[[PeerId, Sequence[str]], None]
+        self,
+        stack: Stack,
+        topics: Sequence[Topic],
+        clock: Callable[[], float],
+        note: Callable[[PeerId, Sequence[str]], None],
     ) -> None:
         self._stack, self._topics, self._clock, self._note = stack, topics, clock, note
         self._network = stack.host.get_network()
-        self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}  # member -> its addresses, and when they were noted
-        self._protected: set[PeerId] = set()  # dialled by us: the library does not end these when there are too many
+        # Member -> its addresses, and when they were noted
+        self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}
+        # Dialled by us: the library does not end these when there are too many
+        self._protected: set[PeerId] = set()
 
     async def look(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
         now = self._clock()
@@ -90,8 +101,10 @@ class Libp2pConnections:
         return self._stack.pubsub.rate_limit.banned(peer, self._clock())
 
     async def identified(self) -> list[AddressRecord]:
-        """Of members alone, over a connection that proves who they are. Where they say another thing than before, or it is time again: to
-        make addresses text takes the library a while.
+        """Of members alone, over a connection that proves who they are.
+
+        Where they say another thing than before, or it is time again: to make addresses text takes the
+        library a while.
         """
         now, members, store, news = self._clock(), self.subscribed(), self._stack.host.get_peerstore(), []
         self._noted = {peer: noted for peer, noted in self._noted.items() if peer in members}
@@ -110,19 +123,23 @@ class Libp2pConnections:
         return news
 
     def group_of(self, peer: Any) -> str:
-        """The network group that the peer's connection comes from. Of one that is not connected any more: as if from afar, unless we
-        know of nothing that is.
+        """The network group that the peer's connection comes from.
+
+        Of one that is not connected any more: as if from afar, unless we know of nothing that is.
         """
         near, all_of_them = self._network.get_connections(peer), self._network.get_connections()
         groups = {group_of_host(remote_host(connection)) or "" for connection in near or all_of_them}
         return LOCAL if groups == {LOCAL} else min(groups - {LOCAL}, default="") if near else "unknown"
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
+        """Each address by itself: the library tries one address of a kind and then refuses the peer for a
+        minute.
+        """
         answered = await self._first_to_answer(_id_of(peer), addresses)
         if not answered:
             return None
-        # Where the peer dialled us in the meantime, the library is content with that connection, and the address is unproved.
+        # Where the peer dialled us in the meantime, the library is content with that connection, and the
+        # address is unproved.
         connections = self._network.get_connections(_id_of(peer))
         ours = [connection for connection in connections if connection.direction.name.lower() == "outbound"]
         if not ours:
@@ -149,14 +166,18 @@ class Libp2pConnections:
             self._stack.host.get_peerstore().clear_addrs(peer)
         try:
             await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(address)]))
-        except Exception as error:  # nobody there, somebody else, or an answer the library stumbles over; the next address is tried
+        except Exception as error:
+            # Nobody there, somebody else, or an answer the library stumbles over; the next address is tried
             log.debug("could not dial %s at %s: %r", peer, address, error)
             return False
         return True
 
     async def ping(self) -> None:
-        """Until cancelled. A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour.
-        Whatever comes shows that it is there: under a rate limit, answers wait behind what else is sent.
+        """Until cancelled.
+
+        A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of
+        an hour. Whatever comes shows that it is there: under a rate limit, answers wait behind what else is
+        sent.
         """
         while True:
             await trio.sleep(PING_AFTER / 4)
@@ -183,9 +204,12 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
 
 
 def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:
-    """All but one of the connections to a peer. Those through relays, where there is another. Else a later one means that the peer has
-    lost the earlier, by a change of network or a loss of power. Two at about the same time mean that both dialled; then both sides keep
-    the one that the peer with the larger id made, and should that be a dead one, the other side dials once more.
+    """All but one of the connections to a peer.
+
+    Those through relays, where there is another. Else a later one means that the peer has lost the earlier,
+    by a change of network or a loss of power. Two at about the same time mean that both dialled; then both
+    sides keep the one that the peer with the larger id made, and should that be a dead one, the other side
+    dials once more.
     """
     if len(connections) < 2:
         return []
@@ -205,11 +229,16 @@ def _kept(prefer_ours: bool, connections: Sequence[Any]) -> Any:
     last = max(connection._created_at for connection in direct)
     late = [connection for connection in direct if last - connection._created_at <= SIMULTANEOUS]
     wanted = "outbound" if prefer_ours else "inbound"
-    return max(late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at))
+    return max(
+        late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at)
+    )
 
 
 async def _resolve(address: str) -> list[str]:
-    """IP addresses for a name, IPv6 and IPv4 in turns, as one may lead nowhere. The library's resolver knows no plain host names."""
+    """IP addresses for a name, IPv6 and IPv4 in turns, as one may lead nowhere.
+
+    The library's resolver knows no plain host names.
+    """
     endpoint = parse_endpoint(address)
     if endpoint is None or endpoint.kind.startswith("ip"):
         return [address]
@@ -221,16 +250,27 @@ async def _resolve(address: str) -> list[str]:
         return []
     kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
     by_family = [
-        [str(Endpoint(kinds[family], str(where[0]), endpoint.port)) for one, _, _, _, where in found if one == family]
+        [
+            str(Endpoint(kinds[family], str(where[0]), endpoint.port))
+            for one, _, _, _, where in found
+            if one == family
+        ]
         for family in dict.fromkeys(family for family, *_ in found if family in kinds)
     ]
-    return [address for turn in itertools.zip_longest(*by_family) for address in turn if address is not None][:4]
+    return [address for turn in itertools.zip_longest(*by_family) for address in turn if address is not None][
+        :4
+    ]
 
 
 class Libp2pProviderRecords:
-    """Implements `ProviderRecords`. group_of: the network group that a peer's connection comes from. note: as in `Libp2pConnections`."""
+    """Implements `ProviderRecords`.
 
-    def __init__(self, stack: Stack, group_of: Callable[[Any], str], note: Callable[[PeerId, Sequence[str]], None]) -> None:
+    group_of: the network group that a peer's connection comes from. note: as in `Libp2pConnections`.
+    """
+
+    def __init__(
+        self, stack: Stack, group_of: Callable[[Any], str], note: Callable[[PeerId, Sequence[str]], None]
+    ) -> None:
         self._stack, self._group_of, self._note = stack, group_of, note
 
     async def provide(self, topic: Topic) -> None:
@@ -244,12 +284,18 @@ class Libp2pProviderRecords:
         for peer, connections in host.get_network().get_connections_map().items():
             if direct(connections):
                 await dht.add_peer(peer)
-        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
+        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and
+        # that may be ours.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
         await lookup.find_providers(key)
         told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
         records = [
-            AddressRecord(PeerId(str(info.peer_id)), [str(a) for a in bounded(info.addrs)], PeerId(str(teller)), self._group_of(teller))
+            AddressRecord(
+                PeerId(str(info.peer_id)),
+                [str(a) for a in bounded(info.addrs)],
+                PeerId(str(teller)),
+                self._group_of(teller),
+            )
             for teller, info in told
         ]
         for record in records:
@@ -274,7 +320,9 @@ class _Lookup(ProviderStore):  # type: ignore[misc]  # the library is not typed 
         super().__init__(**options)
         self.told: list[tuple[Any, Any]] = []  # peer id, PeerInfo
 
-    async def _get_providers_from_peer_with_closers(self, peer_id: Any, key: bytes) -> tuple[list[Any], list[Any]]:
+    async def _get_providers_from_peer_with_closers(
+        self, peer_id: Any, key: bytes
+    ) -> tuple[list[Any], list[Any]]:
         providers, closer = await super()._get_providers_from_peer_with_closers(peer_id, key)
         self.told += [(peer_id, info) for info in providers]
         return providers, closer

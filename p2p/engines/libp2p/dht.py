@@ -1,4 +1,6 @@
-"""py-libp2p's Kademlia for provider records, with bounds on what one peer may ask and on what is kept for others."""
+"""py-libp2p's Kademlia for provider records, with bounds on what one peer may ask and on what is kept for
+others.
+"""
 
 import time
 from collections import Counter
@@ -21,7 +23,9 @@ STREAMS, STREAMS_EACH = 64, 4  # served at once, in all and of one peer
 SECONDS = 30.0  # of one stream; p2pd keeps its own open for the next question, and opens another when it ends
 READ = 20.0  # what a read costs (`metering`): a question takes three, so a peer may ask 50 a second
 KEYS = 1024  # of provider records
-SILENT = 3600.0  # seconds after which another may have the place of a provider; members announce themselves each half hour at least
+# Seconds after which another may have the place of a provider; members announce themselves each half hour at
+# least
+SILENT = 3600.0
 
 for module in (kad_dht, peer_routing, provider_store):
     module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE  # the library takes 4 MiB
@@ -30,13 +34,15 @@ for module in (kad_dht, peer_routing, provider_store):
 class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
     """charge: called with a peer and the cost of what it sent; cuts it off where that is too much.
 
-    The library takes any value under any key, 50,000 of 1 MiB: here none, as nothing of ours uses them. It serves 12 streams at once,
-    however long nothing comes on them.
+    The library takes any value under any key, 50,000 of 1 MiB: here none, as nothing of ours uses them. It
+    serves 12 streams at once, however long nothing comes on them.
     """
 
     def __init__(self, host: Any, charge: Callable[[Any, float], object]) -> None:
         nothing = NamespacedValidator({}, strict_validation=True)
-        super().__init__(host, DHTMode.SERVER, validator=nothing, validator_changed=True, strict_validation=True)
+        super().__init__(
+            host, DHTMode.SERVER, validator=nothing, validator_changed=True, strict_validation=True
+        )
         self.provider_store = BoundedProviders(host=host, peer_routing=self.peer_routing)
         self._inbound_limiter = trio.CapacityLimiter(STREAMS)
         self._charge = charge
@@ -60,8 +66,10 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
 
 
 class BoundedProviders(ProviderStore):  # type: ignore[misc]
-    """Of too many keys, those go that nobody has announced for longest: members announce theirs again and again. For the same reason those
-    who stopped make room for others: the library keeps the first 20 of a key for two days, so a swarm's newer members were not found.
+    """Of too many keys, those go that nobody has announced for longest.
+
+    Members announce theirs again and again. For the same reason those who stopped make room for others: the
+    library keeps the first 20 of a key for two days, so a swarm's newer members were not found.
     """
 
     def add_provider(self, key: bytes, provider: Any) -> None:

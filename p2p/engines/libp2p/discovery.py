@@ -1,8 +1,8 @@
 """Peer discovery: finds the members of a swarm and stays connected to enough of them.
 
-Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected peers say of
-themselves (identify); the swarm's provider records in the DHT. `p2p.peers.outbound` says whom to dial; this does it. The network library
-is behind two ports, `Connections` and `ProviderRecords`.
+Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected
+peers say of themselves (identify); the swarm's provider records in the DHT. `p2p.peers.outbound` says whom to
+dial; this does it. The network library is behind two ports, `Connections` and `ProviderRecords`.
 """
 
 import contextlib
@@ -38,7 +38,10 @@ class AddressRecord(NamedTuple):
 
 
 class Dialled(NamedTuple):
-    """A dial that succeeded. address: the one that answered; "" where the peer dialled us meanwhile, which proves no address."""
+    """A dial that succeeded.
+
+    address: the one that answered; "" where the peer dialled us meanwhile, which proves no address.
+    """
 
     address: str = ""
     group: str = ""  # the network group of the connection
@@ -49,8 +52,10 @@ class Connections(Protocol):
     """Port: the library's connections, and who is in which topic."""
 
     async def look(self, dialled: AbstractSet[PeerId]) -> float:
-        """Take note of who is connected, and close what must not stay: banned peers, second connections. Returns the seconds until
-        the next look. dialled: the peers that we dialled or are dialling; it changes later.
+        """Take note of who is connected, and close what must not stay: banned peers, second connections.
+
+        Returns the seconds until the next look. dialled: the peers that we dialled or are dialling; it
+        changes later.
         """
 
     def connected(self) -> Mapping[PeerId, Peer]: ...
@@ -85,7 +90,10 @@ class ProviderRecords(Protocol):
 
 
 class Discovery:
-    """topics: our swarm's first; the members of all count as ours. banned: whether a peer is to stay away now."""
+    """topics: our swarm's first; the members of all count as ours.
+
+    banned: whether a peer is to stay away now.
+    """
 
     def __init__(
         self,
@@ -102,7 +110,8 @@ class Discovery:
         self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
-        self._connected: frozenset[PeerId] = frozenset()  # as of the last look, without those hung up on since
+        # As of the last look, without those hung up on since
+        self._connected: frozenset[PeerId] = frozenset()
         self._dialling: set[PeerId] = set()
         self._dialled: set[PeerId] = set()  # these, and those of the connected that we dialled
         self._were_members: set[PeerId] = set()
@@ -144,7 +153,10 @@ class Discovery:
         return self._connections.present(topic)
 
     async def reach(self, peer: PeerId) -> bool:
-        """Make sure that it is connected, to ask it something. False where it is banned or cannot be reached."""
+        """Make sure that it is connected, to ask it something.
+
+        False where it is banned or cannot be reached.
+        """
         if self._banned(peer):
             return False
         if not self._connections.is_connected(peer):
@@ -184,7 +196,9 @@ class Discovery:
         return found
 
     def _note_record(self, record: AddressRecord) -> None:
-        self._book.add(record.peer, record.addresses, self._clock(), teller=record.teller, source=record.source)
+        self._book.add(
+            record.peer, record.addresses, self._clock(), teller=record.teller, source=record.source
+        )
 
     def _note_connected(self) -> None:
         now, connected = self._clock(), self._connections.connected()
@@ -193,17 +207,22 @@ class Discovery:
         for peer in connected.keys() - self._connected:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
-                self._request_connections.begin(peer, now, DHT_IDLE)  # the DHT dialled it, to ask it something: it would stay for good
+                # The DHT dialled it, to ask it something: it would stay for good
+                self._request_connections.begin(peer, now, DHT_IDLE)
         self._book.still_connected(connected, now)
         self._connected = frozenset(connected)
         self._dialled &= self._connected | self._dialling
 
     async def _reconnect_missing(self) -> None:
-        """Members that are connected and in the topic no more. Where a stream breaks on both sides at a bad moment, or a second node has
-        the other's key, the libraries never try again while the connection lasts.
+        """Members that are connected and in the topic no more.
+
+        Where a stream breaks on both sides at a bad moment, or a second node has the other's key, the
+        libraries never try again while the connection lasts.
         """
         now, members = self._clock(), set(self._connections.subscribed())
-        self._missing = {peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members}
+        self._missing = {
+            peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members
+        }
         self._were_members = (self._were_members & self._connected) | members
         for peer in [peer for peer, since in self._missing.items() if now - since > FORGOTTEN]:
             log.info("%s is connected and not in the topic; connecting anew", peer)
@@ -267,7 +286,8 @@ class Discovery:
                 wait = DHT_FIRST
                 continue
             for topic in self._topics:
-                with contextlib.suppress(Unanswered):  # nobody in its table yet; at the next turn there may be
+                # Nobody in its table yet; at the next turn there may be
+                with contextlib.suppress(Unanswered):
                     for record in await self._look_up(topic):
                         if record.relayed and record.peer not in self._connected | self._dialling:
                             nursery.start_soon(self._dial, record.peer, ())

@@ -1,4 +1,7 @@
-"""The p2p engine on py-libp2p. Whatever breaks in the library, it is started again with the same key and port."""
+"""The p2p engine on py-libp2p.
+
+Whatever breaks in the library, it is started again with the same key and port.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,12 +63,20 @@ class Libp2pEngine(NetworkEngine):
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 self._circuits = circuits = Circuits(
-                    stack.host, self._book, self.request, self._reach_directly, self._banned, self._listen[0], self._clock
+                    stack.host,
+                    self._book,
+                    self.request,
+                    self._reach_directly,
+                    self._banned,
+                    self._listen[0],
+                    self._clock,
                 )
                 stack.host.set_stream_handler(STOP, circuits.take_in)
                 stack.host.set_stream_handler(DCUTR, circuits.hole_punching.handle)
                 connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)
-                self._discovery = discovery = self._discover(connections, Libp2pProviderRecords(stack, connections.group_of, circuits.note))
+                self._discovery = discovery = self._discover(
+                    connections, Libp2pProviderRecords(stack, connections.group_of, circuits.note)
+                )
                 try:
                     async with trio.open_nursery() as nursery:
                         self._requests = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery)
@@ -97,7 +108,10 @@ class Libp2pEngine(NetworkEngine):
 
 
 async def _hang_up_at_the_end(stack: Stack) -> None:
-    """Before the other tasks end: what they write is written whole, and may wait for a peer that takes nothing."""
+    """Before the other tasks end.
+
+    What they write is written whole, and may wait for a peer that takes nothing.
+    """
     try:
         await trio.sleep_forever()
     finally:

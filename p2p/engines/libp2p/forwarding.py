@@ -1,9 +1,10 @@
 """What waits to be written to one neighbour: our own frames, control, and what we pass on for others.
 
-What is passed on is fair by **ingress**, where it came in: network groups are served in turn, in a group its connections, and in one of
-these its authors, which are as many as it likes. Where too much waits, the oldest goes of the author that has most, of the connection that
-has most, of the group that has most. So a flood crowds out itself. The next node charges us for all that we pass on, so it goes at a pace
-that is less than a connection may bring.
+What is passed on is fair by **ingress**, where it came in: network groups are served in turn, in a group its
+connections, and in one of these its authors, which are as many as it likes. Where too much waits, the oldest
+goes of the author that has most, of the connection that has most, of the group that has most. So a flood
+crowds out itself. The next node charges us for all that we pass on, so it goes at a pace that is less than a
+connection may bring.
 """
 
 from collections import OrderedDict, deque
@@ -17,7 +18,8 @@ from p2p.rate_limit import TokenBucket
 FRAMES, BYTES = 256, 512 * 1024  # that wait for one neighbour and are others'
 OWN = 64  # frames of ours that wait for one neighbour
 CONTROL = 64  # RPCs of control; the library says again what was refused and matters
-PACE, PACE_BURST = 150.0, 300.0  # frames of others a second, to one neighbour: three quarters of what it takes of a connection
+# Frames of others a second, to one neighbour: three quarters of what it takes of a connection
+PACE, PACE_BURST = 150.0, 300.0
 PACE_BYTES, PACE_BYTES_BURST = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
 
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
@@ -27,7 +29,9 @@ ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
 
 
 class Turns:
-    """RPCs in a tree of who they came by: network group, connection, author. At each level all are served in turn. Pure.
+    """RPCs in a tree of who they came by: network group, connection, author.
+
+    At each level all are served in turn. Pure.
 
     Their paths are of one length.
     """
@@ -68,7 +72,10 @@ class Turns:
 
 
 class ForwardQueue:
-    """In place of the library's `PriorityQueue`, whose methods these are. me: our own id, as messages name it."""
+    """In place of the library's `PriorityQueue`, whose methods these are.
+
+    me: our own id, as messages name it.
+    """
 
     def __init__(self, me: bytes) -> None:
         self._me = me
@@ -77,7 +84,10 @@ class ForwardQueue:
         self._others = Turns()
 
     def push(self, rpc: Any, priority: bool = False) -> bool:  # noqa: ARG002
-        """Return whether it waits now; what waited before may be dropped for it. priority: the library's, which is for control."""
+        """Return whether it waits now; what waited before may be dropped for it.
+
+        priority: the library's, which is for control.
+        """
         if not rpc.publish:
             if len(self._control) >= CONTROL:
                 return False
@@ -103,7 +113,10 @@ class ForwardQueue:
 
 
 class Queues(dict[Any, Any]):
-    """The library's queue of each neighbour, with ours in it. It makes the queue and the task that empties it in one method."""
+    """The library's queue of each neighbour, with ours in it.
+
+    It makes the queue and the task that empties it in one method.
+    """
 
     def __init__(self, me: bytes) -> None:
         self._me = me

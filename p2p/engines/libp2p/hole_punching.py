@@ -1,7 +1,10 @@
-"""Hole punching (DCUtR, github.com/libp2p/specs, relay/DCUtR.md): two peers behind NAT that a relay connects dial each other at one moment.
+"""Hole punching (DCUtR, github.com/libp2p/specs, relay/DCUtR.md).
 
-The peer that was dialled through the relay begins. Both dial from the port that they listen on, at the address at which members see the
-other: most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also works, but dials whatever addresses the other side names.
+Two peers behind NAT that a relay connects dial each other at one moment.
+
+The peer that was dialled through the relay begins. Both dial from the port that they listen on, at the
+address at which members see the other: most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also
+works, but dials whatever addresses the other side names.
 """
 
 import contextlib
@@ -32,14 +35,20 @@ log = logging.getLogger(__name__)
 
 
 class HolePunching:
-    """here: where others see this node, with the port that we listen on; none while that is not known or they can dial us anyway."""
+    """here: where others see this node, with the port that we listen on.
+
+    None while that is not known or they can dial us anyway.
+    """
 
     def __init__(self, host: Any, listen: Endpoint, here: Callable[[], Sequence[str]]) -> None:
         self._host, self._network, self._listen, self._here = host, host.get_network(), listen, here
         self._tries = TokenBucket(RATE, BURST, trio.current_time())
 
     async def begin(self, peer: Any) -> None:
-        """With a peer that came to us through a relay. A new one does not know yet where others see it, and refuses at first."""
+        """With a peer that came to us through a relay.
+
+        A new one does not know yet where others see it, and refuses at first.
+        """
         for _ in range(TRIES):
             if self._here() and not self._tries.wait(trio.current_time()):
                 try:
@@ -77,7 +86,10 @@ class HolePunching:
             await drop(stream)
 
     def _connect(self) -> HolePunch:
-        return HolePunch(type=HolePunch.CONNECT, ObsAddrs=[multiaddr.Multiaddr(address).to_bytes() for address in self._here()])
+        return HolePunch(
+            type=HolePunch.CONNECT,
+            ObsAddrs=[multiaddr.Multiaddr(address).to_bytes() for address in self._here()],
+        )
 
     async def _dial(self, peer: Any, addresses: Sequence[str], dial: Any) -> None:
         async def one(address: str) -> None:

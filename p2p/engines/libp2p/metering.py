@@ -1,7 +1,8 @@
 """Rate limits for py-libp2p, by peer: messages, empty RPCs, gossip about messages, subscriptions, streams.
 
-The library reads a stream and then, without awaiting in between, goes through what the RPC holds. So the peer that was read last is the
-one to charge, and each message is charged (`p2p.rate_limit`) before there is a task for it.
+The library reads a stream and then, without awaiting in between, goes through what the RPC holds. So the peer
+that was read last is the one to charge, and each message is charged (`p2p.rate_limit`) before there is a task
+for it.
 """
 
 from collections.abc import Callable
@@ -19,15 +20,19 @@ ITEM = 10.0  # a subscription, or an entry of gossip
 NAMED = 1.0  # a message id in such an entry
 PING = 30.0
 REFUSED = 30.0  # a stream that was one too many
-RATE, BURST = 3000.0, 12_000.0  # of these, a second: some 200 RPCs with an entry each, as many as messages may come
+# Of these, a second: some 200 RPCs with an entry each, as many as messages may come
+RATE, BURST = 3000.0, 12_000.0
 NAMES = 32  # lines of a negotiation: a hello, and as many protocols as the other side knows for one thing
-STREAMS, STREAMS_AT_ONCE = 20.0, 200.0  # that a peer may open, a second: ten times what members need (docs/network.md)
+# That a peer may open, a second: ten times what members need (docs/network.md)
+STREAMS, STREAMS_AT_ONCE = 20.0, 200.0
 RELAYED = 5.0  # times as many by all who come through one relay, where a new key costs nothing
 
 
 class MeteredStream:
-    """A stream of the library, read in large pieces: the library would read the length of each message byte by byte. on_read: called with
-    the peer after each of these reads.
+    """A stream of the library, read in large pieces.
+
+    The library would read the length of each message byte by byte. on_read: called with the peer after each
+    of these reads.
     """
 
     def __init__(self, stream: Any, on_read: Callable[[Any], object]) -> None:
@@ -46,7 +51,10 @@ class MeteredStream:
 
 
 class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not typed for us
-    """Ends with the stream where a peer names too many protocols: the library answers each, for ten seconds."""
+    """Ends with the stream where a peer names too many protocols.
+
+    The library answers each, for ten seconds.
+    """
 
     async def negotiate(self, communicator: Any, negotiate_timeout: int = DEFAULT_NEGOTIATE_TIMEOUT) -> Any:
         return await super().negotiate(_FewLines(communicator), negotiate_timeout)
@@ -66,7 +74,9 @@ class _FewLines:
 
 def cost(control: Any) -> float:
     """What the control message of an RPC costs."""
-    named = sum(len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part)
+    named = sum(
+        len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part
+    )
     entries = (control.ihave, control.iwant, control.idontwant, control.graft, control.prune)
     return NAMED * named + ITEM * sum(map(len, entries))
 
@@ -74,7 +84,9 @@ def cost(control: Any) -> float:
 class Meter:
     """cut_off: called with a peer that has used up what it may send, and the reason."""
 
-    def __init__(self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]) -> None:
+    def __init__(
+        self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]
+    ) -> None:
         self._rate_limit, self._clock, self._cut_off = rate_limit, clock, cut_off
         self._talk = RateLimit(rate=RATE, burst=BURST)
         self._streams = TokenBuckets[str](STREAMS, STREAMS_AT_ONCE)
@@ -102,9 +114,14 @@ class Meter:
         return paid
 
     def charge_stream(self, peer: Any, relay: str) -> bool:
-        """Charge it for a stream that it opened. False: reset it; a peer that goes on is cut off. relay: which it came through, or ""."""
+        """Charge it for a stream that it opened.
+
+        False: reset it; a peer that goes on is cut off. relay: which it came through, or "".
+        """
         now = self._clock()
-        if self._streams.of(str(peer), now).wait(now) == 0 and (not relay or self._relayed.of(relay, now).wait(now) == 0):
+        if self._streams.of(str(peer), now).wait(now) == 0 and (
+            not relay or self._relayed.of(relay, now).wait(now) == 0
+        ):
             return True
         self.charge_other(peer, REFUSED)
         return False

@@ -1,4 +1,7 @@
-"""py-libp2p's network with connection limits: which peers may connect, what a stream may hold, and how a connection ends."""
+"""py-libp2p's network with connection limits.
+
+Which peers may connect, what a stream may hold, and how a connection ends.
+"""
 
 import contextlib
 import logging
@@ -41,11 +44,14 @@ MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
 PAYLOAD = MAX_MESSAGE_SIZE - HEADER_SIZE  # bytes in one frame at most
 WITHHELD = 64 * 1024  # bytes read before a window update
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
-WINDOW_TIMEOUT = 30.0  # seconds until a stream may send again, or a relay takes a frame: the other side may have a rate limit, too
+# Seconds until a stream may send again, or a relay takes a frame: the other side may have a rate limit, too
+WINDOW_TIMEOUT = 30.0
 OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
 BUFFERED = 16 << 20  # bytes of a connection that nobody has read yet: 64 full windows
-HELD = 1024  # streams of a connection that have not ended on both sides; the library forgets ended ones within 90 seconds
-ARRIVALS, ARRIVALS_AT_ONCE = 2.0, 100.0  # connections from one machine, a second: each costs a handshake before we know whose it is
+# Streams of a connection that have not ended on both sides; the library forgets ended ones within 90 seconds
+HELD = 1024
+# Connections from one machine, a second: each costs a handshake before we know whose it is
+ARRIVALS, ARRIVALS_AT_ONCE = 2.0, 100.0
 FROM_A_GROUP = 4.0  # times as many from one network group
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
@@ -57,7 +63,8 @@ class CountedSocket:
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic = stream, traffic
-        self.heard_at = trio.current_time()  # when its last bytes came; infinite while we read none, by our own limit
+        # When its last bytes came; infinite while we read none, by our own limit
+        self.heard_at = trio.current_time()
 
     async def read(self, n: int | None = None) -> bytes:
         data = bytes(await self._stream.read(n))
@@ -94,7 +101,10 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
 
 
 class Circuit(RawConnection):  # type: ignore[misc]
-    """A connection through a relay: a stream to the relay, which passes the bytes on. Where the other end is, is not known."""
+    """A connection through a relay: a stream to the relay, which passes the bytes on.
+
+    Where the other end is, is not known.
+    """
 
     def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
         self.address = f"/p2p/{relay}/p2p-circuit"
@@ -109,17 +119,21 @@ class Circuit(RawConnection):  # type: ignore[misc]
 
 
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
-    """Waits for the rate limit; flow control with few frames and a fixed window. The library sends a window update after every read, which
-    is three frames for each small message; here one goes out when WITHHELD bytes were read. And the window stays at 256 KiB, which is
-    enough: the library doubles it with the first reads, up to 16 MiB that a peer could make us hold.
+    """Waits for the rate limit; flow control with few frames and a fixed window.
+
+    The library sends a window update after every read, which is three frames for each small message; here one
+    goes out when WITHHELD bytes were read. And the window stays at 256 KiB, which is enough: the library
+    doubles it with the first reads, up to 16 MiB that a peer could make us hold.
     """
 
     paid = False  # what is written has waited for the rate limit already: it carries a circuit
     _unacknowledged = 0  # bytes read since the last window update
 
     async def write(self, data: bytes) -> None:
-        """Waits before the library makes a frame: a wait that is cancelled, or outlived by a FIN or RST, leaves nothing to take back.
-        Frames without data do not wait. They are few, and the other side may give up on them.
+        """Waits before the library makes a frame.
+
+        A wait that is cancelled, or outlived by a FIN or RST, leaves nothing to take back. Frames without
+        data do not wait. They are few, and the other side may give up on them.
         """
         at = 0
         while at < len(data):
@@ -130,8 +144,10 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             at += len(piece)
 
     async def _room(self) -> int:
-        """Bytes that may be sent, once there are any. The library waits for five seconds, which is too short for a peer with a limit.
-        Raises MuxedStreamError.
+        """Bytes that may be sent, once there are any.
+
+        The library waits for five seconds, which is too short for a peer with a limit. Raises
+        MuxedStreamError.
         """
         pause = 0.01  # seconds; longer and longer, or many streams that are not read would keep us looking
         with trio.move_on_after(WINDOW_TIMEOUT):
@@ -155,9 +171,10 @@ yamux.YamuxStream = WindowedStream  # the library makes its streams itself
 class Muxer(Yamux):  # type: ignore[misc]
     """Yamux whose writes are not cancelled, and whose reader never waits for a write.
 
-    A write that is cancelled half way, or after Noise has counted it, would break the connection for everything else on it; a cancelled
-    opening would keep one of its 256 places for good. A reader that waits for its own replies (an ACK for a stream, the answer to a ping)
-    would deadlock where both sides write more than the connection holds; another task writes them.
+    A write that is cancelled half way, or after Noise has counted it, would break the connection for
+    everything else on it; a cancelled opening would keep one of its 256 places for good. A reader that waits
+    for its own replies (an ACK for a stream, the answer to a ping) would deadlock where both sides write more
+    than the connection holds; another task writes them.
     """
 
     def __init__(self, *args: Any, traffic: Traffic | None = None, **options: Any) -> None:
@@ -192,14 +209,19 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     async def _pay(self) -> None:
         with contextlib.suppress(Exception):  # the connection is closed then, which its reader finds
-            while self._owed:  # no wait until it is taken: others take it too, and without bytes Noise writes what reads as the end
+            # No wait until it is taken: others take it too, and without bytes Noise writes what reads as the
+            # end
+            while self._owed:
                 owed = bytes(self._owed)
                 self._owed.clear()
                 await self._write(owed)
         self._paying = False
 
     async def _write(self, frames: bytes) -> None:
-        """The time is for these frames alone: what others write before them may take its own, and the rate limit has been waited for."""
+        """The time is for these frames alone.
+
+        What others write before them may take its own, and the rate limit has been waited for.
+        """
         with trio.CancelScope(shield=True):
             async with self._turn:
                 with trio.move_on_after(self._patience):
@@ -208,13 +230,19 @@ class Muxer(Yamux):  # type: ignore[misc]
         await self._give_up("the peer takes nothing")
 
     async def _read_data_body(self, length: int) -> bytes:
-        """Raises MuxedConnUnavailable on a peer that sends beyond its windows: the library only logs that, and keeps the bytes."""
+        """Raises MuxedConnUnavailable on a peer that sends beyond its windows.
+
+        The library only logs that, and keeps the bytes.
+        """
         if length + sum(map(len, self.stream_buffers.values())) > BUFFERED:
             await self._give_up("the peer keeps to no window")
         return bytes(await super()._read_data_body(length))
 
     async def accept_stream(self) -> Any:
-        """Raises MuxedConnUnavailable, also on a peer that ends none of its streams: the library keeps what only we have ended."""
+        """Raises MuxedConnUnavailable, also on a peer that ends none of its streams.
+
+        The library keeps what only we have ended.
+        """
         if len(self.streams) > HELD:
             await self._give_up("the peer ends none of its streams")
         return await super().accept_stream()
@@ -242,24 +270,33 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         self._traffic = traffic
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
-        """Refuses peers whose key is not Ed25519. The library takes RSA and secp256k1 too, but such a peer cannot be a member."""
+        """Refuses peers whose key is not Ed25519.
+
+        The library takes RSA and secp256k1 too, but such a peer cannot be a member.
+        """
         try:
             public_key_of(str(peer_id))
         except ValueError as error:
             raise MuxerUpgradeFailure(f"{peer_id}: {error}") from None
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol)
+        return self._annotate_connection(
+            Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol
+        )
 
 
 class Network(Swarm):  # type: ignore[misc]
-    """Limits incoming connections and ends connections at once. Outgoing ones are made by our own discovery, not by the library."""
+    """Limits incoming connections and ends connections at once.
+
+    Outgoing ones are made by our own discovery, not by the library.
+    """
 
     traffic: Traffic  # set by `make_host`
     max_inbound = 112  # of the library's 160 in all: the rest is for peers that we dial
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
-        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # whether a peer is banned; set by `open_stack`
+        # Whether a peer is banned; set by `open_stack`
+        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__
         self.host_bans = HostBans()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
@@ -267,7 +304,10 @@ class Network(Swarm):  # type: ignore[misc]
         self._by_group = TokenBuckets[str](FROM_A_GROUP * ARRIVALS, FROM_A_GROUP * ARRIVALS_AT_ONCE)
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
-        """Frees its place when it ends: the library keeps one for every connection that ever came in, and refuses all after the 160th."""
+        """Frees its place when it ends.
+
+        The library keeps one for every connection that ever came in, and refuses all after the 160th.
+        """
         read_write_closer = CountedSocket(read_write_closer, self.traffic)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         group = group_of_host(host) or ""
@@ -291,16 +331,26 @@ class Network(Swarm):  # type: ignore[misc]
                 await read_write_closer.close()
 
     def _admits(self, host: str, group: str, now: float) -> bool:
-        """Whether it may connect. The machine pays first: what it has too many costs its neighbours nothing."""
-        if not self.host_bans.admits(host, now) or self._by_machine.of(machine_of_host(host), now).wait(now) > 0:
+        """Whether it may connect.
+
+        The machine pays first: what it has too many costs its neighbours nothing.
+        """
+        if (
+            not self.host_bans.admits(host, now)
+            or self._by_machine.of(machine_of_host(host), now).wait(now) > 0
+        ):
             return False
         return self._by_group.of(group, now).wait(now) == 0
 
     def _keeps(self, muxed: Any) -> bool:
-        return not self.shut_out(str(muxed.peer_id)) and any(connection.muxed_conn is muxed for connection in self.get_connections())
+        return not self.shut_out(str(muxed.peer_id)) and any(
+            connection.muxed_conn is muxed for connection in self.get_connections()
+        )
 
     async def _make_room(self, group: str) -> bool:
-        """Where all places are taken, the network group with most connections loses its youngest to a group with fewer."""
+        """Where all places are taken, the network group with most connections loses its youngest to a group
+        with fewer.
+        """
         if sum(map(len, self.inbound.values())) < self.max_inbound:
             return True
         largest = max(self.inbound.values(), key=len)
@@ -324,14 +374,19 @@ class Network(Swarm):  # type: ignore[misc]
             return await super().new_stream(peer_id)
 
     async def close_peer(self, peer_id: Any) -> None:
-        """Closes the sockets first: the library says goodbye before, and so waits for a peer that does not read."""
+        """Closes the sockets first: the library says goodbye before, and so waits for a peer that does not
+        read.
+        """
         for connection in self.get_connections(peer_id):
             await close_socket(connection)
         await super().close_peer(peer_id)
 
     async def close_sockets(self) -> None:
-        """Ends all connections and listeners. Cancelling closes no socket: peers would think us connected until this process ends. And the
-        library listens in system tasks, which nothing else ends: on a port with two listeners, every second peer would reach nobody.
+        """Ends all connections and listeners.
+
+        Cancelling closes no socket: peers would think us connected until this process ends. And the library
+        listens in system tasks, which nothing else ends: on a port with two listeners, every second peer
+        would reach nobody.
         """
         for connection in self.get_connections():
             await close_socket(connection)

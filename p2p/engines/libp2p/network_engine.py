@@ -25,7 +25,8 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
-QUESTIONS, QUESTIONS_AT_ONCE = 100.0, 1000.0  # of one peer, a second: 25 rounds in it with a question for each rollout
+# Of one peer, a second: 25 rounds in it with a question for each rollout
+QUESTIONS, QUESTIONS_AT_ONCE = 100.0, 1000.0
 QUEUE = 64  # frames that wait to be sent
 HELD = 15.0  # seconds a frame waits for somebody to send it to
 RESTART_FIRST, RESTART_LAST = 1.0, 30.0  # seconds between a breakdown and the next start; doubling
@@ -42,10 +43,10 @@ class Requests(Protocol):
 class NetworkEngine:
     """The part of a `P2pEngine` that does not depend on the network library.
 
-    listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it. bootstrap: multiaddresses ending in
-    /p2p/<peer id>; our own is ignored. addressbook: the file of last known peers, or None to keep none. clock: seconds since the
-    epoch. traffic: where bytes are counted and limited. public: the operator says that others can dial this node. Raises BadAddress,
-    naming what is not an address.
+    listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it. bootstrap:
+    multiaddresses ending in /p2p/<peer id>; our own is ignored. addressbook: the file of last known peers, or
+    None to keep none. clock: seconds since the epoch. traffic: where bytes are counted and limited. public:
+    the operator says that others can dial this node. Raises BadAddress, naming what is not an address.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class NetworkEngine:
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._book = pinned_book(self.me, bootstrap)
         self._saver = AddressBookSaver(self._book, addressbook)
-        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=QUEUE)  # until when each frame is held, the oldest first
+        # Until when each frame is held, the oldest first
+        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=QUEUE)
         self._news = trio.Event()
         self.restarts = 0
         self._rate_limit, self._host_bans = rate_limit, HostBans()
@@ -81,7 +83,9 @@ class NetworkEngine:
         self._discovery: Discovery | None = None
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Be in the swarm until cancelled; start the network library again whenever it breaks. Report our addresses when it listens.
+        """Be in the swarm until cancelled; start the network library again whenever it breaks.
+
+        Report our addresses when it listens.
 
         Raises PortInUse or CannotListen where it never listened.
         """
@@ -108,7 +112,8 @@ class NetworkEngine:
                 if ours is not None:
                     raise _alone(ours) from None
                 log.exception("the p2p engine broke and starts again in %.0f s", wait, exc_info=broken)
-            except Exception:  # anything in a library of 100,000 lines; the log has it, and `restarts` counts it
+            except Exception:
+                # Anything in a library of 100,000 lines; the log has it, and `restarts` counts it
                 log.exception("the p2p engine broke and starts again in %.0f s", wait)
             self.restarts += 1
             if self._clock() - since > CALM:
@@ -165,8 +170,9 @@ class NetworkEngine:
         return Discovery(connections, records, self._topics, self._book, self._banned, self._clock, self._rng)
 
     async def _send_all(self, alone: Callable[[], bool], send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send what is published, until cancelled. A frame waits while we are alone, but not for long: a rollout is worth something while
-        it is fresh.
+        """Send what is published, until cancelled.
+
+        A frame waits while we are alone, but not for long: a rollout is worth something while it is fresh.
         """
         while True:
             if not self._waiting:

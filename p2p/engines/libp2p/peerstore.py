@@ -1,4 +1,7 @@
-"""py-libp2p's peer store with bounds on what is kept of one peer: anybody may tell of anyone, in messages of megabytes."""
+"""py-libp2p's peer store with bounds on what is kept of one peer.
+
+Anybody may tell of anyone, in messages of megabytes.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +35,9 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
         self._own = peer_id
 
     def _enforce_peer_limit(self) -> None:
-        """The library lets entries without addresses go first, and the first of these is our own, with our key. It does not count: put back
-        into a full store it would be one too many, and each added address would sort all peers and let another one go.
+        """The library lets entries without addresses go first, and the first of these is our own, with our
+        key. It does not count: put back into a full store it would be one too many, and each added address
+        would sort all peers and let another one go.
         """
         own = self.peer_data_map.pop(self._own, None)
         super()._enforce_peer_limit()
@@ -45,8 +49,15 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:
-    """Without those that are no addresses: the library takes any bytes, and raises where they are made text."""
-    return [address for address in addresses[:ADDRESSES] if len(address.to_bytes()) <= LONGEST and _readable(address)]
+    """Without those that are no addresses.
+
+    The library takes any bytes, and raises where they are made text.
+    """
+    return [
+        address
+        for address in addresses[:ADDRESSES]
+        if len(address.to_bytes()) <= LONGEST and _readable(address)
+    ]
 
 
 def _readable(address: Any) -> bool:

@@ -1,4 +1,7 @@
-"""py-libp2p's GossipSub as we need it: every message goes through our admission, and every peer pays for what it sends."""
+"""py-libp2p's GossipSub as we need it.
+
+Every message goes through our admission, and every peer pays for what it sends.
+"""
 
 import logging
 import time
@@ -23,7 +26,8 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import PeerId, Score, Verdict
 
-OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]  # a message's data, who handed it over, and its topics
+# A message's data, who handed it over, and its topics
+OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 120  # seconds, as p2pd; what is repeated later ends in the inbox
 HEARTBEAT = 1  # seconds
@@ -45,7 +49,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
     """Pubsub that charges each connected peer for what it hands us, well or badly formed."""
 
     def __init__(
-        self, *args: Any, on_frame: OnFrame, clock: Callable[[], float], topics: Sequence[Topic], rate_limit: RateLimit, **options: Any
+        self,
+        *args: Any,
+        on_frame: OnFrame,
+        clock: Callable[[], float],
+        topics: Sequence[Topic],
+        rate_limit: RateLimit,
+        **options: Any,
     ) -> None:
         # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
         super().__init__(
@@ -80,7 +90,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             return
         if self.rate_limit.banned(str(msg_forwarder), self._clock()):
             return
-        # The library does not await before the validator has run, so what `_validate` finds in `_passage` is this message's.
+        # The library does not await before the validator has run, so what `_validate` finds in `_passage` is
+        # this message's.
         passage = self._passage = _Passage(passed=self._is_msg_seen(msg))
         try:
             await super().push_msg(msg_forwarder, msg)
@@ -89,7 +100,9 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                 self.meter.charge_messages(msg_forwarder, frames=0.0, broken=True)
 
     async def continuously_read_stream(self, stream: Any) -> None:
-        await super().continuously_read_stream(RpcStream(stream, self._on_read, self._unfinished, self._cut_off))
+        await super().continuously_read_stream(
+            RpcStream(stream, self._on_read, self._unfinished, self._cut_off)
+        )
 
     async def handle_sending_messages(self, peer_id: Any, stream: Any, queue: Any) -> None:
         pace = self._paces[peer_id] = Pace(trio.current_time())
@@ -102,7 +115,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
     async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
         others = [message for message in rpc_msg.publish if message.from_id != self.my_id.to_bytes()]
         pace = self._paces.get(stream.muxed_conn.peer_id)
-        if others and pace is not None and (seconds := pace.wait(len(others), rpc_msg.ByteSize(), trio.current_time())):
+        if (
+            others
+            and pace is not None
+            and (seconds := pace.wait(len(others), rpc_msg.ByteSize(), trio.current_time()))
+        ):
             await trio.sleep(seconds)
         return bool(await super().write_msg(stream, rpc_msg))
 
@@ -111,8 +128,15 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter.charge_other(peer, READ)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
-        """Called for each message of an RPC before there is a task for it: ours or not, new or not, it is charged here."""
-        return self.meter.charge_messages(self._reading) and super()._is_subscribed_to_msg(msg) and not self._is_msg_seen(msg)
+        """Called for each message of an RPC before there is a task for it.
+
+        Ours or not, new or not, it is charged here.
+        """
+        return (
+            self.meter.charge_messages(self._reading)
+            and super()._is_subscribed_to_msg(msg)
+            and not self._is_msg_seen(msg)
+        )
 
     def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
         if self.meter.charge_other(origin_id, ITEM):
@@ -122,10 +146,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         log.warning("cut off %s: %s", peer, why)
         self.manager.run_task(self.host.disconnect, peer)
 
-    # A peer that is back before we see that its old connection is dead has two connections for a while. The library then keeps to the
-    # stream on the dead one, where no write fails, and never sends the peer anything again. And when one stream ends, it forgets the
-    # peer's subscriptions, though they came on the other. So: a stream is dead when its connection is, and a subscription lasts as long
-    # as the newest stream from the peer.
+    # A peer that is back before we see that its old connection is dead has two connections for a while. The
+    # library then keeps to the stream on the dead one, where no write fails, and never sends the peer
+    # anything again. And when one stream ends, it forgets the peer's subscriptions, though they came on the
+    # other. So: a stream is dead when its connection is, and a subscription lasts as long as the newest
+    # stream from the peer.
 
     async def handle_dead_peer_queue(self) -> None:
         async with self.dead_peer_receive_channel:
@@ -133,7 +158,9 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             async for peer in self.dead_peer_receive_channel:
                 stream = self.peers.get(peer)
                 connections = self.host.get_network().get_connections(peer)
-                if stream is None or all(connection.muxed_conn is not stream.muxed_conn for connection in connections):
+                if stream is None or all(
+                    connection.muxed_conn is not stream.muxed_conn for connection in connections
+                ):
                     self._handle_dead_peer(peer)  # registers it again, where it is connected
 
     async def _handle_new_peer(self, peer_id: Any) -> None:
@@ -174,43 +201,57 @@ class Router(GossipSub):  # type: ignore[misc]
 
     def __init__(self, score: Score) -> None:
         self._score = score
-        self._came_by: OrderedDict[bytes, tuple[Hashable, ...]] = OrderedDict()  # message id -> network group, connection, author
+        # Message id -> network group, connection, author
+        self._came_by: OrderedDict[bytes, tuple[Hashable, ...]] = OrderedDict()
         super().__init__(
             protocols=MESHSUB,
-            degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come
+            # In a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of
+            # each frame come
+            degree=4,
             degree_low=3,
             degree_high=6,
             heartbeat_interval=HEARTBEAT,
-            gossip_window=1,  # nearly all arrive by the mesh: to tell of each message three times cost a sixth of all bytes
+            # Nearly all arrive by the mesh: to tell of each message three times cost a sixth of all bytes
+            gossip_window=1,
             gossip_history=6,
             do_px=False,  # a pruning peer could make us dial anything
             prune_back_off=10,
             max_idontwant_messages=1000,
-            adaptive_gossip_enabled=False,  # it stretches the heartbeat of a swarm it finds unhealthy, as any small one is
+            # It stretches the heartbeat of a swarm it finds unhealthy, as any small one is
+            adaptive_gossip_enabled=False,
             spam_protection_enabled=False,  # ours is `RateLimit` and the inbox
             eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
-            pending_messages_ttl=3.0,  # whole messages, kept for every connected peer that is not of this swarm
-            # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh and told nothing.
+            # Whole messages, kept for every connected peer that is not of this swarm
+            pending_messages_ttl=3.0,
+            # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh
+            # and told nothing.
             score_params=ScoreParams(
-                app_specific_score_fn=lambda peer: score(PeerId(str(peer))), p6_appl_slack_weight=1.0, graylist_threshold=SHUNNED
+                app_specific_score_fn=lambda peer: score(PeerId(str(peer))),
+                p6_appl_slack_weight=1.0,
+                graylist_threshold=SHUNNED,
             ),
         )
 
     def _check_graft_flood_protection(self, peer_id: Any, topic: str) -> bool:  # noqa: ARG002
-        """No further check: the back-off is enough, and GRAFTs are charged for (`metering`). The library's check lasts a fraction of a
-        second longer than the back-off that it tells the peer, and starts again each time: a peer that came back too early never got
-        in again.
+        """No further check: the back-off is enough, and GRAFTs are charged for (`metering`).
+
+        The library's check lasts a fraction of a second longer than the back-off that it tells the peer, and
+        starts again each time: a peer that came back too early never got in again.
         """
         return True
 
-    def _get_peers_to_send(self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None) -> Sequence[Any]:
-        """What is ours goes to every peer of the topic that is not shunned, not to the mesh alone (GossipSub 1.1, "flood publishing"): a
-        crowd can fill the mesh, but keeps no neighbour from hearing us.
+    def _get_peers_to_send(
+        self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None
+    ) -> Sequence[Any]:
+        """What is ours goes to every peer of the topic that is not shunned, not to the mesh alone (GossipSub
+        1.1, "flood publishing"): a crowd can fill the mesh, but keeps no neighbour from hearing us.
         """
         peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
         if origin == self.pubsub.my_id:
             everybody = (peer for topic in topic_ids for peer in self.pubsub.peer_topics.get(topic, ()))
-            peers.update(peer for peer in everybody if peer != origin and self._score(PeerId(str(peer))) > SHUNNED)
+            peers.update(
+                peer for peer in everybody if peer != origin and self._score(PeerId(str(peer))) > SHUNNED
+            )
         return list(peers)
 
     async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
@@ -224,14 +265,19 @@ class Router(GossipSub):  # type: ignore[misc]
             await super().handle_prune(prune_msg, sender_peer_id)
 
     def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
-        """Without our signed addresses, which the library adds to each message: identify has told them, and each receiver of each copy
-        would check their signature.
+        """Without our signed addresses, which the library adds to each message.
+
+        Identify has told them, and each receiver of each copy would check their signature.
         """
         rpc.ClearField("senderRecord")
         super().send_rpc(peer_id, rpc, priority)
 
     async def publish(self, msg_forwarder: Any, pubsub_msg: Any) -> None:
-        group = share_group_of_host(remote(near[0])[0]) if (near := self.pubsub.host.get_network().get_connections(msg_forwarder)) else None
+        group = (
+            share_group_of_host(remote(near[0])[0])
+            if (near := self.pubsub.host.get_network().get_connections(msg_forwarder))
+            else None
+        )
         by: Ingress = (group, msg_forwarder)
         self._came_by[self.pubsub.get_message_id(pubsub_msg)] = (*by, pubsub_msg.from_id)
         if len(self._came_by) > NOTED:
@@ -243,7 +289,10 @@ class Router(GossipSub):  # type: ignore[misc]
             ingress.reset(before)
 
     async def emit_ihave(self, topic: str, msg_ids: Any, to_peer: Any) -> None:
-        """Tell of as many as are asked for, of each ingress in turn: who is in no mesh of ours is served as fairly as who is."""
+        """Tell of as many as are asked for, of each ingress in turn.
+
+        Who is in no mesh of ours is served as fairly as who is.
+        """
         turns = Turns()
         for msg_id in msg_ids:
             turns.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
@@ -253,7 +302,9 @@ class Router(GossipSub):  # type: ignore[misc]
         await super().emit_iwant(msg_ids[:WANTED], to_peer)
 
     async def tidy(self) -> None:
-        """Three of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""
+        """Three of the router's records only grow, or keep a thousand whole messages, while adaptive gossip
+        is off.
+        """
         while True:
             await trio.sleep(10)
             now = time.time()  # the library's clock

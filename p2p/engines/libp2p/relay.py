@@ -1,7 +1,10 @@
-"""Relays for peers that nobody can dial: circuit relay v2 (github.com/libp2p/specs, relay/circuit-v2.md), the relay's side.
+"""Relays for peers that nobody can dial.
 
-The messages are py-libp2p's. Its relay (`CircuitV2Protocol`) is not used: in version 0.8.1 it takes reservations in others' names, lets one
-asker have every circuit of a peer, and does not end a circuit on which nothing moves (docs/network.md).
+Circuit relay v2 (github.com/libp2p/specs, relay/circuit-v2.md), the relay's side.
+
+The messages are py-libp2p's. Its relay (`CircuitV2Protocol`) is not used: in version 0.8.1 it takes
+reservations in others' names, lets one asker have every circuit of a peer, and does not end a circuit on
+which nothing moves (docs/network.md).
 """
 
 import contextlib
@@ -29,7 +32,8 @@ from p2p.types import PeerId
 HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
 MAX_MESSAGE = 4096  # bytes
 PATIENCE = 10.0  # seconds for one message
-GUEST_RATE = 128.0 * 1024  # bytes a second of all circuits together, of a relay whose operator did not set it up to be one
+# Bytes a second of all circuits together, of a relay whose operator did not set it up to be one
+GUEST_RATE = 128.0 * 1024
 ASKS, ASKS_AT_ONCE = 5.0, 50.0  # requests of one machine, a second
 
 log = logging.getLogger(__name__)
@@ -45,7 +49,8 @@ class RelayLimits:
     circuits: int = 128  # at once
     circuits_to_peer: int = 32
     circuits_of_machine: int = 16  # that one machine asked for
-    circuits_of_machine_to_peer: int = 4  # of these: a peer takes 16 in all (`circuits.INBOUND`), through two relays
+    # Of these: a peer takes 16 in all (`circuits.INBOUND`), through two relays
+    circuits_of_machine_to_peer: int = 4
     size: int = 64 << 20  # bytes of a circuit, both ways together
     seconds: float = 600.0  # of a circuit
     idle: float = 30.0  # seconds in which nothing moves on it
@@ -66,17 +71,31 @@ async def receive(stream: Any, kind: Any) -> Any:
 
 async def drop(stream: Any) -> None:
     """End a stream that nothing is expected of any more, whatever state it is in."""
-    with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it, or what carries it, may be gone by now
+    # It, or what carries it, may be gone by now
+    with trio.CancelScope(shield=True), contextlib.suppress(Exception):
         await stream.reset()
 
 
 class Relay:
-    """handle: the handler of HOP streams. banned: whether a peer is to stay away now. clock: seconds since the epoch."""
+    """handle: the handler of HOP streams.
+
+    banned: whether a peer is to stay away now. clock: seconds since the epoch.
+    """
 
     def __init__(
-        self, host: Any, banned: Callable[[PeerId], bool], clock: Callable[[], float], limits: RelayLimits = RelayLimits()
+        self,
+        host: Any,
+        banned: Callable[[PeerId], bool],
+        clock: Callable[[], float],
+        limits: RelayLimits = RelayLimits(),
     ) -> None:
-        self._host, self._network, self._banned, self._clock, self._limits = host, host.get_network(), banned, clock, limits
+        self._host, self._network, self._banned, self._clock, self._limits = (
+            host,
+            host.get_network(),
+            banned,
+            clock,
+            limits,
+        )
         self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
         self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
         self._asks = TokenBuckets[str](ASKS, ASKS_AT_ONCE)
@@ -101,20 +120,34 @@ class Relay:
         """No relay to a relay: nobody could say then who asks."""
         if circuit(stream) is not None or self._banned(PeerId(str(stream.muxed_conn.peer_id))):
             return StatusCode.PERMISSION_DENIED
-        return StatusCode.RESOURCE_LIMIT_EXCEEDED if self._asks.of(machine, self._clock()).wait(self._clock()) else StatusCode.OK
+        return (
+            StatusCode.RESOURCE_LIMIT_EXCEEDED
+            if self._asks.of(machine, self._clock()).wait(self._clock())
+            else StatusCode.OK
+        )
 
     async def _reserve(self, stream: Any, peer: Any, machine: str) -> None:
         """For the peer at the other end, whoever the message names."""
         now = self._clock()
         self._reserved = {one: held for one, held in self._reserved.items() if self._holds(one, now)}
         others = [held for one, (_, held) in self._reserved.items() if one != peer]
-        if len(others) >= self._limits.reservations or others.count(machine) >= self._limits.reservations_of_machine:
+        if (
+            len(others) >= self._limits.reservations
+            or others.count(machine) >= self._limits.reservations_of_machine
+        ):
             await _answer(stream, StatusCode.RESERVATION_REFUSED)
             return
         until = now + self._limits.lasts
         self._reserved[peer] = until, machine
-        addresses = [address.to_bytes() for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)]
-        await _answer(stream, StatusCode.OK, reservation=Reservation(expire=int(until), addrs=addresses), limit=self._limit())
+        addresses = [
+            address.to_bytes() for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)
+        ]
+        await _answer(
+            stream,
+            StatusCode.OK,
+            reservation=Reservation(expire=int(until), addrs=addresses),
+            limit=self._limit(),
+        )
 
     def _holds(self, peer: Any, now: float) -> bool:
         """A reservation ends with the peer's own connection."""
@@ -152,7 +185,8 @@ class Relay:
         return (
             circuits.total() >= limits.circuits
             or sum(count for (_, to), count in circuits.items() if to == target) >= limits.circuits_to_peer
-            or sum(count for (of, _), count in circuits.items() if of == machine) >= limits.circuits_of_machine
+            or sum(count for (of, _), count in circuits.items() if of == machine)
+            >= limits.circuits_of_machine
             or circuits[machine, target] >= limits.circuits_of_machine_to_peer
         )
 
@@ -162,7 +196,12 @@ class Relay:
         try:
             with trio.fail_after(PATIENCE):
                 there = await self._host.new_stream(target, [STOP])
-                await send(there, StopMessage(type=StopMessage.CONNECT, peer=PeerMessage(id=asker.to_bytes()), limit=self._limit()))
+                await send(
+                    there,
+                    StopMessage(
+                        type=StopMessage.CONNECT, peer=PeerMessage(id=asker.to_bytes()), limit=self._limit()
+                    ),
+                )
                 if (await receive(there, StopMessage)).status == StatusCode.OK:
                     return there
         except Exception as error:  # it is gone, knows no circuits, or says something else
@@ -172,13 +211,18 @@ class Relay:
         return None
 
     async def _carry(self, one: IncomingStream, other: IncomingStream) -> None:
-        """Until one of them ends, or a limit is reached. It is idle while neither sends: what waits for our own rates is under way."""
+        """Until one of them ends, or a limit is reached.
+
+        It is idle while neither sends: what waits for our own rates is under way.
+        """
         end, left, under_way = trio.current_time() + self._limits.seconds, self._limits.size, 0
 
         def moved(by: int) -> None:
             nonlocal under_way
             under_way += by
-            carried.cancel_scope.deadline = end if under_way else min(end, trio.current_time() + self._limits.idle)
+            carried.cancel_scope.deadline = (
+                end if under_way else min(end, trio.current_time() + self._limits.idle)
+            )
 
         async def copy(source: IncomingStream, sink: IncomingStream) -> None:
             nonlocal left

@@ -1,8 +1,11 @@
-"""Request/response protocol `/swarmd/ask/1`: questions and answers, one after the other on a stream. Every engine sends the same bytes.
+"""Request/response protocol `/swarmd/ask/1`: questions and answers, one after the other on a stream.
 
-The asker writes the question's length as four bytes, big-endian, and the question; the answer comes back in the same form. Then the
-stream is there for the next question. It ends when the asker closes it, and the other side then too, or when it was idle for too long.
-(An asker closes only when it wants nothing more: p2pd takes the end of one direction for the end of both.)
+Every engine sends the same bytes.
+
+The asker writes the question's length as four bytes, big-endian, and the question; the answer comes back in
+the same form. Then the stream is there for the next question. It ends when the asker closes it, and the other
+side then too, or when it was idle for too long. (An asker closes only when it wants nothing more: p2pd takes
+the end of one direction for the end of both.)
 """
 
 import contextlib
@@ -18,10 +21,12 @@ from p2p.types import MAX_QUESTION, Answer, PeerId, Unanswered
 
 PATIENCE = 10.0  # seconds to send a question, and to take an answer
 AT_ONCE = 4  # questions to one peer
-SERVED_AT_ONCE, SERVED_EACH = 64, 8  # questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late
+# Questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late
+SERVED_AT_ONCE, SERVED_EACH = 64, 8
 IDLE = 60.0  # seconds until the next question begins
 IDLE_AT_ONCE, IDLE_EACH = 128, 2  # streams left open for a next question, in all and of one peer
-KEPT, KEPT_FOR = 64, 45.0  # streams kept for our own questions, one to each peer, and seconds: less than IDLE of the other side
+# Streams kept for our own questions, one to each peer, and seconds: less than IDLE of the other side
+KEPT, KEPT_FOR = 64, 45.0
 CHUNK = 64 * 1024  # bytes
 _LENGTH = struct.Struct(">I")
 
@@ -50,7 +55,10 @@ S = TypeVar("S", bound=OpenedStream)
 
 
 async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:
-    """The answer, of at most `limit` bytes. Raises Broken, after which nothing more can be asked on this stream."""
+    """The answer, of at most `limit` bytes.
+
+    Raises Broken, after which nothing more can be asked on this stream.
+    """
     await stream.write(_LENGTH.pack(len(question)) + question)
     return await _message(stream, limit)
 
@@ -76,7 +84,10 @@ async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
 
 
 class Responder:
-    """Answers questions, within limits. admits: whether this peer may ask one question more; called before it is read."""
+    """Answers questions, within limits.
+
+    admits: whether this peer may ask one question more; called before it is read.
+    """
 
     def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
         self._answer, self._admits = answer, admits
@@ -84,10 +95,15 @@ class Responder:
         self._idle: Counter[PeerId] = Counter()  # and those that wait for the next
 
     async def serve(self, peer: PeerId, stream: ByteStream) -> bool:
-        """False: reset the stream instead of closing it: the peer is too slow, has too many streams, or asked what cannot be answered."""
+        """False: reset the stream instead of closing it.
+
+        The peer is too slow, has too many streams, or asked what cannot be answered.
+        """
         begun = b""
         try:
-            while self._admits(peer) and self._open.total() < SERVED_AT_ONCE and self._open[peer] < SERVED_EACH:
+            while (
+                self._admits(peer) and self._open.total() < SERVED_AT_ONCE and self._open[peer] < SERVED_EACH
+            ):
                 with _counted(self._open, peer):
                     if not await self._served(peer, stream, begun):
                         return False
@@ -117,7 +133,10 @@ class Responder:
 
 
 async def _closes(stream: ByteStream) -> bool:
-    """Waits until the asker closes the stream: closed by us before, some of the answer could be lost. Raises Broken."""
+    """Waits until the asker closes the stream: closed by us before, some of the answer could be lost.
+
+    Raises Broken.
+    """
     with trio.move_on_after(PATIENCE):
         return not await stream.read()
     return False
@@ -135,10 +154,12 @@ def _counted(counter: Counter[PeerId], peer: PeerId) -> Iterator[None]:
 
 
 class KeptStreams(Generic[S]):
-    """Asks at most AT_ONCE questions of each peer at once; the others wait. A stream whose question went well is kept for the next.
+    """Asks at most AT_ONCE questions of each peer at once; the others wait.
 
-    reach: makes sure that there is a connection; False where none can be made. new: opens a stream to a peer; raises Broken.
-    clock: seconds, as trio's.
+    A stream whose question went well is kept for the next.
+
+    reach: makes sure that there is a connection; False where none can be made. new: opens a stream to a peer;
+    raises Broken. clock: seconds, as trio's.
     """
 
     def __init__(
@@ -150,7 +171,8 @@ class KeptStreams(Generic[S]):
         self._reach, self._new, self._clock = reach, new, clock
         self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._room = KEPT
-        self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()  # and when its last answer came, the oldest first
+        # And when its last answer came, the oldest first
+        self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
@@ -165,7 +187,8 @@ class KeptStreams(Generic[S]):
                 if kept is not None and self._clock() - since > KEPT_FOR:
                     await kept.end(True)
                 elif kept is not None:
-                    with contextlib.suppress(Broken):  # it has ended since; asked twice, a question does no harm
+                    # It has ended since; asked twice, a question does no harm
+                    with contextlib.suppress(Broken):
                         return await self._ask(peer, kept, question, limit)
                 return await self._ask(peer, await self._new(peer), question, limit)
         except Broken as error:
@@ -192,7 +215,9 @@ class KeptStreams(Generic[S]):
     async def _let_go(self, surplus: list[S]) -> None:
         """End these streams, those not used for long, and the oldest of too many."""
         now = self._clock()
-        while self._kept and (len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_FOR):
+        while self._kept and (
+            len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_FOR
+        ):
             surplus.append(self._kept.popitem(last=False)[1][1])
         for stream in surplus:
             await stream.end(True)

@@ -1,4 +1,7 @@
-"""Incoming RPCs of GossipSub, read one at a time. What one begins and does not finish is bounded, in time and over all peers together."""
+"""Incoming RPCs of GossipSub, read one at a time.
+
+What one begins and does not finish is bounded, in time and over all peers together.
+"""
 
 import math
 from collections.abc import Callable
@@ -39,12 +42,16 @@ class UnfinishedRpcs:
 
 
 class RpcStream:
-    """A stream of the library that gives out whole RPCs alone. It is read in large pieces: the library would read each length byte by byte.
+    """A stream of the library that gives out whole RPCs alone.
+
+    It is read in large pieces: the library would read each length byte by byte.
 
     on_read: called with the peer before an RPC is given out, and for each piece of it.
     """
 
-    def __init__(self, stream: Any, on_read: Callable[[Any], object], unfinished: UnfinishedRpcs, cut_off: CutOff) -> None:
+    def __init__(
+        self, stream: Any, on_read: Callable[[Any], object], unfinished: UnfinishedRpcs, cut_off: CutOff
+    ) -> None:
         self._stream, self._on_read, self._unfinished, self._cut_off = stream, on_read, unfinished, cut_off
         self._whole, self._rest = b"", bytearray()  # what may be given out, and what came after it
         self._scope = trio.CancelScope()

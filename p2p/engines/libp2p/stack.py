@@ -1,13 +1,17 @@
-"""The py-libp2p 0.8.1 stack for one swarm: TCP, Noise, yamux, GossipSub, Kademlia, with the library's failures contained.
+"""The py-libp2p 0.8.1 stack for one swarm.
+
+TCP, Noise, yamux, GossipSub, Kademlia, with the library's failures contained.
 
 The library's defaults do not suit a daemon that talks to strangers. Each change is named where it is made:
 
 - `new_host` also accepts plaintext and secio, which prove nobody's identity. Here Noise alone.
-- An exception in a stream handler or a service task ends the whole host; one in identify, a trio system task, ends the process. A peer
-  can cause both with a few bytes. Here such a failure ends that stream or that task.
-- GossipSub's heartbeat is 120 s; it penalises peers that forward more than 10 messages a second; it starts its message counter
-  from the clock in seconds, so a node that restarts repeats its own ids and is not heard for `seen_ttl`.
-- Listening sockets are opened with SO_REUSEPORT, so a second node on the same port is not refused but steals half the connections.
+- An exception in a stream handler or a service task ends the whole host; one in identify, a trio system task,
+  ends the process. A peer can cause both with a few bytes. Here such a failure ends that stream or that task.
+- GossipSub's heartbeat is 120 s; it penalises peers that forward more than 10 messages a second; it starts
+  its message counter from the clock in seconds, so a node that restarts repeats its own ids and is not heard
+  for `seen_ttl`.
+- Listening sockets are opened with SO_REUSEPORT, so a second node on the same port is not refused but steals
+  half the connections.
 """
 
 import contextlib
@@ -51,7 +55,8 @@ STREAMS = 64  # that a peer may have open to us
 
 log = logging.getLogger(__name__)
 
-# The library silences itself on import. What it warns of is worth hearing, but for what every failed dial or lost peer causes.
+# The library silences itself on import. What it warns of is worth hearing, but for what every failed dial or
+# lost peer causes.
 for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
@@ -74,10 +79,13 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         super().__init__(*args, **options)
         self.multiselect: Multiselect = Negotiation(self.multiselect.handlers)
         self._handled: Counter[Any] = Counter()  # peer -> streams of its that are being handled
-        self.admits_stream: Callable[[Any, str], bool] = lambda *_: True  # `Meter.charge_stream`; set by `open_stack`
+        # `Meter.charge_stream`; set by `open_stack`
+        self.admits_stream: Callable[[Any, str], bool] = lambda *_: True
 
     def get_addrs(self) -> list[Any]:
-        """Cached for some seconds: the library asks for each message that it sends, and it takes a millisecond."""
+        """Cached for some seconds: the library asks for each message that it sends, and it takes a
+        millisecond.
+        """
         now = trio.current_time()
         if not self._addrs or now - self._addrs_at > ADDRESSES_FOR:
             self._addrs, self._addrs_at = [*super().get_addrs(), *self._circuits], now
@@ -85,18 +93,25 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
 
     async def announce_through(self, circuits: Sequence[str]) -> None:
         """Tell connected peers and the DHT of these addresses through relays, in place of those before."""
-        self._circuits, self._addrs = [multiaddr.Multiaddr(f"{address}/p2p/{self.get_id()}") for address in circuits], ()
+        self._circuits, self._addrs = (
+            [multiaddr.Multiaddr(f"{address}/p2p/{self.get_id()}") for address in circuits],
+            (),
+        )
         await self._push_identify_to_all_peers()
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         peer, through = net_stream.muxed_conn.peer_id, circuit(net_stream)
         self._handled[peer] += 1
         try:
-            if not self.admits_stream(peer, through.address if through else "") or self._handled[peer] > STREAMS:
+            if (
+                not self.admits_stream(peer, through.address if through else "")
+                or self._handled[peer] > STREAMS
+            ):
                 await net_stream.reset()
             else:
                 await super()._swarm_stream_handler(net_stream)
-        except Exception as error:  # any handler of the library, on any bytes; the peer hears of it by the reset
+        except Exception as error:
+            # Any handler of the library, on any bytes; the peer hears of it by the reset
             log.debug("a stream ended: %r", error)
             with contextlib.suppress(Exception):  # it may be closed already
                 await net_stream.reset()
@@ -108,7 +123,8 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:
             await super()._identify_task_entry(peer_id, reason)
-        except Exception as error:  # a system task of trio: what it raises would end the process; the peer stays unidentified
+        except Exception as error:
+            # A system task of trio: what it raises would end the process; the peer stays unidentified
             log.debug("identify failed: %r", error)
 
 
@@ -133,8 +149,10 @@ async def open_stack(
     traffic: Traffic | None = None,
     prepare: Callable[[Host], None] = lambda _: None,
 ) -> AsyncIterator[Stack]:
-    """The running stack, listening and subscribed to the topics. on_frame: called for each message that arrives. prepare: called before it
-    listens, to set stream handlers. Raises CannotListen; later an exception group, where a service broke.
+    """The running stack, listening and subscribed to the topics.
+
+    on_frame: called for each message that arrives. prepare: called before it listens, to set stream handlers.
+    Raises CannotListen; later an exception group, where a service broke.
     """
     rate_limit = rate_limit or RateLimit()
     host = make_host(identity, traffic)
@@ -151,7 +169,9 @@ async def open_stack(
     try:
         async with host.run(listen_addrs=wanted):
             if len(host.get_transport_addrs()) < len(wanted):
-                raise CannotListen(f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen")
+                raise CannotListen(
+                    f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen"
+                )
             dht = Dht(host, meter.charge_other)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
@@ -185,17 +205,32 @@ def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
         upgrader,
         transports=[CountedTcp(traffic)],
         retry_config=RetryConfig(max_retries=0),  # the address book knows when to try again
-        connection_config=ConnectionConfig(min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0),
+        connection_config=ConnectionConfig(
+            min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0
+        ),
     )
     network.traffic = traffic
-    return Host(network, addrs_factory=lambda found: [multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])])
+    return Host(
+        network,
+        addrs_factory=lambda found: [
+            multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])
+        ],
+    )
 
 
 class Tasks(TrioManager):  # type: ignore[misc]
-    """Runs a service whose one-off tasks may fail alone. Its daemon tasks may not: the engine then starts all anew."""
+    """Runs a service whose one-off tasks may fail alone.
+
+    Its daemon tasks may not: the engine then starts all anew.
+    """
 
     def run_task(
-        self, async_fn: Callable[..., Awaitable[Any]], *args: Any, daemon: bool = False, name: str | None = None, _internal: bool = False
+        self,
+        async_fn: Callable[..., Awaitable[Any]],
+        *args: Any,
+        daemon: bool = False,
+        name: str | None = None,
+        _internal: bool = False,
     ) -> None:
         if daemon or _internal:
             super().run_task(async_fn, *args, daemon=daemon, name=name, _internal=_internal)
@@ -204,10 +239,12 @@ class Tasks(TrioManager):  # type: ignore[misc]
         async def alone() -> None:
             try:
                 await async_fn(*args)
-            except Exception as error:  # one message or one peer that the library could not handle; the log hears of it
+            except Exception as error:
+                # One message or one peer that the library could not handle; the log hears of it
                 log.debug("%s failed: %r", name or async_fn, error)
 
-        if self._task_nursery is not None and not self.is_cancelled:  # straight into it: the library would look through all its tasks first
+        # Straight into it: the library would look through all its tasks first
+        if self._task_nursery is not None and not self.is_cancelled:
             self._task_nursery.start_soon(alone, name=name)
 
 

@@ -16,8 +16,8 @@ from p2p.types import PeerId, Unanswered
 
 PROTOCOL = TProtocol(ASK)
 
-# Both lines of the negotiation (multistream-select) go out with the question, and are compared when they come back: one round trip
-# instead of three.
+# Both lines of the negotiation (multistream-select) go out with the question, and are compared when they come
+# back: one round trip instead of three.
 GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\n", ASK.encode() + b"\n"))
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class IncomingStream:
             return bytes(await self._stream.read(CHUNK))
         except StreamEOF:
             return b""
-        except Exception as error:  # reset, or closed underneath, in the words of whichever layer finds it first
+        except Exception as error:
+            # Reset, or closed underneath, in the words of whichever layer finds it first
             raise Broken(repr(error)) from None
 
     async def write(self, data: bytes) -> None:
@@ -86,9 +87,14 @@ def serve(responder: Responder) -> Callable[[Any], Awaitable[None]]:
 
 
 class Libp2pRequests:
-    """Asks in a task of its own: a caller that is cancelled leaves at once, and the stream ends later. reach: as in `KeptStreams`."""
+    """Asks in a task of its own: a caller that is cancelled leaves at once, and the stream ends later.
 
-    def __init__(self, network: Any, reach: Callable[[PeerId], Awaitable[bool]], nursery: trio.Nursery) -> None:
+    reach: as in `KeptStreams`.
+    """
+
+    def __init__(
+        self, network: Any, reach: Callable[[PeerId], Awaitable[bool]], nursery: trio.Nursery
+    ) -> None:
         self._network, self._nursery = network, nursery
         self._streams = KeptStreams(reach, self._new)
 
@@ -119,5 +125,6 @@ class Libp2pRequests:
     async def _new(self, peer: PeerId) -> OutgoingStream:
         try:
             return OutgoingStream(await self._network.new_stream(ID.from_string(peer)))
-        except Exception as error:  # the connection ended meanwhile, in the words of whichever layer finds it first
+        except Exception as error:
+            # The connection ended meanwhile, in the words of whichever layer finds it first
             raise Broken(repr(error)) from None

@@ -6,11 +6,14 @@ from typing import Any, Final
 
 PATIENCE: Final = 2.0  # seconds for a command
 
-Run = Callable[[Sequence[str]], str]  # a command's standard output; raises OSError or subprocess.SubprocessError
+# A command's standard output; raises OSError or subprocess.SubprocessError
+Run = Callable[[Sequence[str]], str]
 
 
 def run(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, stdin=subprocess.DEVNULL).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=True, stdin=subprocess.DEVNULL
+    ).stdout
 
 
 def all_seconds(times: Any) -> float:

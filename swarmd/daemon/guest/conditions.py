@@ -1,7 +1,8 @@
-"""When the node pauses: facts about machine and hour in, pauses out, each with its cause, its end and a remedy. Pure.
+"""When the node pauses: facts about machine and hour in, pauses out, each with its cause, its end and a
+remedy. Pure.
 
-A condition that comes and goes around its limit would stop and start the node all the time. So the load and the temperature end a pause
-at less than what began it, and the load only after some quiet.
+A condition that comes and goes around its limit would stop and start the node all the time. So the load and
+the temperature end a pause at less than what began it, and the load only after some quiet.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,10 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class PauseCause:
-    """Why the node pauses (or leaves the swarm). until: seconds since the epoch; None where nobody can know. ends: the same in words."""
+    """Why the node pauses (or leaves the swarm).
+
+    until: seconds since the epoch; None where nobody can know. ends: the same in words.
+    """
 
     kind: str  # paused by hand, battery, active, load, hours, temperature, metered, month
     cause: str
@@ -66,7 +70,9 @@ class PauseConditions:
 
     def _machine(self, facts: MachineFacts) -> Iterator[PauseCause]:
         if self._when.battery == "pause" and facts.on_battery:
-            yield PauseCause("battery", "the machine runs on its battery", None, "when it is plugged in", OVERRIDE)
+            yield PauseCause(
+                "battery", "the machine runs on its battery", None, "when it is plugged in", OVERRIDE
+            )
         if self._when.metered == "pause" and facts.metered:
             yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
         limit, found = self._when.temperature, facts.temperature
@@ -83,7 +89,13 @@ class PauseConditions:
     def _others(self, facts: MachineFacts, now: float) -> Iterator[PauseCause]:
         wanted = self._when.user * 60
         if wanted and facts.idle is not None and facts.idle < wanted:
-            yield PauseCause("active", "somebody uses the machine", None, f"{self._when.user:g} min after the last key or move", OVERRIDE)
+            yield PauseCause(
+                "active",
+                "somebody uses the machine",
+                None,
+                f"{self._when.user:g} min after the last key or move",
+                OVERRIDE,
+            )
         if self._load is None or facts.load is None:
             return
         if facts.load > self._load:
@@ -101,7 +113,11 @@ class PauseConditions:
         opening = next_opening(self._windows, local)
         assert opening is not None  # windows repeat every week
         yield PauseCause(
-            "hours", "when.hours has no place for this hour", opening.timestamp(), f"at {clock_words(opening, local)}", OVERRIDE
+            "hours",
+            "when.hours has no place for this hour",
+            opening.timestamp(),
+            f"at {clock_words(opening, local)}",
+            OVERRIDE,
         )
 
 

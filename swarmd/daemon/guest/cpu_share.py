@@ -1,8 +1,11 @@
-"""The CPU share: when the node must rest so that it takes no more than its part of the machine over minutes. Pure."""
+"""The CPU share: when the node must rest so that it takes no more than its part of the machine over minutes.
+Pure.
+"""
 
 from typing import Final
 
-CREDIT: Final = 2.0  # seconds' worth that may be saved up: after a pause it does not run at full speed for long
+# Seconds' worth that may be saved up: after a pause it does not run at full speed for long
+CREDIT: Final = 2.0
 DEBT: Final = 3600.0  # seconds' worth that are remembered: a single step of a large model takes long
 
 

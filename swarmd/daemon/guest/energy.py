@@ -1,4 +1,7 @@
-"""An estimate of the energy that the node takes: its share of the processor's, and the whole of its CUDA device's while it trains."""
+"""An estimate of the energy that the node takes.
+
+Its share of the processor's, and the whole of its CUDA device's while it trains.
+"""
 
 import subprocess
 from collections.abc import Callable
@@ -15,7 +18,10 @@ _POWER: Final = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,
 
 
 class EnergyMeter:
-    """`read` gives what was taken since the last call. folder: where Linux has the processor's counters (RAPL), for root alone on most."""
+    """`read` gives what was taken since the last call.
+
+    folder: where Linux has the processor's counters (RAPL), for root alone on most.
+    """
 
     def __init__(
         self,
@@ -23,7 +29,9 @@ class EnergyMeter:
         times: Callable[[], Any] = psutil.cpu_times,
         ask: Run = run,
     ) -> None:
-        self._packages = sorted(each for each in folder.glob("intel-rapl:*") if _text(each / "name").startswith("package"))
+        self._packages = sorted(
+            each for each in folder.glob("intel-rapl:*") if _text(each / "name").startswith("package")
+        )
         self._times, self._ask = times, ask
         self._joules = {package: _joules(package) for package in self._packages}
         self._busy = busy_seconds(times())
@@ -49,7 +57,8 @@ class EnergyMeter:
             self._joules[package] = now
             # A counter below its old value has wrapped, or was reset while the machine slept.
             if before is not None and now is not None and not (slept and now < before):
-                around = float(_text(package / "max_energy_range_uj") or 0) / 1e6  # the counter begins anew there
+                # The counter begins anew there
+                around = float(_text(package / "max_energy_range_uj") or 0) / 1e6
                 taken.append(now - before if now >= before else now - before + around)
         return share * sum(taken) if taken else None
 

@@ -1,7 +1,9 @@
-"""The node as a guest of its machine: counts what it costs, keeps to its limits, pauses. A task of the daemon (trio).
+"""The node as a guest of its machine: counts what it costs, keeps to its limits, pauses.
 
-Training is paused by one means: the trainer is told to rest, and does so before its next token or micro-batch (`TrainerLink.rest`). A pause
-is told with its cause. The CPU share is kept by short rests without one.
+A task of the daemon (trio).
+
+Training is paused by one means: the trainer is told to rest, and does so before its next token or micro-batch
+(`TrainerLink.rest`). A pause is told with its cause. The CPU share is kept by short rests without one.
 """
 
 import logging
@@ -116,7 +118,9 @@ class Guest:
                 if trio.current_time() - read >= READ_EVERY:
                     read = trio.current_time()
                     ours, self._ours_read = self._ours_read, 0.0
-                    taken = await trio.to_thread.run_sync(self._energy.read, self._clock(), ours, self._on_gpu())
+                    taken = await trio.to_thread.run_sync(
+                        self._energy.read, self._clock(), ours, self._on_gpu()
+                    )
                     self.ledger.add(Usage(energy_wh=taken))
                 self.save()
                 await trio.sleep(SHARE_EVERY if self._share else LOOK_EVERY)
@@ -152,13 +156,25 @@ class Guest:
     def _decide(self) -> None:
         facts, now = self._facts or MachineFacts(), self._clock()
         held = self._conditions.check(facts, now)
-        away = [PauseCause("metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE)]
+        away = [
+            PauseCause(
+                "metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE
+            )
+        ]
         away = away if self._leaves_when_metered and facts.metered else []
         self._set_aside &= {each.kind for each in [*held, *away]}
         asked = self._asked.now()
-        self.pauses = [*([asked] if asked else []), *(each for each in held if each.kind not in self._set_aside)]
+        self.pauses = [
+            *([asked] if asked else []),
+            *(each for each in held if each.kind not in self._set_aside),
+        ]
         self._tell_trainer()
-        self._stay_away([*([spent] if (spent := self._spent()) else []), *(each for each in away if each.kind not in self._set_aside)])
+        self._stay_away(
+            [
+                *([spent] if (spent := self._spent()) else []),
+                *(each for each in away if each.kind not in self._set_aside),
+            ]
+        )
 
     def tell_again(self) -> None:
         """Tell a trainer that has just started what to do."""
@@ -170,7 +186,11 @@ class Guest:
         usage = self.ledger.document()
         if self._budget is not None:
             usage["budget"] = {"bytes": self._budget, "used": self.ledger.this_month.bytes_moved}
-        return {"pauses": [each.document() for each in self.pauses], "away": [each.document() for each in self.away], "usage": usage}
+        return {
+            "pauses": [each.document() for each in self.pauses],
+            "away": [each.document() for each in self.away],
+            "usage": usage,
+        }
 
     async def on_pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Handle `swarmd pause`: pause until `until`, in seconds since the epoch, or without an end.
@@ -179,7 +199,9 @@ class Guest:
         """
         until = arguments.get("until")
         if until is not None and not (
-            isinstance(until, int | float) and not isinstance(until, bool) and self._clock() < until < self._clock() + 366 * 86_400
+            isinstance(until, int | float)
+            and not isinstance(until, bool)
+            and self._clock() < until < self._clock() + 366 * 86_400
         ):
             raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
         self._asked.begin(until)

@@ -1,11 +1,15 @@
-"""How long ago the user touched keyboard or mouse, by whatever tells it here. The shortest of all answers counts.
+"""How long ago the user touched keyboard or mouse, by whatever tells it here.
+
+The shortest of all answers counts.
 
     X11                  the screen saver extension
     GNOME on Wayland     Mutter, over D-Bus
-    Linux                interrupts of built-in keyboards and touch pads; reads from terminals (typing, also over SSH)
+    Linux                interrupts of built-in keyboards and touch pads; reads from terminals (typing, also
+    over SSH)
     macOS                IOHIDSystem, by `ioreg`
 
-Other Wayland desktops tell nobody. A USB keyboard's interrupts cannot be told from a USB disk's, so they are not looked at.
+Other Wayland desktops tell nobody. A USB keyboard's interrupts cannot be told from a USB disk's, so they are
+not looked at.
 """
 
 import contextlib
@@ -20,17 +24,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-INPUT_LINES: Final = ("i8042", "i2c_hid", "i2c-hid", "ELAN", "SYNA", "MSFT000")  # names in /proc/interrupts: PS/2, and touch pads on I2C
+# Names in /proc/interrupts: PS/2, and touch pads on I2C
+INPUT_LINES: Final = ("i8042", "i2c_hid", "i2c-hid", "ELAN", "SYNA", "MSFT000")
 _MUTTER = (
-    "busctl", "--user", "call", "org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core", "org.gnome.Mutter.IdleMonitor",
+    "busctl",
+    "--user",
+    "call",
+    "org.gnome.Mutter.IdleMonitor",
+    "/org/gnome/Mutter/IdleMonitor/Core",
+    "org.gnome.Mutter.IdleMonitor",
     "GetIdletime",
-)  # fmt: skip
+)
 _IOREG = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
 
 Source = Callable[[float], float | None]  # now -> idle seconds
 
 
-def idle_probe(run: Callable[[Sequence[str]], str], platform: str = sys.platform, environment: Mapping[str, str] = os.environ) -> Source:
+def idle_probe(
+    run: Callable[[Sequence[str]], str],
+    platform: str = sys.platform,
+    environment: Mapping[str, str] = os.environ,
+) -> Source:
     """Join this platform's sources of idle time into one, which returns None where none of them can tell."""
     sources: list[Source] = []
     if platform == "darwin":
@@ -38,7 +52,8 @@ def idle_probe(run: Callable[[Sequence[str]], str], platform: str = sys.platform
     elif platform == "linux":
         sources = [Interrupts(), terminals]
         if environment.get("XDG_SESSION_TYPE") == "wayland":
-            sources = [lambda _: mutter(run), Interrupts()]  # the terminals' alone would say that a user of the desktop is away
+            # The terminals' alone would say that a user of the desktop is away
+            sources = [lambda _: mutter(run), Interrupts()]
         elif environment.get("DISPLAY"):
             sources += [ScreenSaver()]
 
@@ -64,7 +79,9 @@ def io_registry(run: Callable[[Sequence[str]], str]) -> float | None:
     return int(found[1]) / 1e9 if found else None
 
 
-def terminals(_now: float, folder: Path = Path("/dev"), clock: Callable[[], float] = time.time) -> float | None:
+def terminals(
+    _now: float, folder: Path = Path("/dev"), clock: Callable[[], float] = time.time
+) -> float | None:
     """Return the seconds since the last read of a terminal.
 
     A terminal's time of access is its last read, to about eight seconds.
@@ -83,7 +100,10 @@ def _devices(folder: Path) -> Iterable[Path]:
 
 
 class Interrupts:
-    """Idle since the counts of the input devices' lines last changed; unknown until they have changed once."""
+    """Idle since the counts of the input devices' lines last changed.
+
+    Unknown until they have changed once.
+    """
 
     def __init__(self, file: Path = Path("/proc/interrupts")) -> None:
         self._file = file
@@ -98,7 +118,11 @@ class Interrupts:
         inputs = [line for line in lines if any(name in line for name in INPUT_LINES)]
         if not inputs:
             return None
-        count = sum(int(number) for line in inputs for number in re.findall(r"(?<=\s)\d+(?=\s)", line.partition(":")[2]))
+        count = sum(
+            int(number)
+            for line in inputs
+            for number in re.findall(r"(?<=\s)\d+(?=\s)", line.partition(":")[2])
+        )
         if self._count is not None and count != self._count:
             self._changed_at = now
         self._count = count
@@ -107,13 +131,20 @@ class Interrupts:
 
 class _Info(ctypes.Structure):
     _fields_ = [
-        ("window", ctypes.c_ulong), ("state", ctypes.c_int), ("kind", ctypes.c_int), ("til_or_since", ctypes.c_ulong),
-        ("idle", ctypes.c_ulong), ("eventMask", ctypes.c_ulong),
-    ]  # fmt: skip  # XScreenSaverInfo
+        ("window", ctypes.c_ulong),
+        ("state", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("til_or_since", ctypes.c_ulong),
+        ("idle", ctypes.c_ulong),
+        ("eventMask", ctypes.c_ulong),
+    ]  # XScreenSaverInfo
 
 
 class ScreenSaver:
-    """X11's screen saver extension, by its C library. Connects for each question: libX11 ends the process when a connection breaks."""
+    """X11's screen saver extension, by its C library.
+
+    Connects for each question: libX11 ends the process when a connection breaks.
+    """
 
     def __init__(self) -> None:
         names = [ctypes.util.find_library(name) for name in ("X11", "Xss")]

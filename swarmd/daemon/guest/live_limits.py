@@ -20,13 +20,22 @@ def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> Limi
     """
     for name, text in asked.items():
         if name not in LIVE:
-            raise SwarmdError(f"limits.{name[:LONGEST]} cannot be changed while the node runs; these can: {', '.join(LIVE)}.")
+            raise SwarmdError(
+                f"limits.{name[:LONGEST]} cannot be changed while the node runs; these can:"
+                f" {', '.join(LIVE)}."
+            )
         if not isinstance(text, str) or len(text) > LONGEST:
             raise SwarmdError(f"limits.{name}: expected a short text, found {shown(text)}.")
     if not rates and (asked.get("up") or asked.get("down")):
-        raise SwarmdError('limits.up and limits.down are kept by libp2p alone: set swarm.engine = "libp2p", and join again.')
+        raise SwarmdError(
+            'limits.up and limits.down are kept by libp2p alone: set swarm.engine = "libp2p", and join again.'
+        )
     try:
-        return LimitsConfig.model_validate(limits.model_dump() | {name: text.strip() for name, text in asked.items()})
+        return LimitsConfig.model_validate(
+            limits.model_dump() | {name: text.strip() for name, text in asked.items()}
+        )
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
-        raise SwarmdError(f"limits.{first['loc'][0]}: found {shown(first['input'])}: {first['ctx']['error']}.") from None
+        raise SwarmdError(
+            f"limits.{first['loc'][0]}: found {shown(first['input'])}: {first['ctx']['error']}."
+        ) from None

@@ -1,4 +1,7 @@
-"""The month's budget of bytes: how much is left, and why the node is out of the swarm once nothing is. Pure."""
+"""The month's budget of bytes.
+
+How much is left, and why the node is out of the swarm once nothing is. Pure.
+"""
 
 from datetime import datetime
 

@@ -1,6 +1,9 @@
-"""What the platform tells of battery, load, network and temperature. Each answer is None where it cannot be told here.
+"""What the platform tells of battery, load, network and temperature.
 
-What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle time.
+Each answer is None where it cannot be told here.
+
+What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle
+time.
 """
 
 import subprocess
@@ -16,7 +19,8 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 
 SLOW_EVERY: Final = 10.0  # seconds between two questions that start a program
-PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")  # psutil's names of sensors, the best first
+# Psutil's names of sensors, the best first
+PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")
 _METERED = (
     "busctl",
     "get-property",
@@ -31,7 +35,8 @@ def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | No
     """Return whether the machine runs on battery; None without a battery, or if its state is unknown."""
     try:
         battery = sensors()
-    except OSError:  # of Linux without /sys/class/power_supply, as in some containers; or the battery was taken out
+    except OSError:
+        # Of Linux without /sys/class/power_supply, as in some containers; or the battery was taken out
         return None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 
@@ -76,7 +81,10 @@ class LoadProbe:
 
 
 class Probes:
-    """Asks for what the settings need, and for nothing else. `look` may take some milliseconds: call it in a thread."""
+    """Asks for what the settings need, and for nothing else.
+
+    `look` may take some milliseconds: call it in a thread.
+    """
 
     def __init__(self, when: WhenConfig, run: Run = run) -> None:
         self._when, self._run = when, run
@@ -106,8 +114,13 @@ class Probes:
         """Yield the settings that have no effect on this machine, with the reason."""
         when = self._when
         if when.user and facts.idle is None:
-            yield "when.user has no effect: the time since the last key or move cannot be told here (docs/guest.md)"
+            yield (
+                "when.user has no effect: the time since the last key or move cannot be told here"
+                " (docs/guest.md)"
+            )
         if when.metered == "pause" and facts.metered is None:
-            yield "when.metered has no effect: NetworkManager does not tell here whether the network is metered"
+            yield (
+                "when.metered has no effect: NetworkManager does not tell here whether the network is metered"
+            )
         if when.temperature and facts.temperature is None:
             yield "when.temperature has no effect: no sensor of the processor can be read here"

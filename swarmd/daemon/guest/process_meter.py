@@ -1,4 +1,7 @@
-"""CPU time and disk writes of all processes of the node: the daemon, the trainer, the verifier, workers and p2pd."""
+"""CPU time and disk writes of all processes of the node.
+
+The daemon, the trainer, the verifier, workers and p2pd.
+"""
 
 import os
 from dataclasses import dataclass
@@ -18,8 +21,8 @@ class Spent:
 class ProcessMeter:
     """`read` gives what was spent since the last call.
 
-    A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. What is lost is that of processes
-    whose parent was killed.
+    A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. What
+    is lost is that of processes whose parent was killed.
     """
 
     def __init__(self, now: float, pid: int | None = None) -> None:
@@ -34,7 +37,9 @@ class ProcessMeter:
 
     def read(self, now: float) -> Spent:
         before, self._totals = self._totals, self._read(now)
-        written = None if before[1] is None or self._totals[1] is None else max(0, self._totals[1] - before[1])
+        written = (
+            None if before[1] is None or self._totals[1] is None else max(0, self._totals[1] - before[1])
+        )
         return Spent(max(0.0, self._totals[0] - before[0]), written)
 
     def _read(self, now: float) -> tuple[float, int | None]:
@@ -43,7 +48,8 @@ class ProcessMeter:
             self._processes = [self._root, *_descendants(self._root)]
         cpu, written = 0.0, 0
         known = True
-        for process in reversed(self._processes):  # children first: what ends meanwhile is counted once at least
+        # Children first: what ends meanwhile is counted once at least
+        for process in reversed(self._processes):
             try:
                 times = process.cpu_times()
                 cpu += times.user + times.system + times.children_user + times.children_system

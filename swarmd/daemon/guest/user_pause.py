@@ -1,4 +1,7 @@
-"""The pause that the user asked for, kept in the state folder: it survives a restart of the node, with an end or without one."""
+"""The pause that the user asked for, kept in the state folder.
+
+It survives a restart of the node, with an end or without one.
+"""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +21,8 @@ REMEDY: Final = "swarmd resume"
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None  # seconds since the epoch; None: until `swarmd resume`
+    # Seconds since the epoch; None: until `swarmd resume`
+    until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None
     schema: int = 1
 
 
@@ -41,7 +45,9 @@ class UserPause:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("%s cannot be removed: %s. The node will be paused again when it starts.", self._path, error)
+            log.warning(
+                "%s cannot be removed: %s. The node will be paused again when it starts.", self._path, error
+            )
 
     def now(self) -> PauseCause | None:
         """Return the pause that the user asked for, or None if there is none or it is over."""

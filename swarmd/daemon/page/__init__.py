@@ -1,1 +1,4 @@
-"""The node's page and its metrics over HTTP, on loopback. Nothing here is loaded before somebody asks for it, but for opening.py."""
+"""The node's page and its metrics over HTTP, on loopback.
+
+Nothing here is loaded before somebody asks for it, but for opening.py.
+"""

@@ -1,12 +1,15 @@
 """Who may ask the node's page. Pure.
 
-The page listens on loopback, where every program and every web page open on this machine can send it requests. Three rules:
+The page listens on loopback, where every program and every web page open on this machine can send it
+requests. Three rules:
 
-- Host names loopback. A hostile web site whose name was pointed at 127.0.0.1 (DNS rebinding) sends its own name.
-- Origin, where a browser sends one, is the page's own. A page of another server is refused, also one on another port of this machine.
-- The token that only `swarmd ui` prints. There is no cookie: a browser sends cookies to every port of a host, so also to the server of
-  another user. A page is opened with the token in its address; whatever changes something needs it in a header, which no other
-  origin can set.
+- Host names loopback. A hostile web site whose name was pointed at 127.0.0.1 (DNS rebinding) sends its own
+  name.
+- Origin, where a browser sends one, is the page's own. A page of another server is refused, also one on
+  another port of this machine.
+- The token that only `swarmd ui` prints. There is no cookie: a browser sends cookies to every port of a host,
+  so also to the server of another user. A page is opened with the token in its address; whatever changes
+  something needs it in a header, which no other origin can set.
 """
 
 import hmac

@@ -35,7 +35,8 @@ class Response:
     content_type: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    stream: Callable[[Send], Awaitable[None]] | None = None  # in place of a body; cancelled when the client is gone
+    # In place of a body; cancelled when the client is gone
+    stream: Callable[[Send], Awaitable[None]] | None = None
 
 
 Respond = Callable[[Request], Awaitable[Response]]
@@ -47,7 +48,12 @@ async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
     async def converse(stream: trio.SocketStream) -> None:
         try:
             await _converse(stream, respond)
-        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, h11.LocalProtocolError):
+        except* (
+            trio.BrokenResourceError,
+            trio.ClosedResourceError,
+            trio.TooSlowError,
+            h11.LocalProtocolError,
+        ):
             pass  # the client is gone, or does not read
         except* Exception:
             log.exception("a request to the node's page failed")
@@ -63,15 +69,25 @@ async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
                 request = await _request(connection, stream)
         except h11.RemoteProtocolError as error:
             status = error.error_status_hint or 400
-            request, response = None, Response(status, "text/plain", b"This is no request that swarmd can read.\n")
+            request, response = (
+                None,
+                Response(status, "text/plain", b"This is no request that swarmd can read.\n"),
+            )
         else:
             if request is None:
                 return
             response = await respond(request)
-        headers = {"content-type": f"{response.content_type}; charset=utf-8", **response.headers, "connection": "close"}
+        headers = {
+            "content-type": f"{response.content_type}; charset=utf-8",
+            **response.headers,
+            "connection": "close",
+        }
         if response.stream is None:
             headers["content-length"] = str(len(response.body))
-        head = h11.Response(status_code=response.status, headers=[(name.encode(), value.encode()) for name, value in headers.items()])
+        head = h11.Response(
+            status_code=response.status,
+            headers=[(name.encode(), value.encode()) for name, value in headers.items()],
+        )
         data = connection.send(head) or b""
         if response.stream is None:
             if request is None or request.method != "HEAD":
@@ -105,7 +121,9 @@ async def _request(connection: h11.Connection, stream: trio.SocketStream) -> Req
             return None
 
 
-async def _stream(connection: h11.Connection, stream: trio.SocketStream, feed: Callable[[Send], Awaitable[None]]) -> None:
+async def _stream(
+    connection: h11.Connection, stream: trio.SocketStream, feed: Callable[[Send], Awaitable[None]]
+) -> None:
     """Send what `feed` has, until it or the client ends."""
 
     async def send(data: bytes) -> None:

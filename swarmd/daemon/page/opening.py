@@ -1,4 +1,7 @@
-"""Opens the node's page when `swarmd ui` asks for it, and /metrics where the configuration names an address. Loads the server only then."""
+"""Opens the node's page when `swarmd ui` asks for it, and /metrics where the configuration names an address.
+
+Loads the server only then.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,10 @@ LOOPBACK = (HOST, "localhost", "::1")
 
 
 class PageOpening:
-    """Answers "ui" of the control API: starts the page's server at the first call, and says its address at each."""
+    """Answers "ui" of the control API.
+
+    Starts the page's server at the first call, and says its address at each.
+    """
 
     def __init__(self, nursery: trio.Nursery, handlers: Mapping[str, Handler]) -> None:
         self._nursery, self._handlers = nursery, handlers
@@ -48,6 +54,9 @@ class PageOpening:
         try:
             listeners = await trio.open_tcp_listeners(port, host=host)
         except OSError as error:
-            raise SwarmdError(f"{host}:{port}: cannot listen there: {error.strerror or error}. Choose another address or port.") from None
+            raise SwarmdError(
+                f"{host}:{port}: cannot listen there: {error.strerror or error}. Choose another address or"
+                " port."
+            ) from None
         self._nursery.start_soon(serve, respond, listeners)
         return int(listeners[0].socket.getsockname()[1])

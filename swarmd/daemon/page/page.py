@@ -1,4 +1,7 @@
-"""The node's page as a server sees it: which request gets what. Everything but files for everybody needs the token."""
+"""The node's page as a server sees it: which request gets what.
+
+Everything but files for everybody needs the token.
+"""
 
 import json
 import secrets
@@ -16,7 +19,8 @@ from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
 REFRESH = 1.0  # seconds between two looks at the node while a page is shown
 QUIET = 15.0  # seconds without news after which a page hears that the node is there
-ALLOWED = ("pause", "resume", "limit", "stop", "invitation")  # operations of the control API that the page may ask for
+# Operations of the control API that the page may ask for
+ALLOWED = ("pause", "resume", "limit", "stop", "invitation")
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -36,10 +40,14 @@ _REFUSED = "This page needs the address that `swarmd ui` prints: run it as the u
 class Page:
     """Answers requests for one node's page. `handlers`: the control API's."""
 
-    def __init__(self, handlers: Mapping[str, control.Handler], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, handlers: Mapping[str, control.Handler], clock: Callable[[], float] = time.time
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         self._handlers, self._clock = handlers, clock
-        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {"pause": self._pause}
+        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {
+            "pause": self._pause
+        }
         self._allowed["invitation"] = self._invite
 
     async def respond(self, request: Request) -> Response:
@@ -58,13 +66,17 @@ class Page:
         if request.method == "POST" and request.path == "/control":
             if not access.knows(self.token, access.bearer(request.headers)):
                 return _plain(403, _REFUSED)
-            return Response(200, "application/json", await control.answer(request.body, self._allowed), HEADERS)
+            return Response(
+                200, "application/json", await control.answer(request.body, self._allowed), HEADERS
+            )
         return _plain(404, "There is nothing here.\n")
 
     async def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Pause for `for` seconds by the node's clock, from which the browser's may differ."""
         seconds = arguments.get("for")
-        return await self._handlers["pause"]({"until": self._clock() + seconds} if isinstance(seconds, int) else {})
+        return await self._handlers["pause"](
+            {"until": self._clock() + seconds} if isinstance(seconds, int) else {}
+        )
 
     async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"schema": 1, "html": rendering.invitation(await self._handlers["invitation"](arguments))}
@@ -72,7 +84,11 @@ class Page:
     async def _look(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})
         peers = await self._handlers["peers"]({})
-        return rendering.parts(document, peers, self._clock()), rendering.title_of(document), rendering.curve(document)
+        return (
+            rendering.parts(document, peers, self._clock()),
+            rendering.title_of(document),
+            rendering.curve(document),
+        )
 
     async def _watch(self, send: Send) -> None:
         """Send events to one open page: everything at first, then what changed."""
@@ -81,7 +97,9 @@ class Page:
         said = trio.current_time()
         while True:
             parts, title, now_curve = await self._look()
-            update: dict[str, Any] = {"parts": {name: html for name, html in parts.items() if shown.get(name) != html}}
+            update: dict[str, Any] = {
+                "parts": {name: html for name, html in parts.items() if shown.get(name) != html}
+            }
             if now_curve != curve:
                 update["curve"] = now_curve
             if update["parts"] or "curve" in update:

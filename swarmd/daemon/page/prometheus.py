@@ -23,33 +23,67 @@ def exposition(document: Mapping[str, Any]) -> str:
     for name, what, samples in _metrics(document):
         known = [(labels, value) for labels, value in samples if value is not None]
         if known:
-            lines += [f"# HELP swarmd_{name} {what}", f"# TYPE swarmd_{name} {'counter' if name.endswith('_total') else 'gauge'}"]
+            lines += [
+                f"# HELP swarmd_{name} {what}",
+                f"# TYPE swarmd_{name} {'counter' if name.endswith('_total') else 'gauge'}",
+            ]
             lines += [f"swarmd_{name}{_labels(labels)} {float(value):.15g}" for labels, value in known]
     return "\n".join(lines) + "\n"
 
 
 def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sample]]]:
     last, exchange = document.get("last") or {}, document.get("exchange") or {}
-    judge, trainer, model = document.get("judge") or {}, document.get("trainer") or {}, document.get("model") or {}
+    judge, trainer, model = (
+        document.get("judge") or {},
+        document.get("trainer") or {},
+        document.get("model") or {},
+    )
     state = document.get("state")
 
     def one(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
         return name, what, [({}, value)]
 
-    yield "node", "1; the labels say which node it is", [({
-        "name": str(document.get("name")), "peer": str(document.get("peer_id")), "model": str(model.get("name")),
-        "swarm": str((document.get("swarm") or {}).get("name")),
-    }, 1)]  # fmt: skip
-    yield "state", "1 for the state the node is in", [({"state": name}, float(name == state)) for name in STATES]
+    yield (
+        "node",
+        "1; the labels say which node it is",
+        [
+            (
+                {
+                    "name": str(document.get("name")),
+                    "peer": str(document.get("peer_id")),
+                    "model": str(model.get("name")),
+                    "swarm": str((document.get("swarm") or {}).get("name")),
+                },
+                1,
+            )
+        ],
+    )
+    yield (
+        "state",
+        "1 for the state the node is in",
+        [({"state": name}, float(name == state)) for name in STATES],
+    )
     yield one("start_time_seconds", "when the node started, since the epoch", document.get("started_at"))
     yield one("round", "rounds trained", document.get("round"))
     yield one("reward_mean", "mean reward of the last round", last.get("reward_mean"))
     yield one("loss", "loss of the last update", last.get("loss"))
-    yield "round_seconds", "seconds of the last round, by stage", [({"stage": k}, v) for k, v in (last.get("seconds") or {}).items()]
-    yield "batch_rollouts", "rollouts in the last batch", [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))]
+    yield (
+        "round_seconds",
+        "seconds of the last round, by stage",
+        [({"stage": k}, v) for k, v in (last.get("seconds") or {}).items()],
+    )
+    yield (
+        "batch_rollouts",
+        "rollouts in the last batch",
+        [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
+    )
     yield one("peers_heard", "peers whose rollouts arrive", document.get("peers"))
     yield one("peers_connected", "peers connected", document.get("connected"))
-    yield "refused_total", "what was refused, by reason", [({"reason": k}, v) for k, v in (document.get("rejected") or {}).items()]
+    yield (
+        "refused_total",
+        "what was refused, by reason",
+        [({"reason": k}, v) for k, v in (document.get("rejected") or {}).items()],
+    )
     yield one("rollouts_fetched_total", "rollouts of others that were fetched", exchange.get("fetched"))
     yield one("rollouts_missed_total", "rollouts that nobody had in time", exchange.get("missed"))
     yield "exchange_bytes_total", "bytes of rollouts fetched and served", [
@@ -62,14 +96,26 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
     total = (document.get("usage") or {}).get("total") or {}
     for key, name, what in _USED:
         yield one(name, what, total.get(key))
-    yield "pauses", "1 for each cause of a pause that holds", [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()]
-    yield "download_bytes", "the model's download", [({"part": part}, download.get(part)) for part in ("done", "total")]
+    yield (
+        "pauses",
+        "1 for each cause of a pause that holds",
+        [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()],
+    )
+    yield (
+        "download_bytes",
+        "the model's download",
+        [({"part": part}, download.get(part)) for part in ("done", "total")],
+    )
     yield one("judge_score", "the judge's last score", judge.get("score"))
-    yield one("trainer_restarts_total", "times that the trainer died and was started again", trainer.get("restarts"))
+    yield one(
+        "trainer_restarts_total", "times that the trainer died and was started again", trainer.get("restarts")
+    )
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items()) + "}" if labels else ""
+    return (
+        "{" + ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items()) + "}" if labels else ""
+    )
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,6 @@
-"""The node's page as HTML, in parts that are sent anew where they changed. Pure; all text of files and peers is escaped.
+"""The node's page as HTML, in parts that are sent anew where they changed.
+
+Pure; all text of files and peers is escaped.
 
 A part whose facts are missing is empty, and its section is not shown.
 """
@@ -26,7 +28,8 @@ from swarmd.terminal import printable
 
 PEERS_SHOWN = 40
 PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "limits", "node")
-_BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # operation of the control API and its arguments; "for": seconds
+# Operation of the control API and its arguments; "for": seconds
+_BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Pause for 1 h": ("pause", {"for": 3600}),
     "Pause for 2 h": ("pause", {"for": 7200}),
     "Pause until resumed": ("pause", {}),
@@ -72,7 +75,10 @@ _LIVE_LIMITS = (  # name, label, hint
     ("up", "Sent, a second", "such as 200 kB/s"),
     ("down", "Received, a second", "such as 200 kB/s"),
 )
-_OTHER_LIMITS = "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold from the next join."
+_OTHER_LIMITS = (
+    "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold"
+    " from the next join."
+)
 _INVITE = "Anyone may run this on a machine of his own to join the swarm. It holds no secret."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
@@ -83,17 +89,16 @@ def page(parts: Mapping[str, str], title: str) -> str:
     """Render the whole page, with each part in its place."""
     section = '<section id="{}" aria-live="off">{}</section>'.format
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{_text(title)}</title>"
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        '<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/uPlot.min.css">'
-        '<link rel="stylesheet" href="/static/page.css"><script defer src="/static/uPlot.iife.min.js"></script>'
-        '<script defer src="/static/page.js"></script></head><body><main>'
-        f'<header id="state" aria-live="polite">{parts["state"]}</header>'
-        f'<p id="said" role="status"></p><div id="controls">{parts["controls"]}</div>'
-        '<section id="invitation" aria-live="polite"></section>'
-        f'<section><h2>Reward</h2><div id="round">{parts["round"]}</div>'
-        '<div id="chart" role="img" aria-label="Reward by round"></div></section>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title><meta'
+        ' name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme"'
+        ' content="light dark"><link rel="icon" href="/static/icon.svg"><link rel="stylesheet"'
+        ' href="/static/uPlot.min.css"><link rel="stylesheet" href="/static/page.css"><script defer'
+        ' src="/static/uPlot.iife.min.js"></script><script defer'
+        ' src="/static/page.js"></script></head><body><main><header id="state"'
+        f' aria-live="polite">{parts["state"]}</header><p id="said" role="status"></p><div'
+        f' id="controls">{parts["controls"]}</div><section id="invitation"'
+        f' aria-live="polite"></section><section><h2>Reward</h2><div id="round">{parts["round"]}</div><div'
+        ' id="chart" role="img" aria-label="Reward by round"></div></section>'
         + "".join(section(name, parts[name]) for name in PARTS[3:])
         + "</main></body></html>"
     )
@@ -113,12 +118,18 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "state": _state(document),
         "controls": _controls(document),
         "round": _round(document),
-        "given": _card("Given to others", _paragraph(given)) if (given := given_words(document.get("given") or {})) else "",
+        "given": (
+            _card("Given to others", _paragraph(given))
+            if (given := given_words(document.get("given") or {}))
+            else ""
+        ),
         "cost": _cost(document.get("usage") or {}),
         "peers": _peers(document, peers, now),
         "refused": _refused(document),
         "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
-        "limits": _limits(document.get("limits") or {}, rates=(document.get("engine") or {}).get("name") == "libp2p"),
+        "limits": _limits(
+            document.get("limits") or {}, rates=(document.get("engine") or {}).get("name") == "libp2p"
+        ),
         "node": _node(document, now),
     }
 
@@ -126,7 +137,11 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
 def curve(document: Document) -> dict[str, Any]:
     """Return the chart's data: each round's reward, and whether others' rollouts were trained on."""
     rewards = list(document.get("rewards") or ())
-    return {"last": document.get("round") or 0, "rewards": rewards, "external": list(document.get("external") or ())[-len(rewards) :]}
+    return {
+        "last": document.get("round") or 0,
+        "rewards": rewards,
+        "external": list(document.get("external") or ())[-len(rewards) :],
+    }
 
 
 def _state(document: Document) -> str:
@@ -136,7 +151,11 @@ def _state(document: Document) -> str:
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
         f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(_cause(document))}</p>'
-        + (f'<p class="helped">{_text(helped)}</p>' if (helped := helped_words(document.get("given") or {})) else "")
+        + (
+            f'<p class="helped">{_text(helped)}</p>'
+            if (helped := helped_words(document.get("given") or {}))
+            else ""
+        )
         + _download(document.get("download") or {})
         + "".join(_paragraph(pause_words(pause)) for pause in list(document.get("pauses") or ())[1:])
         + "".join(_paragraph(away_words(away)) for away in document.get("away") or ())
@@ -148,7 +167,10 @@ def _download(download: Mapping[str, Any]) -> str:
     """Render a download's progress bar; the state's cause gives bytes and time."""
     if not download.get("total"):
         return ""
-    return f'<progress aria-label="Download" value="{_text(download.get("done") or 0)}" max="{_text(download["total"])}"></progress>'
+    return (
+        f'<progress aria-label="Download" value="{_text(download.get("done") or 0)}"'
+        f' max="{_text(download["total"])}"></progress>'
+    )
 
 
 def _cause(document: Document) -> str:
@@ -160,19 +182,28 @@ def _controls(document: Document) -> str:
     if state in ("stopping", "stopped"):
         return ""
     held = state == "paused" or document.get("pauses")
-    return "".join(_button(name, *_BUTTONS[name]) for name in _BUTTONS if name in _ALWAYS or (name == "Resume") == bool(held))
+    return "".join(
+        _button(name, *_BUTTONS[name])
+        for name in _BUTTONS
+        if name in _ALWAYS or (name == "Resume") == bool(held)
+    )
 
 
 def _button(name: str, operation: str, arguments: Mapping[str, Any]) -> str:
     request = escape(json.dumps({"operation": operation, "arguments": arguments}))
     first = f' data-ask="{escape(_ASK_FIRST)}"' if operation == "stop" else ""
-    return f'<button type="button" id="do-{_class(name)}" data-request="{request}"{first}>{_text(name)}</button>'
+    return (
+        f'<button type="button" id="do-{_class(name)}" data-request="{request}"{first}>{_text(name)}</button>'
+    )
 
 
 def _round(document: Document) -> str:
     rounds, last = document.get("rounds"), document.get("last")
     facts = [
-        ("Round", f"{document['round']:,}" + (f" of {rounds:,}" if rounds else "") if "round" in document else ""),
+        (
+            "Round",
+            f"{document['round']:,}" + (f" of {rounds:,}" if rounds else "") if "round" in document else "",
+        ),
         ("Reward", mean_reward_words(document)),
         ("Shared", _shared(list(document.get("external") or ()))),
         ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
@@ -183,14 +214,21 @@ def _round(document: Document) -> str:
 
 def _shared(external: Sequence[int]) -> str:
     """Say how many of the rounds that the chart shows had rollouts of others."""
-    return f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of others" if any(external) else ""
+    return (
+        f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of others"
+        if any(external)
+        else ""
+    )
 
 
 def invitation(document: Document) -> str:
     """Render the invitation: the command for others, and a QR code where segno (extra `qr`) is installed."""
     command = f"swarmd join '{document['invitation']}'"
     notes = "".join(_paragraph(str(note)) for note in document.get("notes") or ())
-    shown = f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button" data-copy="command">Copy</button>'
+    shown = (
+        f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button"'
+        ' data-copy="command">Copy</button>'
+    )
     return _card("Invite others", _paragraph(_INVITE) + shown + notes + _code(command))
 
 
@@ -203,14 +241,24 @@ def _code(text: str) -> str:
         import segno
     except ImportError:
         return ""
-    return f'<div class="qr">{segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)}</div>'
+    return (
+        "<div"
+        f' class="qr">{segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)}</div>'
+    )
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
     """Render what the node cost in each period; leave out what this machine cannot measure."""
-    times = [(name, usage[key]) for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total")) if usage.get(key)]
-    figures = [(title, key, unit, places) for title, key, unit, places in _COSTS if any(row.get(key) is not None for _, row in times)]
-
+    times = [
+        (name, usage[key])
+        for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total"))
+        if usage.get(key)
+    ]
+    figures = [
+        (title, key, unit, places)
+        for title, key, unit, places in _COSTS
+        if any(row.get(key) is not None for _, row in times)
+    ]
 
     def cells(row: Mapping[str, Any]) -> Iterator[str]:
         for _, key, unit, places in figures:
@@ -241,7 +289,11 @@ def _peers(document: Document, peers: Document, now: float) -> str:
     )
     facts = [("Peers", peers_words(document)), ("Exchange", exchange_words(document.get("exchange") or {}))]
     more = _paragraph(f"and {left_out} more: swarmd peers") if left_out else ""
-    return _card("Peers", _facts(facts) + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some")))
+    return _card(
+        "Peers",
+        _facts(facts)
+        + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some")),
+    )
 
 
 def _where(peer: Mapping[str, Any]) -> str:
@@ -252,10 +304,14 @@ def _where(peer: Mapping[str, Any]) -> str:
 
 def _refused(document: Document) -> str:
     refused, advice = document.get("rejected") or {}, document.get("advice") or {}
-    rows = sorted(((why, count) for why, count in refused.items() if count), key=lambda item: (-item[1], item[0]))
+    rows = sorted(
+        ((why, count) for why, count in refused.items() if count), key=lambda item: (-item[1], item[0])
+    )
     if not rows:
         return ""
-    cells = ((f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows)
+    cells = (
+        (f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows
+    )
     return _card("Refused", _table(("Count", "Why", "What to do"), cells))
 
 
@@ -266,14 +322,21 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
     """
     if not limits:
         return ""
-    on = [(_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value)) for key, value in limits.items() if value and value not in _NO_LIMIT]
+    on = [
+        (_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value))
+        for key, value in limits.items()
+        if value and value not in _NO_LIMIT
+    ]
     inputs = "".join(
-        f'<label for="limit-{name}">{label}</label><input id="limit-{name}" name="{name}" autocomplete="off" maxlength="40" '
-        f'placeholder="no limit, or {hint}" value="{_text(limits.get(f"limits.{name}"))}">'
+        f'<label for="limit-{name}">{label}</label><input id="limit-{name}" name="{name}" autocomplete="off"'
+        f' maxlength="40" placeholder="no limit, or {hint}" value="{_text(limits.get(f"limits.{name}"))}">'
         for name, label, hint in _LIVE_LIMITS
         if rates or name not in ("up", "down")
     )
-    form = f'<form data-operation="limit" data-done="The node keeps to these limits from now on.">{inputs}<button>Set</button></form>'
+    form = (
+        '<form data-operation="limit" data-done="The node keeps to these limits from now'
+        f' on.">{inputs}<button>Set</button></form>'
+    )
     change = f"<details><summary>Change limits</summary>{form}{_paragraph(_OTHER_LIMITS)}</details>"
     return _card("Limits", _facts(on) + change)
 
@@ -286,7 +349,11 @@ def _limit(key: str, value: Any) -> str:
 
 
 def _node(document: Document, now: float) -> str:
-    engine, trainer, swarm = document.get("engine") or {}, document.get("trainer") or {}, document.get("swarm") or {}
+    engine, trainer, swarm = (
+        document.get("engine") or {},
+        document.get("trainer") or {},
+        document.get("swarm") or {},
+    )
     started, restarts = document.get("started_at"), trainer.get("restarts")
     facts = [
         ("Peer id", document.get("peer_id")),
@@ -306,7 +373,9 @@ def _card(title: str, body: str) -> str:
 
 
 def _facts(facts: Iterable[tuple[str, object]]) -> str:
-    rows = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts if value)
+    rows = "".join(
+        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts if value
+    )
     return f"<dl>{rows}</dl>" if rows else ""
 
 
@@ -314,7 +383,11 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Render a table of HTML cells; on a narrow screen each cell carries its column's name."""
     head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
     cells = (
-        "".join(f'<td data-name="{_text(name)}"><span>{cell}</span></td>' for name, cell in zip(heads, row, strict=True)) for row in rows
+        "".join(
+            f'<td data-name="{_text(name)}"><span>{cell}</span></td>'
+            for name, cell in zip(heads, row, strict=True)
+        )
+        for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

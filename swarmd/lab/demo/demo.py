@@ -24,7 +24,9 @@ from swarmd.lab.demo.figures import Curve, NoMatplotlib, draw_rewards
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
 MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
-PACE = 0.8  # seconds a round takes at least, so that all are at about the same round, and the killed node catches the others
+# Seconds a round takes at least, so that all are at about the same round, and the killed node catches the
+# others
+PACE = 0.8
 CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
 PATIENCE = 300.0  # seconds without any node finishing a round before the demo gives up
 TRAINS = "trains"
@@ -74,7 +76,9 @@ class Story:
 
 
 def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output: bool = False) -> int:
-    """Run it, and print the table (or with `json_output` one JSON object on the last line of standard output)."""
+    """Run it, and print the table (or with `json_output` one JSON object on the last line of standard
+    output).
+    """
     if nodes < 2 or rounds < 2:
         raise SwarmdError("a demo needs at least 2 nodes and 2 rounds")
     folder = (out or Path(f"demo-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
@@ -91,7 +95,8 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
         saves = checkpoints(CHECKPOINT)
         with (
             local_swarm(folder, nodes, options, saves) as swarm,
-            local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,  # node 1's questions, the same seed
+            # Node 1's questions, the same seed
+            local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,
         ):
             stories = [*(Story(node) for node in swarm), *(Story(node, alone=True) for node in alone)]
             for story in stories:
@@ -102,14 +107,20 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     title = f"{nodes} nodes that share, and one alone that answers as many questions"
     figures: list[str] = []
     try:
-        draw_rewards([Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title)
+        draw_rewards(
+            [Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title
+        )
         figures.append(str(figure))
     except (NoMatplotlib, OSError) as error:
         talk.print(f"No picture was drawn. {error}")
     if json_output:
         nodes_said = [story.summary() for story in stories]
         judged = {"url": judge_url, "evaluations": evaluations}
-        print(json.dumps({"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": figures}))
+        print(
+            json.dumps(
+                {"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": figures}
+            )
+        )
     else:
         Console().print(_table(stories))
         Console().print(_verdict(stories))
@@ -138,7 +149,10 @@ def _verdict(stories: Sequence[Story]) -> str:
     share = gain(stories)
     more = f"{abs(share):.0%} {'more' if share >= 0 else 'less'} reward than the node alone"
     asked = stories[-1].summary()["generated"]
-    return f"With {asked:,} questions each, a node that shared earned {more}. This is one run: `swarmd lab run best` measures it."
+    return (
+        f"With {asked:,} questions each, a node that shared earned {more}. This is one run: `swarmd lab run"
+        " best` measures it."
+    )
 
 
 def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
@@ -159,7 +173,10 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
                 _show(live, talk, stories, rounds, done, total)
                 done, since = total, time.monotonic()
             elif time.monotonic() - since > PATIENCE:
-                raise LabFailed(f"no node has finished a round for {PATIENCE:.0f} s; see the logs in {victim.node.folder.parent}")
+                raise LabFailed(
+                    f"no node has finished a round for {PATIENCE:.0f} s; see the logs in"
+                    f" {victim.node.folder.parent}"
+                )
         for story in stories:
             story.refresh()
 
@@ -169,7 +186,8 @@ class Start:
 
     def __init__(self, stories: Sequence[Story]) -> None:
         self._stories, self._begun = stories, time.monotonic()
-        self._said, self._looked, self._next = "", self._begun, 0.0  # said last, and when it looks and speaks again
+        # Said last, and when it looks and speaks again
+        self._said, self._looked, self._next = "", self._begun, 0.0
 
     def news(self, now: float) -> str | None:
         """Return a line when a node has come further, and every NEWS seconds; else None."""
@@ -216,13 +234,23 @@ def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, befo
         alone, shared = stories[-1], [story for story in stories if not story.alone]
         nodes = fmean(story.summary()["reward_last"] for story in shared)
         done = f"round {min(len(story.lines) for story in stories)} of {rounds}"
-        talk.print(f"{done}: reward {nodes:.2f} of nodes that share, {alone.summary()['reward_last']:.2f} alone")
+        talk.print(
+            f"{done}: reward {nodes:.2f} of nodes that share, {alone.summary()['reward_last']:.2f} alone"
+        )
 
 
 def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
     table = Table(title="sharing, and alone", title_justify="left")
     table.add_column("node", no_wrap=True)
-    for heading in ("rounds", "others'\nused", "reward\nfirst → last", "reward\nin all", "judge's\nscore", "killed\nafter"):  # 80 columns
+    # 80 columns
+    for heading in (
+        "rounds",
+        "others'\nused",
+        "reward\nfirst → last",
+        "reward\nin all",
+        "judge's\nscore",
+        "killed\nafter",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for story in stories:
         summary = story.summary()

@@ -9,7 +9,8 @@ from typing import Any
 from swarmd.errors import SwarmdError
 
 TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
-COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")  # Okabe and Ito: told apart by everybody
+# Okabe and Ito: told apart by everybody
+COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
 
 
 class NoMatplotlib(SwarmdError):
@@ -55,17 +56,42 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
     rewards = {curve.name: [line["reward_mean"] for line in curve.lines[:rounds]] for curve in curves}
     for number, curve in enumerate(swarm):
         lost = curve.lost_at is not None
-        label = f"{curve.name}, killed after round {curve.lost_at}" if lost else "each node that shares" if number == 0 else None
+        label = (
+            f"{curve.name}, killed after round {curve.lost_at}"
+            if lost
+            else "each node that shares"
+            if number == 0
+            else None
+        )
         colour, width = (LOST, 1.6) if lost else (TOGETHER, 1.0)
         means = moving_mean(rewards[curve.name], window)
         above.plot(shown, means, color=colour, alpha=1 if lost else 0.35, linewidth=width, label=label)
         if curve.lost_at is not None and window <= curve.lost_at <= rounds:
-            above.plot([curve.lost_at], [means[curve.lost_at - window]], "x", color=LOST, markersize=10, markeredgewidth=2.5)
+            above.plot(
+                [curve.lost_at],
+                [means[curve.lost_at - window]],
+                "x",
+                color=LOST,
+                markersize=10,
+                markeredgewidth=2.5,
+            )
     means = [fmean(each) for each in zip(*(rewards[curve.name] for curve in swarm), strict=True)]
-    above.plot(shown, moving_mean(means, window), color=TOGETHER, linewidth=2.8, label=f"mean of the {len(swarm)} that share")
+    above.plot(
+        shown,
+        moving_mean(means, window),
+        color=TOGETHER,
+        linewidth=2.8,
+        label=f"mean of the {len(swarm)} that share",
+    )
     for curve in curves:
         if curve.alone:
-            above.plot(shown, moving_mean(rewards[curve.name], window), color=ALONE, linewidth=2.8, label="the node alone")
+            above.plot(
+                shown,
+                moving_mean(rewards[curve.name], window),
+                color=ALONE,
+                linewidth=2.8,
+                label="the node alone",
+            )
     _draw_times(below, curves)
     figure.suptitle(title)
     above.set(ylabel=f"right answers, share\n(mean of {window} rounds)", xlabel="round of the node")
@@ -87,10 +113,27 @@ def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
         minutes = [(line["time"] - begun) / 60 for line in curve.lines]
         numbers = [line["round"] for line in curve.lines]
         colour = ALONE if curve.alone else TOGETHER if curve.lost_at is None else LOST
-        panel.plot(minutes, numbers, color=colour, linewidth=2 if curve.lost_at is not None else 1.2, alpha=1 if curve.alone else 0.7)
+        panel.plot(
+            minutes,
+            numbers,
+            color=colour,
+            linewidth=2 if curve.lost_at is not None else 1.2,
+            alpha=1 if curve.alone else 0.7,
+        )
         if curve.lost_at is not None:
             gap = max(range(1, len(minutes)), key=lambda at: minutes[at] - minutes[at - 1])
-            panel.plot(minutes[gap - 1], numbers[gap - 1], "x", color=LOST, markersize=10, markeredgewidth=2.5)
-            panel.annotate("killed", (minutes[gap - 1], numbers[gap - 1]), (-6, 8), textcoords="offset points", ha="right", color=LOST)
-            panel.annotate("back", (minutes[gap], numbers[gap]), (8, -10), textcoords="offset points", color=LOST)
+            panel.plot(
+                minutes[gap - 1], numbers[gap - 1], "x", color=LOST, markersize=10, markeredgewidth=2.5
+            )
+            panel.annotate(
+                "killed",
+                (minutes[gap - 1], numbers[gap - 1]),
+                (-6, 8),
+                textcoords="offset points",
+                ha="right",
+                color=LOST,
+            )
+            panel.annotate(
+                "back", (minutes[gap], numbers[gap]), (8, -10), textcoords="offset points", color=LOST
+            )
     panel.set(xlabel="minutes", ylabel="rounds finished")

@@ -1,4 +1,7 @@
-"""Starts a swarm of real `swarmd join` processes and a judge on loopback. For the demo, tests and benchmarks."""
+"""Starts a swarm of real `swarmd join` processes and a judge on loopback.
+
+For the demo, tests and benchmarks.
+"""
 
 import contextlib
 import json
@@ -62,8 +65,12 @@ class LocalNode:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "SWARMD_LIMITS_PRIORITY": "normal"} | self.variables
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            environment = (
+                os.environ | {"OMP_NUM_THREADS": "1", "SWARMD_LIMITS_PRIORITY": "normal"} | self.variables
+            )
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
 
     def kill(self) -> None:
         """Kill the process (SIGKILL) and wait for its end."""
@@ -108,12 +115,18 @@ def local_swarm(
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     identities = [Identity.load_or_create(path / IDENTITY_FILE) for path in folders]
     addresses = [f"/ip4/127.0.0.1/tcp/{port}" for port in free_ports(nodes)]
-    dialable = [f"{address}/p2p/{identity.peer_id}" for address, identity in zip(addresses, identities, strict=True)]
+    dialable = [
+        f"{address}/p2p/{identity.peer_id}" for address, identity in zip(addresses, identities, strict=True)
+    ]
     swarm = []
-    for number, (path, identity, address) in enumerate(zip(folders, identities, addresses, strict=True), start=1):
+    for number, (path, identity, address) in enumerate(
+        zip(folders, identities, addresses, strict=True), start=1
+    ):
         command = [*_leashed(), "swarmd", "join", "--swarm", name, "--listen", address]
         command += ["--seed", str(number), "--state-dir", str(path), *options]
-        command += [word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)]
+        command += [
+            word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)
+        ]
         swarm.append(LocalNode(number, path, command, identity.peer_id, variables or {}))
     try:
         yield swarm
@@ -129,7 +142,17 @@ def local_swarm(
 @contextlib.contextmanager
 def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
     """Run a judge on loopback until the block ends; yield its URL."""
-    command = [*_leashed(), "judge.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--curriculum", curriculum]
+    command = [
+        *_leashed(),
+        "judge.cli",
+        "serve",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--curriculum",
+        curriculum,
+    ]
     command += ["--database", str(folder / "judge.sqlite"), "--json"]
     with (folder / "judge.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)

@@ -1,7 +1,8 @@
 """Attention over packed sequences without padding: a layout says which token sees which, in place of a mask.
 
-A covered network runs with our attention function for its whole life (swapping it around a forward pass breaks the recomputation of
-gradient checkpointing). It takes the keyword `layout`; without one it is the ordinary masked attention.
+A covered network runs with our attention function for its whole life (swapping it around a forward pass
+breaks the recomputation of gradient checkpointing). It takes the keyword `layout`; without one it is the
+ordinary masked attention.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME: Final = "swarmd"
-# Architectures whose log-probabilities and gradients on a stream were compared with transformers' own (tests/policy/test_architectures.py).
+# Architectures whose log-probabilities and gradients on a stream were compared with transformers' own
+# (tests/policy/test_architectures.py).
 COVERED: Final = frozenset(
     (
         "llama", "mistral", "ministral", "ministral3", "mixtral", "smollm3", "apertus", "arcee", "nanochat",
@@ -25,8 +27,10 @@ COVERED: Final = frozenset(
         "hunyuan_v1_dense",
     )
 )  # fmt: skip
-_LAYERS: Final = {"full_attention", "sliding_attention"}  # others are recurrent, or keep something else than keys and values
-_ANY_MASK: Final = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # four dimensions: transformers hands it through and builds none
+# Others are recurrent, or keep something else than keys and values
+_LAYERS: Final = {"full_attention", "sliding_attention"}
+# Four dimensions: transformers hands it through and builds none
+_ANY_MASK: Final = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Rules:
 
     scale: float
     window: int | None  # a token sees this many positions, its own included; None: all before it
-    softcap: float | None  # scores are squeezed into (-softcap, softcap) (Gemma 2, arXiv 2408.00118, section 2)
+    # Scores are squeezed into (-softcap, softcap) (Gemma 2, arXiv 2408.00118, section 2)
+    softcap: float | None
 
 
 class Layout(Protocol):
@@ -47,7 +52,10 @@ class Layout(Protocol):
 
 
 def adopt(network: nn.Module) -> bool:
-    """Give a network our attention function, once. False, and nothing is changed, where its architecture is not covered."""
+    """Give a network our attention function, once.
+
+    False, and nothing is changed, where its architecture is not covered.
+    """
     model: Any = network
     if model.config._attn_implementation == NAME:
         return True
@@ -115,7 +123,13 @@ def _attention(
 ) -> tuple[Tensor, None]:
     rules = Rules(scaling, more.get("sliding_window"), more.get("softcap"))
     if layout is not None:
-        out = layout.attend(module.layer_idx, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), rules)
+        out = layout.attend(
+            module.layer_idx,
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            rules,
+        )
         return out[None], None
     if rules.softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)  # type: ignore[no-any-return]

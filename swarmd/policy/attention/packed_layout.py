@@ -1,4 +1,6 @@
-"""Packing: sequences laid end to end in one stream, each prompt stored once, and which tokens attend to which."""
+"""Packing: sequences laid end to end in one stream, each prompt stored once, and which tokens attend to
+which.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +12,9 @@ from torch import Tensor
 
 from swarmd.policy.attention.attention import Rules, masked
 
-# Spans are attended to in tiles of like size: a tile may hold this many query-key pairs whatever it wastes on padding (a call costs as
-# much as about so many), and any number where no more than this share of them is padding.
+# Spans are attended to in tiles of like size: a tile may hold this many query-key pairs whatever it wastes on
+# padding (a call costs as much as about so many), and any number where no more than this share of them is
+# padding.
 SMALL_TILE: Final = 16_384
 WASTE: Final = 0.25
 LARGEST_TILE: Final = 2**20  # pairs: bounds what an attention kernel without tiling of its own would hold
@@ -37,7 +40,8 @@ class Span:
 
 def common_length(sequences: Sequence[Sequence[int]]) -> int:
     """Return how many tokens these sequences, at least one, begin with in common."""
-    first, last = min(map(tuple, sequences)), max(map(tuple, sequences))  # of the sorted sequences, the two that differ the soonest
+    # Of the sorted sequences, the two that differ the soonest
+    first, last = min(map(tuple, sequences)), max(map(tuple, sequences))
     least = min(map(len, sequences))
     return next((i for i in range(least) if first[i] != last[i]), least)
 
@@ -53,7 +57,9 @@ def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class PackedLayout:
-    """The layout of spans that together cover [0, T). Gives the same result on every call, as gradient checkpointing calls it again."""
+    """The layout of spans that together cover [0, T). Gives the same result on every call, as gradient
+    checkpointing calls it again.
+    """
 
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
         """Lay out the spans.
@@ -84,9 +90,12 @@ class _Tile:
         start, length, before = torch.tensor([[s.start, s.length, s.position] for s in spans]).T[:, :, None]
         q = torch.arange(self.queries)[None]
         self._query_places = (start + q.minimum(length - 1)).flatten().to(device)
-        places = torch.zeros(len(spans), self._keys, dtype=torch.long)  # padded with any token: no query sees so far
+        # Padded with any token: no query sees so far
+        places = torch.zeros(len(spans), self._keys, dtype=torch.long)
         for row, span in zip(places, spans, strict=True):
-            row[: span.keys] = torch.cat([torch.arange(s.start, s.start + s.length) for s in (*span.prefix, span)])
+            row[: span.keys] = torch.cat(
+                [torch.arange(s.start, s.start + s.length) for s in (*span.prefix, span)]
+            )
         self._key_places = places.flatten().to(device)
         # A query that is padding stands for the last one: it must see something, or its row would be nan.
         self._positions = (before + q.minimum(length - 1)).to(device)
@@ -106,7 +115,9 @@ class _Tile:
             seen = j <= i
             if window is not None:
                 seen = seen & (j > i - window)
-            mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(
+                ~seen, float("-inf")
+            )
             self._masks[window] = mask[:, None]
         return self._masks[window]
 

@@ -52,18 +52,25 @@ def base_of(files: Mapping[str, bytes]) -> str:
 
 
 def export(
-    files: Mapping[str, bytes], metrics: Sequence[Mapping[str, Any]], curriculum: str, out: Path, *, adapter_only: bool = False
+    files: Mapping[str, bytes],
+    metrics: Sequence[Mapping[str, Any]],
+    curriculum: str,
+    out: Path,
+    *,
+    adapter_only: bool = False,
 ) -> Exported:
     """Write the checkpoint's model into `out`, which must be new or empty; whole or not at all.
 
-    files: those of FILES. metrics: the lines of its rounds. curriculum: its name.
-    ConfigError where it cannot be done as asked; NoModel or Unreachable where the base model is not to be had; CheckpointUnfit where it is
-    another one; CannotExport where the disk will not take it.
+    files: those of FILES. metrics: the lines of its rounds. curriculum: its name. ConfigError where it cannot
+    be done as asked; NoModel or Unreachable where the base model is not to be had; CheckpointUnfit where it
+    is another one; CannotExport where the disk will not take it.
     """
     transformers_logging.disable_progress_bar()
     identity = saved.described(files["policy.json"])
     if adapter_only and identity.lora_rank is None:
-        raise ConfigError("this run trains all weights of its model, so there is no adapter. Leave --adapter out.")
+        raise ConfigError(
+            "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
+        )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
     place = hub.locate(identity.source, identity.revision)
@@ -96,7 +103,8 @@ def export(
         durable.name_folder(partial, out)
     except (OSError, SafetensorError) as error:
         raise CannotExport(
-            f"{out} cannot be written: {hub.first_line(error)}. Choose another folder with --out, or free some space."
+            f"{out} cannot be written: {hub.first_line(error)}. Choose another folder with --out, or free"
+            " some space."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -113,8 +121,8 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
     if identity.lora_rank is not None:
         if fingerprint_of(network) != identity.fingerprint:
             raise saved.CheckpointUnfit(
-                f"the adapter was trained on other weights than those of {place.source} now are. Put the base model back as it was: "
-                "an adapter is worth nothing on another."
+                f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
+                " model back as it was: an adapter is worth nothing on another."
             )
         config = lora_config(identity.lora_rank)
         config.base_model_name_or_path = place.repository or str(place.folder.resolve())
@@ -130,7 +138,9 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
             f"the checkpoint's weights cannot be read ({hub.first_line(error)}). Let the node save another."
         ) from error
     if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in trained.items()}:
-        raise saved.CheckpointUnfit(f"the checkpoint's weights have other names or shapes than those of {place.source}.")
+        raise saved.CheckpointUnfit(
+            f"the checkpoint's weights have other names or shapes than those of {place.source}."
+        )
     with torch.no_grad():
         for name, parameter in trained.items():
             parameter.copy_(tensors.pop(name))
@@ -138,7 +148,8 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
 
 
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
-    # Of a model with other parts the language model alone was loaded: its tensors keep the names that it has alone.
+    # Of a model with other parts the language model alone was loaded: its tensors keep the names that it has
+    # alone.
     parts = has_other_parts(read_config_json(place.folder, place.source))
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
     AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)

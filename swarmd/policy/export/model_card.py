@@ -1,4 +1,7 @@
-"""The model card of an exported model: its base, its training run and what was measured. Pure text; no torch, no files."""
+"""The model card of an exported model: its base, its training run and what was measured.
+
+Pure text; no torch, no files.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +43,8 @@ class Origin:
     dtype: str
     curriculum: str
     version: str  # of swarmd
-    lost: float | None = None  # share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged
+    # Share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged
+    lost: float | None = None
 
 
 def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
@@ -48,13 +52,18 @@ def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
 
     lines: of metrics.jsonl, in order of rounds.
     """
-    rewards = [line["reward_mean"] for line in lines if _number(line.get("reward_mean")) and line.get("tokens", {}).get("generated", 1)]
+    rewards = [
+        line["reward_mean"]
+        for line in lines
+        if _number(line.get("reward_mean")) and line.get("tokens", {}).get("generated", 1)
+    ]
     edge = max(1, min(EDGE, len(rewards) // 2))
     local, external = (sum(line.get(key) or 0 for line in lines) for key in ("local", "external"))
     judged: Mapping[str, Any] = next((line["judge"] for line in reversed(lines) if line.get("judge")), {})
     return Figures(
         rounds=lines[-1]["round"] if lines else 0,
-        hours=sum(value for line in lines for value in line.get("seconds", {}).values() if _number(value)) / 3600,
+        hours=sum(value for line in lines for value in line.get("seconds", {}).values() if _number(value))
+        / 3600,
         reward_first=fmean(rewards[:edge]) if rewards else None,
         reward_last=fmean(rewards[-edge:]) if rewards else None,
         edge=edge,
@@ -76,14 +85,21 @@ def card(origin: Origin, figures: Figures) -> str:
     name = origin.base.rstrip("/").rpartition("/")[2]
     what = "A LoRA adapter for" if origin.adapter_only else "A model trained from"
     at = f" at revision `{origin.revision}`" if origin.revision else ""
-    method = f"a LoRA adapter of rank {origin.lora_rank} on every linear layer but the head" if origin.lora_rank else "all weights"
+    method = (
+        f"a LoRA adapter of rank {origin.lora_rank} on every linear layer but the head"
+        if origin.lora_rank
+        else "all weights"
+    )
     merged = ", merged into the base weights" if origin.lora_rank and not origin.adapter_only else ""
     rounding = [f"- {lost}"] if (lost := loss_of(origin)) else []
     text = [
         f"# {name}, trained with swarmd",
         "",
-        f"{what} {f'[{origin.base}](https://huggingface.co/{origin.base})' if origin.repository else f'`{name}`'}{at}, "
-        f"by swarmd {origin.version}: GRPO on ReasoningGYM questions, on a node's own rollouts and on those that other nodes of a swarm",
+        (
+            f"{what} {f'[{origin.base}](https://huggingface.co/{origin.base})' if origin.repository else f'`{name}`'}{at},"
+            f" by swarmd {origin.version}: GRPO on ReasoningGYM questions, on a node's own rollouts and on"
+            " those that other nodes of a swarm"
+        ),
         "shared with it (SAPO, arXiv 2509.08721). Every reward was computed by the node itself.",
         "",
         "## Use",
@@ -97,19 +113,33 @@ def card(origin: Origin, figures: Figures) -> str:
         f"- Curriculum: {origin.curriculum}",
         f"- Trained: {method}{merged}; {origin.dtype}",
         *rounding,
-        f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens generated, "
-        f"{figures.tokens_trained:,} trained on",
+        (
+            f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens"
+            f" generated, {figures.tokens_trained:,} trained on"
+        ),
         f"- Rollouts of others in what was trained on: {_percent(figures.external_share)}",
         "",
         "## What was measured",
         "",
         "| figure | value |",
         "|---|---|",
-        f"| reward of its own answers, mean of the first {figures.edge} rounds | {_three(figures.reward_first)} |",
-        f"| reward of its own answers, mean of the last {figures.edge} rounds | {_three(figures.reward_last)} |",
-        f"| judge, pass@1{f' of {figures.judge_n:,} answers' if figures.judge_n else ''} | {_three(figures.judge_score)} |",
+        (
+            f"| reward of its own answers, mean of the first {figures.edge} rounds |"
+            f" {_three(figures.reward_first)} |"
+        ),
+        (
+            f"| reward of its own answers, mean of the last {figures.edge} rounds |"
+            f" {_three(figures.reward_last)} |"
+        ),
+        (
+            f"| judge, pass@1{f' of {figures.judge_n:,} answers' if figures.judge_n else ''} |"
+            f" {_three(figures.judge_score)} |"
+        ),
         "",
-        "The rewards are of answers sampled during training, on training questions; the judge's are of greedy answers to held-out ones.",
+        (
+            "The rewards are of answers sampled during training, on training questions; the judge's are of"
+            " greedy answers to held-out ones."
+        ),
         f"The licence is the base model's{f', {APACHE}' if licence else ''}.",
         "",
     ]
@@ -117,16 +147,25 @@ def card(origin: Origin, figures: Figures) -> str:
 
 
 def _snippet(*, adapter: bool) -> list[str]:
-    library, kind = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
+    library, kind = (
+        ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
+    )
     return [
         "```python",
-        *(["from peft import AutoPeftModelForCausalLM", "from transformers import AutoTokenizer"] if adapter else []),
+        *(
+            ["from peft import AutoPeftModelForCausalLM", "from transformers import AutoTokenizer"]
+            if adapter
+            else []
+        ),
         *([] if adapter else [f"from {library} import {kind}, AutoTokenizer"]),
         "",
         'path = "."  # this folder, or the repository that it was pushed to',
         f"tokenizer, model = AutoTokenizer.from_pretrained(path), {kind}.from_pretrained(path)",
         'messages = [{"role": "user", "content": "What is 12 + 30?"}]',
-        'inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")',
+        (
+            "inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True,"
+            ' return_tensors="pt")'
+        ),
         "made = model.generate(**inputs, max_new_tokens=256)",
         'print(tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
         "```",
@@ -138,8 +177,9 @@ def loss_of(origin: Origin) -> str | None:
     if origin.lost is None or origin.lost < 5e-4:
         return None
     return (
-        f"Rounding the merged weights W + ΔW to {origin.dtype} lost {100 * origin.lost:.1f} % of the adapter's energy, the sum of ΔW²; "
-        "answers differ from those of the run by so much. `swarmd export --adapter` writes the adapter whole."
+        f"Rounding the merged weights W + ΔW to {origin.dtype} lost {100 * origin.lost:.1f} % of the"
+        " adapter's energy, the sum of ΔW²; answers differ from those of the run by so much. `swarmd export"
+        " --adapter` writes the adapter whole."
     )
 
 

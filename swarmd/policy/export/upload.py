@@ -4,7 +4,12 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
 
 from swarmd.errors import ConfigError, SwarmdError, Unreachable
 from swarmd.policy.models.hub import first_line
@@ -31,10 +36,12 @@ def upload(folder: Path, repository: str) -> str:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 401
         if status in (401, 403):
             raise NotUploaded(
-                f"the hub does not let you write to {repository} ({first_line(error)}). Log in with `hf auth login` and a token that may "
-                f"write there, then push again. {kept}"
+                f"the hub does not let you write to {repository} ({first_line(error)}). Log in with `hf auth"
+                f" login` and a token that may write there, then push again. {kept}"
             ) from None
-        raise NotUploaded(f"the hub did not take the upload to {repository} ({first_line(error)}). Try again later. {kept}") from None
+        raise NotUploaded(
+            f"the hub did not take the upload to {repository} ({first_line(error)}). Try again later. {kept}"
+        ) from None
     except (OfflineModeIsEnabled, httpx2.HTTPError, ConnectionError) as error:
         raise Unreachable(
             f"cannot reach the Hugging Face hub to upload {repository} ({first_line(error)}). "

@@ -1,4 +1,6 @@
-"""Benchmark of inference engines: finds the quicker one on this device by a small real round, and caches the result in a file."""
+"""Benchmark of inference engines: finds the quicker one on this device by a small real round, and caches the
+result in a file.
+"""
 
 import json
 import logging
@@ -26,7 +28,8 @@ ROUNDS: Final = 2  # timed ones of each engine; the better counts. One more, not
 MARGIN: Final = 0.9  # an engine replaces the first only if it takes at most this share of its time
 COPIES: Final = 8
 NEW_TOKENS: Final = 64
-PROMPTS: Final = (81, 95, 108, 117, 130, 152, 180, 225)  # tokens: the lengths of eight ReasoningGYM questions in a chat
+# Tokens: the lengths of eight ReasoningGYM questions in a chat
+PROMPTS: Final = (81, 95, 108, 117, 130, 152, 180, 225)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,9 @@ class Conditions:
 def conditions(device: torch.device, fingerprint: str, dtype: torch.dtype, swarmd: str) -> Conditions:
     """Return the conditions of this machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return Conditions(name, torch.__version__, transformers.__version__, swarmd, fingerprint, dtype_name(dtype))
+    return Conditions(
+        name, torch.__version__, transformers.__version__, swarmd, fingerprint, dtype_name(dtype)
+    )
 
 
 def choose(seconds: Mapping[str, float | None]) -> str:
@@ -87,7 +92,11 @@ def remember(file: Path, asked: Conditions, engine: str, seconds: Mapping[str, f
     try:
         durable.replace(file, json.dumps({"schema": SCHEMA, "choices": entries}, indent=1).encode(), 0o666)
     except OSError as error:
-        log.warning("the choice of an engine cannot be kept in %s (%s): it is measured again at the next start", file, error)
+        log.warning(
+            "the choice of an engine cannot be kept in %s (%s): it is measured again at the next start",
+            file,
+            error,
+        )
 
 
 def _entries(file: Path) -> dict[str, Any]:
@@ -95,12 +104,18 @@ def _entries(file: Path) -> dict[str, Any]:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # missing or damaged: measure anew and overwrite
         return {}
-    choices = document.get("choices") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
+    choices = (
+        document.get("choices") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
+    )
     return choices if isinstance(choices, dict) else {}
 
 
 def measure(
-    engines: Mapping[str, InferenceEngine], vocabulary: int, sampling: Sampling, device: torch.device, clock: Callable[[], float]
+    engines: Mapping[str, InferenceEngine],
+    vocabulary: int,
+    sampling: Sampling,
+    device: torch.device,
+    clock: Callable[[], float],
 ) -> dict[str, float | None]:
     """Measure the seconds of a small round with each engine, in turns; None for one that fails.
 
@@ -109,7 +124,12 @@ def measure(
     source, longest = seeded(torch.device("cpu"), 0), max(1, sampling.context // 2)
     prompts = [torch.randint(vocabulary, (min(n, longest),), generator=source).tolist() for n in PROMPTS]
     # No answer ends before its time, so that all engines do the same work.
-    asked = Sampling(max(1, min(NEW_TOKENS, sampling.limit)), sampling.context, frozenset({vocabulary}), sampling.temperature)
+    asked = Sampling(
+        max(1, min(NEW_TOKENS, sampling.limit)),
+        sampling.context,
+        frozenset({vocabulary}),
+        sampling.temperature,
+    )
     best: dict[str, float | None] = dict.fromkeys(engines, math.inf)
     for attempt in range(1 + ROUNDS):
         for name, engine in engines.items():
@@ -120,7 +140,11 @@ def measure(
             try:
                 engine.generate(prompts, COPIES, asked, seeded(device, attempt))
             except (SwarmdError, RuntimeError) as error:  # it is left out, and the log says so
-                log.warning("the engine %s failed while it was tried out, and is left out: %s", name, first_line(error))
+                log.warning(
+                    "the engine %s failed while it was tried out, and is left out: %s",
+                    name,
+                    first_line(error),
+                )
                 best[name] = None
                 continue
             if attempt:

@@ -1,6 +1,7 @@
 """The engine `continuous`: transformers' continuous batching (`generate_batch`) on the trainer's own network.
 
-Built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs) would be of older weights.
+Built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs) would
+be of older weights.
 """
 
 import gc
@@ -17,10 +18,13 @@ from transformers.utils import is_flash_attn_2_available
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.engine import BuiltInEngine, EngineFailed, NoEngine, draw_seed
 
-PAGE: Final = {"cuda": 256}  # tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
+# Tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
+PAGE: Final = {"cuda": 256}
 SMALL_PAGE: Final = 32  # elsewhere
 # Architectures whose answers were compared with plain forward passes (tests/policy/test_engine.py).
-COMPARED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "olmo2"})
+COMPARED: Final = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "olmo2"}
+)
 BATCH_TOKENS: Final = 2048  # of one forward pass, at most: bounds the prompts that are computed at once
 
 
@@ -36,12 +40,14 @@ class ContinuousEngine(BuiltInEngine):
         model: Any = network
         if model.config.model_type not in COMPARED:
             raise NoEngine(
-                f"continuous batching was not found to compute what {model.config.model_type} models do (it leaves out Gemma 2's soft cap, "
-                'for one). Set generate.engine to "own" or "auto".'
+                f"continuous batching was not found to compute what {model.config.model_type} models do (it"
+                ' leaves out Gemma 2\'s soft cap, for one). Set generate.engine to "own" or "auto".'
             )
         self._network, self._tokens = model, tokens
 
-    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
         """Generate answers; see `InferenceEngine`.
 
         Draws one number from `generator`, unless greedy.
@@ -59,7 +65,9 @@ class ContinuousEngine(BuiltInEngine):
                     answers[i] = samples
         return answers
 
-    def _batch(self, prompts: Sequence[Sequence[int]], copies: int, room: int, sampling: Sampling, seed: int) -> list[list[Sample]]:
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], copies: int, room: int, sampling: Sampling, seed: int
+    ) -> list[list[Sample]]:
         """Generate for prompts that all have the same room for tokens."""
         drawn = copies if sampling.temperature else 1  # greedy answers are all the same
         settings = GenerationConfig(
@@ -75,7 +83,9 @@ class ContinuousEngine(BuiltInEngine):
         batching = self._batching(prompts, drawn, room, seed)
         resting = self._network.register_forward_pre_hook(lambda *_: self._rest())
         try:
-            outputs = self._network.generate_batch([list(p) for p in prompts], settings, batching, warmup=False)
+            outputs = self._network.generate_batch(
+                [list(p) for p in prompts], settings, batching, warmup=False
+            )
         finally:
             resting.remove()
         found = list(outputs.values())
@@ -90,7 +100,9 @@ class ContinuousEngine(BuiltInEngine):
         # Do not return its result: it would be taken for the pass's arguments.
         self.rest()
 
-    def _batching(self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int) -> ContinuousBatchingConfig:
+    def _batching(
+        self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int
+    ) -> ContinuousBatchingConfig:
         """Return settings with pages for all rows at once, or for as many as the budget holds, at least one."""
         page = PAGE.get(self._network.device.type, SMALL_PAGE)
 
@@ -122,7 +134,11 @@ def _paged(network: Any) -> Iterator[None]:
     Nothing with a gradient may be alive across the block.
     """
     before = network.config._attn_implementation
-    flash = network.device.type == "cuda" and network.dtype in (torch.float16, torch.bfloat16) and is_flash_attn_2_available()
+    flash = (
+        network.device.type == "cuda"
+        and network.dtype in (torch.float16, torch.bfloat16)
+        and is_flash_attn_2_available()
+    )
     network.set_attn_implementation("flash_attention_2" if flash else "sdpa")
     try:
         yield

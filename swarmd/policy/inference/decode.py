@@ -12,14 +12,18 @@ from swarmd.policy.attention.attention import adopt
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 
-COMPACT: Final = 0.98  # finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
+# Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
+COMPACT: Final = 0.98
 
 STRIDE: Final = 64  # tokens: about the square root of a vocabulary, small ones and large
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to decode. The policy is softmax(logits / temperature), over the whole vocabulary; nothing is cut off."""
+    """How to decode.
+
+    The policy is softmax(logits / temperature), over the whole vocabulary; nothing is cut off.
+    """
 
     limit: int  # new tokens
     context: int  # prompt and completion together
@@ -58,7 +62,9 @@ def decode(
     with torch.inference_mode():
         for group in _groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
-            room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)
+            room = torch.tensor(
+                [min(sampling.limit, sampling.context - len(p)) for p in asked], device=device
+            ).repeat_interleave(copies)
             rows: Rows
             if shared:
                 rows = SharedPrefix(network, asked, copies, int(room.max()), device, frozen=between is None)
@@ -70,13 +76,17 @@ def decode(
     return answers
 
 
-def _groups(prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool) -> Iterator[list[int]]:
+def _groups(
+    prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool
+) -> Iterator[list[int]]:
     """Yield the indices of prompts that are decoded together, of similar length to save padding.
 
     shared: a prompt is stored once for all its completions.
     """
     group: list[int] = []
-    for i in sorted((i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])):
+    for i in sorted(
+        (i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])
+    ):
         longest = len(prompts[(group or [i])[0]])
         each = longest + copies * sampling.limit if shared else copies * (longest + sampling.limit)
         if group and (len(group) + 1) * each > cache_tokens:
@@ -137,7 +147,9 @@ def decode_rows(
             versions.append(between())
         rest()
         logits = rows.next(token)
-    return [_sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+    return [
+        _sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -159,8 +171,11 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
     strides = F.pad(probabilities, (0, -vocabulary % STRIDE)).view(rows, -1, STRIDE)
     above = strides.sum(-1, dtype=exact).cumsum(-1)
-    uniform = torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
-    # Strictly above the number, and the number below the last sum: never a stride, or a token, of probability 0.
+    uniform = (
+        torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
+    )
+    # Strictly above the number, and the number below the last sum: never a stride, or a token, of probability
+    # 0.
     stride = torch.searchsorted(above, uniform, right=True).clamp_(max=above.shape[-1] - 1)
     before = F.pad(above, (1, 0)).gather(1, stride)
     within = strides.gather(1, stride[:, :, None].expand(-1, -1, STRIDE))[:, 0].cumsum(-1, dtype=exact)
@@ -172,4 +187,9 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
 
 def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:
     length = ids.index(-1) if -1 in ids else len(ids)
-    return Sample(tuple(ids[:length]), tuple(logprobs[:length]), length > 0 and ids[length - 1] in ends, tuple(versions[:length]))
+    return Sample(
+        tuple(ids[:length]),
+        tuple(logprobs[:length]),
+        length > 0 and ids[length - 1] in ends,
+        tuple(versions[:length]),
+    )

@@ -1,7 +1,9 @@
-"""The interface of inference engines, which turn prompts into samples, and how plugins are found (docs/engines.md).
+"""The interface of inference engines, which turn prompts into samples, and how plugins are found
+(docs/engines.md).
 
-`own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own, found by their entry point in
-the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives an `InferenceEngine`.
+`own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own,
+found by their entry point in the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives
+an `InferenceEngine`.
 """
 
 import math
@@ -33,14 +35,18 @@ __all__ = [
 
 GROUP: Final = "swarmd.engines"
 BUILT_IN: Final = ("own", "continuous")
-# What train.importance_cap stands for where it is not set and the engine is foreign: C of truncated importance sampling as it is common
-# between vLLM and a trainer (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
+# What train.importance_cap stands for where it is not set and the engine is foreign: C of truncated
+# importance sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL
+# framework secretly brings you off-policy RL training").
 FOREIGN_CAP: Final = 2.0
 _SLACK: Final = 1e-3  # above 0, of a log-probability: rounding
 
 
 class NoEngine(SwarmdError):
-    """The engine cannot be used. Set generate.engine to "auto", or install and configure the one you want (docs/engines.md)."""
+    """The engine cannot be used.
+
+    Set generate.engine to "auto", or install and configure the one you want (docs/engines.md).
+    """
 
     exit_code = 3
 
@@ -78,17 +84,21 @@ class Weights(Protocol):
 class InferenceEngine(Protocol):
     """What turns prompts into samples of the policy. Called from one thread; blocks.
 
-    Log-probabilities are natural logarithms and of the distribution that each token was drawn from: softmax(logits / temperature) over the
-    whole vocabulary, nothing cut off or penalised; at temperature 0 (greedy) of softmax(logits). A foreign engine's differ a little from
-    those that the trainer's own forward pass gives, because its kernels round elsewhere: truncated importance weights make up for it
-    (`train.importance_cap`), which is why they must be its own, of the tokens as it drew them, not recomputed or rounded ones.
+    Log-probabilities are natural logarithms and of the distribution that each token was drawn from:
+    softmax(logits / temperature) over the whole vocabulary, nothing cut off or penalised; at temperature 0
+    (greedy) of softmax(logits). A foreign engine's differ a little from those that the trainer's own forward
+    pass gives, because its kernels round elsewhere: truncated importance weights make up for it
+    (`train.importance_cap`), which is why they must be its own, of the tokens as it drew them, not recomputed
+    or rounded ones.
     """
 
     @property
     def foreign(self) -> bool:
         """Whether another implementation than the trainer's own network computes what it returns."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
         """Draw `copies` samples of each prompt, in order, with the weights of the last `sync`.
 
         A prompt that fills the context gets empty samples. generator: where all randomness comes from
@@ -98,7 +108,10 @@ class InferenceEngine(Protocol):
         """
 
     def sync(self, weights: Weights) -> None:
-        """Answer with these weights from now on. Called before the first `generate` and after every change. EngineFailed."""
+        """Answer with these weights from now on.
+
+        Called before the first `generate` and after every change. EngineFailed.
+        """
 
     def sleep(self) -> None:
         """Give the device's memory to an update, as far as that can be done. EngineFailed."""
@@ -111,10 +124,14 @@ class InferenceEngine(Protocol):
 
 
 class BuiltInEngine:
-    """Base of the engines on the trainer's own network: they share its weights, and keep nothing between calls."""
+    """Base of the engines on the trainer's own network.
+
+    They share its weights, and keep nothing between calls.
+    """
 
     foreign: Final = False
-    rest: Callable[[], object] = staticmethod(lambda: None)  # called before each forward pass; waits while the node is to rest
+    # Called before each forward pass; waits while the node is to rest
+    rest: Callable[[], object] = staticmethod(lambda: None)
 
     def sync(self, weights: Weights) -> None:
         """Do nothing: the weights are the same tensors."""
@@ -153,14 +170,20 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in offered:
         raise NoEngine(
-            f"generate.engine is {name!r}, and no such engine is installed. There are: {', '.join(('auto', *BUILT_IN, *sorted(offered)))}. "
-            'Choose one of them, or install the package that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
+            f"generate.engine is {name!r}, and no such engine is installed. There are:"
+            f" {', '.join(('auto', *BUILT_IN, *sorted(offered)))}. Choose one of them, or install the package"
+            ' that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
         )
     engine = _load(offered[name], asked)
-    missing = [part for part in ("foreign", "generate", "sync", "sleep", "wake", "close") if not hasattr(engine, part)]
+    missing = [
+        part
+        for part in ("foreign", "generate", "sync", "sleep", "wake", "close")
+        if not hasattr(engine, part)
+    ]
     if missing:
         raise NoEngine(
-            f"{_origin(offered[name])} is no engine: it has no {', '.join(missing)}. Renew the package, or choose another engine."
+            f"{_origin(offered[name])} is no engine: it has no {', '.join(missing)}. Renew the package, or"
+            " choose another engine."
         )
     return engine
 
@@ -170,7 +193,9 @@ def _load(point: EntryPoint, asked: EngineOptions) -> InferenceEngine:
         engine: InferenceEngine = point.load()(asked)
     except SwarmdError:
         raise
-    except Exception as error:  # somebody else's code, which may fail in any way while it is imported or built; the operator hears of it
+    except Exception as error:
+        # Somebody else's code, which may fail in any way while it is imported or built; the operator hears of
+        # it
         raise NoEngine(
             f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}). "
             'Install the package anew, or set generate.engine to "auto".'
@@ -189,18 +214,31 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def checked(
-    answers: Sequence[Sequence[Sample]], prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, vocabulary: int
+    answers: Sequence[Sequence[Sample]],
+    prompts: Sequence[Sequence[int]],
+    copies: int,
+    sampling: Sampling,
+    vocabulary: int,
 ) -> list[list[Sample]]:
     """Return the answers of a foreign engine, if they are what was asked for.
 
     Raises EngineFailed if they are not.
     """
-    wrong = "" if [len(a) for a in answers] == [copies] * len(prompts) else f"not {copies} answers to each of {len(prompts)} prompts"
+    wrong = (
+        ""
+        if [len(a) for a in answers] == [copies] * len(prompts)
+        else f"not {copies} answers to each of {len(prompts)} prompts"
+    )
     for prompt, samples in zip(prompts, answers, strict=False):
         room = max(0, min(sampling.limit, sampling.context - len(prompt)))
-        wrong = wrong or next((why for sample in samples if (why := _fault(sample, room, sampling.ends, vocabulary))), "")
+        wrong = wrong or next(
+            (why for sample in samples if (why := _fault(sample, room, sampling.ends, vocabulary))), ""
+        )
     if wrong:
-        raise EngineFailed(f'the engine returned {wrong}. Renew it and the package that speaks to it, or set generate.engine to "own".')
+        raise EngineFailed(
+            f"the engine returned {wrong}. Renew it and the package that speaks to it, or set generate.engine"
+            ' to "own".'
+        )
     return [list(samples) for samples in answers]
 
 
@@ -211,6 +249,8 @@ def _fault(sample: Sample, room: int, ends: frozenset[int], vocabulary: int) -> 
         "tokens that the model does not have": not all(0 <= i < vocabulary for i in sample.ids),
         "log-probabilities that are none": not all(math.isfinite(p) and p <= _SLACK for p in sample.logprobs),
         "tokens behind the end of an answer": any(i in ends for i in sample.ids[:-1]),
-        "an end where none was drawn, or the other way round": sample.ended != (bool(sample.ids) and sample.ids[-1] in ends),
+        "an end where none was drawn, or the other way round": (
+            sample.ended != (bool(sample.ids) and sample.ids[-1] in ends)
+        ),
     }
     return next((what for what, there in faults.items() if there), "")

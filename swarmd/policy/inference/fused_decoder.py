@@ -1,7 +1,8 @@
 """Fused decoder step for Llama-like models: one token a row in few operations.
 
-transformers' own modules take some seventy operations and a dozen calls of Python a layer; here it is about twenty. Where few rows are
-left that is what a step costs, on a CPU and on a GPU alike. What is computed is the same (tests/policy/test_decode.py).
+transformers' own modules take some seventy operations and a dozen calls of Python a layer; here it is about
+twenty. Where few rows are left that is what a step costs, on a CPU and on a GPU alike. What is computed is
+the same (tests/policy/test_decode.py).
 """
 
 from collections.abc import Callable
@@ -34,7 +35,10 @@ class Blocks:
         size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
-        self._layers = [_Block(layer, i, frozen, frozen and size <= LARGEST_COPY) for i, layer in enumerate(decoder.layers)]
+        self._layers = [
+            _Block(layer, i, frozen, frozen and size <= LARGEST_COPY)
+            for i, layer in enumerate(decoder.layers)
+        ]
         self._norm: Any = decoder.norm
         self._head: nn.Module = model.get_output_embeddings()
 
@@ -62,9 +66,14 @@ class _Block:
         attention, config = layer.self_attn, layer.self_attn.config
         self._index, self._activation = index, layer.mlp.act_fn
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
-        self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._query_norm, self._key_norm = (
+            getattr(attention, "q_norm", None),
+            getattr(attention, "k_norm", None),
+        )
         self._width: int = attention.head_dim
-        self._queries, self._keys = (_linear(p).out_features // self._width for p in (attention.q_proj, attention.k_proj))
+        self._queries, self._keys = (
+            _linear(p).out_features // self._width for p in (attention.q_proj, attention.k_proj)
+        )
         everywhere = config.sliding_window if config.model_type == "mistral" else None
         self._rules = Rules(attention.scaling, getattr(attention, "sliding_window", everywhere), None)
         side_by_side = _copied if copy else partial(_in_place, frozen=frozen)
@@ -80,11 +89,18 @@ class _Block:
         projected = self._project(_normed(x, self._before_attention)).view(len(x), -1, self._width)
         rotated = projected[:, : self._queries + self._keys]
         if self._query_norm is not None:
-            norms = ((rotated[:, : self._queries], self._query_norm), (rotated[:, self._queries :], self._key_norm))
+            norms = (
+                (rotated[:, : self._queries], self._query_norm),
+                (rotated[:, self._queries :], self._key_norm),
+            )
             rotated = torch.cat([_normed(part, norm) for part, norm in norms], dim=1)
         # Halves swapped, times sin with its first half negated: what transformers' rotate_half does.
         rotated = torch.addcmul(rotated * cos, rotated.roll(self._width // 2, -1), sin)
-        query, key, value = rotated[:, : self._queries], rotated[:, self._queries :], projected[:, self._queries + self._keys :]
+        query, key, value = (
+            rotated[:, : self._queries],
+            rotated[:, self._queries :],
+            projected[:, self._queries + self._keys :],
+        )
         seen = layout.attend(self._index, query, key, value, self._rules)
         x = self._attended(x, seen.reshape(len(x), -1))
         gate, up = self._gated(_normed(x, self._before_mlp)).chunk(2, dim=-1)

@@ -1,4 +1,7 @@
-"""The engine `own`: the trainer's network itself decodes (decode.py). Shares the weights, so there is nothing to sync."""
+"""The engine `own`: the trainer's network itself decodes (decode.py).
+
+Shares the weights, so there is nothing to sync.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,20 +28,26 @@ class OwnEngine(BuiltInEngine):
         self._network, self._tokens = network, tokens
         self.between: Callable[[], int] | None = None  # see `decode`
 
-    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
         """Generate answers; see `InferenceEngine`.
 
         Raises NoModel where not even one prompt's completions fit into memory.
         """
         while True:
             try:
-                return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between, self.rest)
+                return decode(
+                    self._network, prompts, copies, sampling, generator, self._tokens, self.between, self.rest
+                )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             self._ask_less(prompts, copies, sampling, generator.device)
 
-    def _ask_less(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device) -> None:
+    def _ask_less(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device
+    ) -> None:
         release_cached(device)
         largest = copies * (max(map(len, prompts)) + sampling.limit)
         if self._tokens < largest:
@@ -47,4 +56,6 @@ class OwnEngine(BuiltInEngine):
                 "Lower generate.max_new_tokens or round.completions, or choose a smaller model."
             )
         self._tokens = min(self._tokens, len(prompts) * largest) // 2
-        log.warning("out of memory while answering: at most %d tokens of keys and values from now on", self._tokens)
+        log.warning(
+            "out of memory while answering: at most %d tokens of keys and values from now on", self._tokens
+        )

@@ -1,7 +1,8 @@
 """Decoding with transformers' own cache, padded on the left: for networks whose attention we do not replace.
 
-Padding never reaches a recurrent layer's state in the architectures of `architecture.PADDED`: transformers zeroes what such a layer reads
-at padded positions, and their states stay zero (tests/policy/test_architectures.py compares with single sequences).
+Padding never reaches a recurrent layer's state in the architectures of `architecture.PADDED`: transformers
+zeroes what such a layer reads at padded positions, and their states stay zero
+(tests/policy/test_architectures.py compares with single sequences).
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,19 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-AGREES = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})  # probability that may be elsewhere; more than rounding moves
+# Probability that may be elsewhere; more than rounding moves
+AGREES = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
 
 
 class PaddedRows:
-    """B rows, several to a prompt; a prompt is computed once, and the cache's rows (keys, values, states) are copied for each row."""
+    """B rows, several to a prompt.
 
-    def __init__(self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device) -> None:
+    A prompt is computed once, and the cache's rows (keys, values, states) are copied for each row.
+    """
+
+    def __init__(
+        self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device
+    ) -> None:
         """Lay prompts behind padding; nothing is computed yet."""
         self._network, self._copies = network, copies
         width = max(map(len, prompts))
@@ -41,12 +48,18 @@ class PaddedRows:
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order."""
         self._mask = self._mask[rows]
-        # Recurrent layers know no other way to choose rows; it is named for beam search, and takes a row any number of times.
+        # Recurrent layers know no other way to choose rows; it is named for beam search, and takes a row any
+        # number of times.
         self._cache.reorder_cache(rows)
 
     def _forward(self, ids: Tensor, positions: Tensor, **more: Any) -> Tensor:
         out = self._network(
-            input_ids=ids, attention_mask=self._mask, position_ids=positions, past_key_values=self._cache, use_cache=True, **more
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            **more,
         )
         logits: Tensor = out.logits[:, -1]
         return logits
@@ -72,7 +85,8 @@ def agrees_with_itself(network: nn.Module) -> bool:
     try:
         rows = PaddedRows(network, prompts, 1, weight.device)
         steps = [rows.first(), *(rows.next(token.expand(len(prompts))) for token in then)]
-    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):  # transformers' own code
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        # Transformers' own code
         return False
     together = torch.stack(steps, dim=1).float().softmax(-1)  # [prompts, steps, V]
     moved = (together - torch.stack([alone(p) for p in prompts])).abs().sum(-1) / 2

@@ -1,4 +1,6 @@
-"""Prefix cache: decoding many completions of a prompt whose keys and values are stored once and shared by all of them."""
+"""Prefix cache: decoding many completions of a prompt whose keys and values are stored once and shared by all
+of them.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -14,7 +16,10 @@ PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not o
 
 
 class SharedPrefix:
-    """B rows in the order of their Q questions. Also the attention layout of its own forward passes, one token of each row at a time."""
+    """B rows in the order of their Q questions.
+
+    Also the attention layout of its own forward passes, one token of each row at a time.
+    """
 
     def __init__(
         self,
@@ -32,11 +37,18 @@ class SharedPrefix:
             last.
         """
         model: Any = network
-        self._network, self._prompts, self._copies, self._steps, self._device = network, prompts, copies, steps, device
+        self._network, self._prompts, self._copies, self._steps, self._device = (
+            network,
+            prompts,
+            copies,
+            steps,
+            device,
+        )
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self._lengths = torch.tensor([len(p) for p in prompts], device=device)  # [Q]
         self._width = max(map(len, prompts))  # P
-        self._prefix: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [Q, K, P, D], padded on the right
+        # Layer -> keys and values [Q, K, P, D], padded on the right
+        self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [S, K, steps, D]
         self._done = 0  # own tokens whose keys and values are stored
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
@@ -66,7 +78,9 @@ class SharedPrefix:
         def tensor(values: Iterable[int]) -> Tensor:
             return torch.tensor(list(values), device=self._device)
 
-        sources = tensor(t for s in own for part in (*head, s) for t in range(part.start, part.start + part.length))
+        sources = tensor(
+            t for s in own for part in (*head, s) for t in range(part.start, part.start + part.length)
+        )
         question = tensor(i for i, p in zip(block, prompts, strict=True) for _ in p)
         places = tensor(j for p in prompts for j in range(len(p)))
         layout = _Prefill(self, PackedLayout(spans, self._device, self._dtype), sources, question, places)
@@ -81,7 +95,11 @@ class SharedPrefix:
             del self._masks[window]
         positions = self._lengths[self._question] + self._done
         logits: Tensor
-        logits = self._blocks.step(tokens, positions, self) if self._blocks else run(self._network, tokens, positions, self).logits[0]
+        logits = (
+            self._blocks.step(tokens, positions, self)
+            if self._blocks
+            else run(self._network, tokens, positions, self).logits[0]
+        )
         self._done += 1
         return logits
 
@@ -91,14 +109,19 @@ class SharedPrefix:
         self._question = self._question[rows]
         self._regroup()
         slots = slots[self._row]
-        self._own = {layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()}
+        self._own = {
+            layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()
+        }
 
     def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
         """Store keys and values [T, K, D] of prompts' tokens."""
         if layer not in self._prefix:
             shape = (len(self._lengths), key.shape[1], self._width)
             # Zeros: what is masked is multiplied by 0, which must not be 0 times whatever was in memory.
-            self._prefix[layer] = (key.new_zeros(*shape, key.shape[2]), value.new_zeros(*shape, value.shape[2]))
+            self._prefix[layer] = (
+                key.new_zeros(*shape, key.shape[2]),
+                value.new_zeros(*shape, value.shape[2]),
+            )
         keys, values = self._prefix[layer]
         keys.transpose(1, 2)[question, positions] = key
         values.transpose(1, 2)[question, positions] = value
@@ -121,12 +144,22 @@ class SharedPrefix:
         query = (query * rules.scale).view(-1, group, kinds, shared, width)
         asked = query.transpose(1, 2).reshape(-1, group * shared, width)  # [Q K, G R, D]
 
-        on_prefix = self._on_prefix(asked, prefix_keys, rules).view(-1, kinds, group, shared, self._width).transpose(1, 2)
+        on_prefix = (
+            self._on_prefix(asked, prefix_keys, rules)
+            .view(-1, kinds, group, shared, self._width)
+            .transpose(1, 2)
+        )
         on_own = capped(torch.bmm(query.reshape(-1, shared, width), keys.transpose(1, 2)), rules.softcap)
-        scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)  # [Q, G, K, R, P + t]
+        # [Q, G, K, R, P + t]
+        scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)
         shares = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
         of_prefix = shares[..., : self._width].transpose(1, 2).reshape(-1, group * shared, self._width)
-        out = torch.bmm(of_prefix, prefix_values).view(-1, kinds, group, shared, width).transpose(1, 2).reshape(-1, shared, width)
+        out = (
+            torch.bmm(of_prefix, prefix_values)
+            .view(-1, kinds, group, shared, width)
+            .transpose(1, 2)
+            .reshape(-1, shared, width)
+        )
         out = torch.baddbmm(out, shares[..., self._width :].flatten(0, 2), values).view(slots, heads, width)
         return out.index_select(0, self._slot) if self._ragged else out
 
@@ -141,7 +174,9 @@ class SharedPrefix:
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._own:
-            self._own[layer] = tuple(x.new_empty(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value))  # type: ignore[assignment]
+            self._own[layer] = tuple(
+                x.new_empty(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value)
+            )  # type: ignore[assignment]
         keys, values = self._own[layer]
         keys[:, :, self._done] = key
         values[:, :, self._done] = value
@@ -154,7 +189,9 @@ class SharedPrefix:
 
     def _regroup(self) -> None:
         """Forget questions without rows; note how the rest are spread: Q questions of at most G rows each."""
-        there, index, counts = torch.unique_consecutive(self._question, return_inverse=True, return_counts=True)
+        there, index, counts = torch.unique_consecutive(
+            self._question, return_inverse=True, return_counts=True
+        )
         if len(there) < len(self._lengths):
             self._lengths = self._lengths[there]
             self._width = int(self._lengths.max())
@@ -166,7 +203,8 @@ class SharedPrefix:
         rank = torch.arange(len(index), device=self._device) - (counts.cumsum(0) - counts)[index]
         self._ragged = len(index) < len(there) * self._group
         self._slot = index * self._group + rank  # [B]: where each row stands in [S]
-        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)  # slot -> row; empty slots repeat row 0
+        # Slot -> row; empty slots repeat row 0
+        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)
         self._row[self._slot] = torch.arange(len(index), device=self._device)
         self._masks.clear()
 
@@ -177,21 +215,33 @@ class SharedPrefix:
             hidden = j >= lengths
             if window is not None:
                 hidden = hidden | (j <= lengths + self._done - window)
-            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
-            self._masks[window] = mask.repeat_interleave(kinds, dim=0)[:, None] if bool(hidden.any()) else None
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(
+                hidden, float("-inf")
+            )
+            self._masks[window] = (
+                mask.repeat_interleave(kinds, dim=0)[:, None] if bool(hidden.any()) else None
+            )
         return self._masks[window]
 
 
 class _Prefill:
     """The layout of prompts alone; leaves their keys and values behind."""
 
-    def __init__(self, to: SharedPrefix, stream: PackedLayout, sources: Tensor, question: Tensor, positions: Tensor) -> None:
+    def __init__(
+        self, to: SharedPrefix, stream: PackedLayout, sources: Tensor, question: Tensor, positions: Tensor
+    ) -> None:
         """Map tokens of a packed stream to their places in the cache.
 
         sources: indices of tokens in the stream. question, positions: for each of them, which question it
             belongs to and at which position there. A token may be listed for several questions.
         """
-        self._to, self._stream, self._sources, self._question, self._positions = to, stream, sources, question, positions
+        self._to, self._stream, self._sources, self._question, self._positions = (
+            to,
+            stream,
+            sources,
+            question,
+            positions,
+        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         self._to.store(layer, self._question, self._positions, key[self._sources], value[self._sources])

@@ -10,7 +10,14 @@ from swarmd.config.config import NodeConfig
 from swarmd.policy.inference import benchmark
 from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sampling
-from swarmd.policy.inference.engine import BUILT_IN, FOREIGN_CAP, EngineOptions, InferenceEngine, NoEngine, open_plugin
+from swarmd.policy.inference.engine import (
+    BUILT_IN,
+    FOREIGN_CAP,
+    EngineOptions,
+    InferenceEngine,
+    NoEngine,
+    open_plugin,
+)
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
 from swarmd.policy.models.load import Loaded
@@ -22,7 +29,9 @@ log = logging.getLogger(__name__)
 NO_LIMIT: Final = 2**30  # context of a model that names none
 
 
-def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None) -> InferenceEngine:
+def open_engine(
+    config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None
+) -> InferenceEngine:
     """Open the configured inference engine.
 
     auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default:
@@ -51,7 +60,13 @@ def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path)
         return engines["own"]
     network: Any = loaded.network
     vocabulary = network.get_input_embeddings().num_embeddings
-    measured = partial(benchmark.measure, vocabulary=vocabulary, sampling=sampling, device=loaded.device, clock=time.perf_counter)
+    measured = partial(
+        benchmark.measure,
+        vocabulary=vocabulary,
+        sampling=sampling,
+        device=loaded.device,
+        clock=time.perf_counter,
+    )
     conditions = benchmark.conditions(loaded.device, loaded.fingerprint, loaded.dtype, installed_version())
     return engines[benchmark.pick(engines, conditions, memory_file, measured)]
 
@@ -59,8 +74,8 @@ def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path)
 def importance_cap(config: NodeConfig) -> float:
     """Return train.importance_cap, or its default: FOREIGN_CAP if another implementation answers, else 0.
 
-    The default is 0 with replay, whose guard needs the clip: there the clip alone bounds what a difference can do. It
-    is 0 with a loss without ratios, too.
+    The default is 0 with replay, whose guard needs the clip: there the clip alone bounds what a difference
+    can do. It is 0 with a loss without ratios, too.
     """
     if config.train.importance_cap is not None:
         return config.train.importance_cap
@@ -68,8 +83,8 @@ def importance_cap(config: NodeConfig) -> float:
     if not foreign or config.replay.mode == "on" or not LOSSES[config.train.loss].uses_ratio:
         return 0.0
     log.info(
-        "answers come from another implementation than the trainer's (%s): importance weights of at most %g make up for the difference "
-        "(train.importance_cap)",
+        "answers come from another implementation than the trainer's (%s): importance weights of at most %g"
+        " make up for the difference (train.importance_cap)",
         config.generate.engine,
         FOREIGN_CAP,
     )

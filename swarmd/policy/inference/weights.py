@@ -1,4 +1,7 @@
-"""The policy's weights as files, for an engine that runs elsewhere: an adapter as peft reads it, or the whole model."""
+"""The policy's weights as files, for an engine that runs elsewhere.
+
+An adapter as peft reads it, or the whole model.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +19,10 @@ _OF_PEFT: Final = "base_model.model."  # peft's prefix of tensor names in a file
 
 @dataclass(frozen=True, slots=True)
 class NetworkWeights:
-    """Implements `swarmd.policy.inference.engine.Weights`. network: with LoRA layers inside where there is a rank."""
+    """Implements `swarmd.policy.inference.engine.Weights`.
+
+    network: with LoRA layers inside where there is a rank.
+    """
 
     network: nn.Module
     version: int
@@ -49,7 +55,9 @@ class NetworkWeights:
                 there.add(weight.data_ptr())
                 tensors[name.replace(".base_layer.", ".")] = weight.detach().contiguous()
         tensors |= {f"{name}.weight": folded(layer) for name, layer in lora_layers(network)}
-        tensors |= {name: b.contiguous() for name, b in network.named_buffers() if name in network.state_dict()}
+        tensors |= {
+            name: b.contiguous() for name, b in network.named_buffers() if name in network.state_dict()
+        }
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         network.config.save_pretrained(folder)
         network.generation_config.save_pretrained(folder)

@@ -9,7 +9,10 @@ from swarmd.policy.models.lora import adapted, lora_factors
 
 
 class AdaptedLinear(LoraLinear):  # type: ignore[misc]
-    """The layer that training, answers and log-probabilities all go through; see `lora.adapted` for what it computes."""
+    """The layer that training, answers and log-probabilities all go through.
+
+    See `lora.adapted` for what it computes.
+    """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Apply layer and adapter: x [..., n] -> [..., m]."""

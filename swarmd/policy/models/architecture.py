@@ -1,10 +1,14 @@
-"""A model's architecture from its config.json alone: the network without weights, its sizes, and how batches of it are laid out.
+"""A model's architecture from its config.json alone.
+
+The network without weights, its sizes, and how batches of it are laid out.
 
 Three ways, decided before anything large is fetched (docs/engines.md has the table):
 
     packed     sequences end to end, attention replaced (swarmd/policy/attention): `attention.covers`
-    padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the right to train: PADDED
-    untried    the same, for other architectures that can; `load_model` compares it with single sequences once the weights are there
+    padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the right
+    to train: PADDED
+    untried    the same, for other architectures that can; `load_model` compares it with single sequences once
+    the weights are there
 """
 
 import inspect
@@ -37,7 +41,8 @@ PADDED: Final = frozenset(
         "gemma4_unified_text",
     )
 )  # fmt: skip
-RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}  # of transformers' layer types; a convolution's state is small
+# Of transformers' layer types; a convolution's state is small
+RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}
 _ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}  # of a forward pass, by PaddedRows
 
 
@@ -53,12 +58,16 @@ def read_config(place: hub.Place) -> Any:
             architecture = _text_part(AutoConfig.from_pretrained(folder, trust_remote_code=False), document)
     except Exception as error:  # a stranger's file: transformers may raise anything for it
         if isinstance(error, OSError) and error.errno is not None:
-            raise NoModel(f"a temporary file cannot be written ({error}). Free some space, or name another disk by TMPDIR.") from error
+            raise NoModel(
+                f"a temporary file cannot be written ({error}). Free some space, or name another disk by"
+                " TMPDIR."
+            ) from error
         if "auto_map" in document:
             raise _remote_code(place.source) from None
         raise NoModel(
-            f"transformers cannot read the configuration of {place.source} ({printable(hub.first_line(error))}). "
-            "If the architecture is newer than the installed transformers, upgrade it; else choose another model."
+            "transformers cannot read the configuration of"
+            f" {place.source} ({printable(hub.first_line(error))}). If the architecture is newer than the"
+            " installed transformers, upgrade it; else choose another model."
         ) from error
     architecture.name_or_path = str(place.folder)
     return architecture
@@ -70,12 +79,15 @@ def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
     if not isinstance(text, PreTrainedConfig):
         raise TypeError("its text_config is no configuration of a model")
     if has_other_parts(document) and "tie_word_embeddings" in document:
-        text.tie_word_embeddings = document["tie_word_embeddings"]  # of the whole: a part does not always say it
+        # Of the whole: a part does not always say it
+        text.tie_word_embeddings = document["tie_word_embeddings"]
     return text
 
 
 def has_other_parts(document: dict[str, Any]) -> bool:
-    """Return whether a config.json is of a model with a language model inside it, beside one that sees or hears."""
+    """Return whether a config.json is of a model with a language model inside it, beside one that sees or
+    hears.
+    """
     return "text_config" in document
 
 
@@ -88,14 +100,18 @@ def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.
         with torch.device("meta"), _at_most(most):
             network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     except _TooMany:
-        raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.") from None
+        raise NoModel(
+            f"{source} has more than {most:,} parts: it is not built. Choose another model."
+        ) from None
     except Exception as error:  # a stranger's file: transformers may raise anything for it
         if isinstance(error, ValueError):
             if getattr(architecture, "auto_map", None):
                 raise _remote_code(source) from None
             if "Unrecognized configuration class" in str(error):
                 kind = type(architecture).__name__
-                raise NoModel(f"{source} is no causal language model ({kind}). Choose one that generates text.") from None
+                raise NoModel(
+                    f"{source} is no causal language model ({kind}). Choose one that generates text."
+                ) from None
         raise _not_built(source, error) from error
     return network
 
@@ -122,22 +138,25 @@ def _at_most(limit: int) -> Iterator[None]:
 
 def _not_built(source: str, error: Exception) -> NoModel:
     return NoModel(
-        f"the network that the config.json of {source} describes cannot be built ({printable(hub.first_line(error))}). "
-        "Download the model again, or choose another one."
+        f"the network that the config.json of {source} describes cannot be built"
+        f" ({printable(hub.first_line(error))}). Download the model again, or choose another one."
     )
 
 
 def is_tried(network: nn.Module, source: str) -> bool:
     """Return whether batches of this architecture were compared with single sequences in our tests.
 
-    NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where rows cannot be chosen.
+    NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where rows
+    cannot be chosen.
     """
     model: Any = network
     config, kind = model.config, model.config.model_type
     if covers(config):
         return True
     if not getattr(config, "is_decoder", True):  # BERT and its kin, which see what comes after
-        raise NoModel(f"{source} does not write from left to right ({kind}). Choose a model that generates text.")
+        raise NoModel(
+            f"{source} does not write from left to right ({kind}). Choose a model that generates text."
+        )
     try:
         DynamicCache(config=config)
     except (KeyError, TypeError, ValueError, AttributeError):  # of layers that it has no cache for
@@ -146,8 +165,8 @@ def is_tried(network: nn.Module, source: str) -> bool:
         fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED
     if not fitting:
         raise NoModel(
-            f"{source} ({kind}) keeps its states in a way that answers to one prompt cannot share, so it cannot be trained here. "
-            "Choose another model; `swarmd models` names some."
+            f"{source} ({kind}) keeps its states in a way that answers to one prompt cannot share, so it"
+            " cannot be trained here. Choose another model; `swarmd models` names some."
         )
     return kind in PADDED
 
@@ -161,7 +180,9 @@ def context_of(text: Any) -> int | None:
     most: int | None = getattr(text, "max_position_embeddings", None)
     ropes = getattr(text, "rope_parameters", None) or {}
     ropes = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-    original = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
+    original = [
+        rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"
+    ]
     return min(original) if original else most
 
 
@@ -172,7 +193,8 @@ def shape_of(network: nn.Module, source: str = "this model") -> Shape:
     """
     try:
         return _counted(network)
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:  # no hidden_size, no heads, no layers, no head
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        # No hidden_size, no heads, no layers, no head
         raise _not_built(source, error) from error
 
 
@@ -181,7 +203,9 @@ def _counted(network: nn.Module) -> Shape:
     head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
     layers = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
     norms = [
-        m for m in network.modules() if "Norm" in type(m).__name__ and tuple(w.shape for w in m.parameters())[:1] == ((text.hidden_size,),)
+        m
+        for m in network.modules()
+        if "Norm" in type(m).__name__ and tuple(w.shape for w in m.parameters())[:1] == ((text.hidden_size,),)
     ]
     head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
@@ -202,4 +226,7 @@ def _counted(network: nn.Module) -> Shape:
 
 
 def _remote_code(source: str) -> NoModel:
-    return NoModel(f"{source} needs Python code from its own repository, which is never run. Choose one that transformers knows itself.")
+    return NoModel(
+        f"{source} needs Python code from its own repository, which is never run. Choose one that"
+        " transformers knows itself."
+    )

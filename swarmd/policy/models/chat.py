@@ -18,7 +18,9 @@ SYSTEM_PROMPT = (
 class Chat:
     """A tokenizer and its chat template. `ends`: the ids that end an answer when they are sampled."""
 
-    def __init__(self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *, ours: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *, ours: bool = False
+    ) -> None:
         """Test the chat template, and fall back to the system prompt inside the question (Gemma 2).
 
         ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings. ours: the
@@ -39,7 +41,8 @@ class Chat:
             else:
                 return
         raise NoModel(
-            f"the model's chat template cannot render a question ({why}). Choose an instruct model, or correct chat_template.jinja."
+            f"the model's chat template cannot render a question ({why}). Choose an instruct model, or"
+            " correct chat_template.jinja."
         )
 
     def _framed(self, system_prompt: str, ours: bool) -> ChatFrame:
@@ -47,18 +50,24 @@ class Chat:
             template = self._tokenizer.get_chat_template()
         except ValueError as error:  # several, and none of them is the default
             raise TemplateFails(str(error)) from None
-        tokens = {name: text for name, text in self._tokenizer.special_tokens_map.items() if isinstance(text, str)}
+        tokens = {
+            name: text for name, text in self._tokenizer.special_tokens_map.items() if isinstance(text, str)
+        }
         return frame(template, tuple(sorted(tokens.items())), system_prompt, ours=ours)
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids up to where the answer begins."""
-        ids: list[int] = self._tokenizer(self._frame.around(self._preamble + question), add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._tokenizer(
+            self._frame.around(self._preamble + question), add_special_tokens=False
+        )["input_ids"]
         return ids
 
     def read(self, ids: Sequence[int], ended: bool) -> Completion:
         """Decode sampled ids to text, without the end-of-sequence token."""
         body = list(ids[:-1] if ended else ids)
-        return Completion(self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended)
+        return Completion(
+            self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended
+        )
 
     def has_tokens_for(self, text: str) -> bool:
         """Return whether the text survives a round trip; for ASCII that was checked at loading."""
@@ -73,7 +82,9 @@ class Chat:
         The end token is added only where the answer ended by itself and fits. Control tokens that are spelled
         out in the text stay text, so that nobody but us ends an answer or opens a new turn.
         """
-        ids: list[int] = self._tokenizer(completion.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ids: list[int] = self._tokenizer(
+            completion.text, add_special_tokens=False, split_special_tokens=True
+        )["input_ids"]
         return [*ids, *([self._end] if completion.ended else [])][:limit]
 
 

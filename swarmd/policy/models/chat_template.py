@@ -1,8 +1,11 @@
-"""A model's chat template (Jinja): rendered once, in a contained process; afterwards a prompt is put together from its pieces.
+"""A model's chat template (Jinja).
+
+Rendered once, in a contained process; afterwards a prompt is put together from its pieces.
 
 A template is a program that came with the model: it may loop without end or fill the memory. `python -m
-swarmd.policy.models.chat_template` renders it for a made-up question, without files or network, in CPU_SECONDS and `containment.MEMORY`
-at most. What stands around the question is then the same for every question, so no template runs during a round.
+swarmd.policy.models.chat_template` renders it for a made-up question, without files or network, in
+CPU_SECONDS and `containment.MEMORY` at most. What stands around the question is then the same for every
+question, so no template runs during a round.
 """
 
 import contextlib
@@ -28,7 +31,12 @@ WARM_UP: Final = (
 )
 QUESTION: Final = "what-is-asked-here"
 SPACED: Final = f" \n {QUESTION} again \n "
-_TRIMS: Final[Mapping[str, Callable[[str], str]]] = {"": str, "strip": str.strip, "lstrip": str.lstrip, "rstrip": str.rstrip}
+_TRIMS: Final[Mapping[str, Callable[[str], str]]] = {
+    "": str,
+    "strip": str.strip,
+    "lstrip": str.lstrip,
+    "rstrip": str.rstrip,
+}
 
 
 class TemplateFails(Exception):
@@ -37,7 +45,10 @@ class TemplateFails(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """What a chat template puts around a question. trim: what it does to the white space at the question's ends."""
+    """What a chat template puts around a question.
+
+    trim: what it does to the white space at the question's ends.
+    """
 
     pieces: tuple[str, ...]
     trim: str = ""
@@ -62,7 +73,9 @@ def frame_of(plain: str, spaced: str) -> ChatFrame:
 
 
 @cache
-def frame(template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool) -> ChatFrame:
+def frame(
+    template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool
+) -> ChatFrame:
     """Return the text that a chat template puts around a question.
 
     special_tokens: names and texts, for the template to use. system: the system prompt; "" for none. ours:
@@ -82,7 +95,8 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
 
     head = [{"role": "system", "content": system}] if system else []
     chats = [[*head, {"role": "user", "content": question}] for question in (QUESTION, SPACED)]
-    # enable_thinking: Qwen3's template would let it think for more tokens than we generate; other templates don't look at it.
+    # enable_thinking: Qwen3's template would let it think for more tokens than we generate; other templates
+    # don't look at it.
     more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": False}
     try:
         (plain, spaced), _ = render_jinja_template(chats, chat_template=template, **more)
@@ -99,10 +113,19 @@ def render_contained(template: str, special_tokens: Mapping[str, str], system: s
     Raises TemplateFails.
     """
     request = json.dumps([template, dict(special_tokens), system])
-    environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}  # a zone that needs no file: a template may ask for the date
+    # A zone that needs no file: a template may ask for the date
+    environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "swarmd.policy.models.chat_template"]
     try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
+        done = subprocess.run(
+            command,
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise TemplateFails(f"it takes longer than {PATIENCE:.0f} s") from None
     if done.returncode < 0:

@@ -16,11 +16,15 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LORA_FROM: Final = 100_000_000  # parameters; larger models get an adapter unless the configuration says otherwise, and all cores
-# In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and their kin; of the CPU (Linux
-# and macOS, then Windows). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED can mean it too; they mostly mean something else.
+# Parameters; larger models get an adapter unless the configuration says otherwise, and all cores
+LORA_FROM: Final = 100_000_000
+# In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and
+# their kin; of the CPU (Linux and macOS, then Windows). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED
+# can mean it too; they mostly mean something else.
 OUT_OF_MEMORY: Final = re.compile(
-    r"out of memory|Invalid buffer size|STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough) memory", re.IGNORECASE
+    r"out of memory|Invalid buffer size|STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough)"
+    r" memory",
+    re.IGNORECASE,
 )
 BF16_WORTH: Final = 1.5  # how much faster than float32 it must be on a CPU, before we give up its digits
 
@@ -36,7 +40,7 @@ def choose_device(wanted: str) -> torch.device:
     if not there[wanted]:
         raise NoModel(
             f"device {wanted!r} was asked for, and this torch ({torch.__version__}) sees none. "
-            f"Install a torch built for it and its driver, or use --device auto."
+            "Install a torch built for it and its driver, or use --device auto."
         )
     return torch.device(wanted)
 
@@ -47,7 +51,11 @@ def quick_at_bf16(device: torch.device) -> bool:
 
 
 def choose_dtype(
-    wanted: str, device: torch.device, *, trained_whole: bool, probe: Callable[[torch.device], bool] = quick_at_bf16
+    wanted: str,
+    device: torch.device,
+    *,
+    trained_whole: bool,
+    probe: Callable[[torch.device], bool] = quick_at_bf16,
 ) -> torch.dtype:
     """Return bfloat16 where the device is quick at it, else float32.
 
@@ -99,7 +107,9 @@ SLOW_AT_BF16: Final = {
 
 
 def limit_memory(config: NodeConfig, device: torch.device) -> None:
-    """Keep torch in this process to its part of `limits.gpu_memory`, which the processes of this run on one device have together."""
+    """Keep torch in this process to its part of `limits.gpu_memory`, which the processes of this run on one
+    device have together.
+    """
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
         workers = config.workers
         apart = workers.apart == "on" or workers.generators + workers.trainers > 2
@@ -110,8 +120,14 @@ def limit_memory(config: NodeConfig, device: torch.device) -> None:
 def free_memory(device: torch.device, processes: int = 1) -> int:
     """Return roughly how many bytes each of `processes` can still allocate on the device."""
     if device.type == "cuda":
-        allowed = torch.cuda.get_per_process_memory_fraction(device.index) * torch.cuda.get_device_properties(device).total_memory
-        return min(int(torch.cuda.mem_get_info(device)[0]) // processes, int(allowed) - torch.cuda.memory_reserved(device))
+        allowed = (
+            torch.cuda.get_per_process_memory_fraction(device.index)
+            * torch.cuda.get_device_properties(device).total_memory
+        )
+        return min(
+            int(torch.cuda.mem_get_info(device)[0]) // processes,
+            int(allowed) - torch.cuda.memory_reserved(device),
+        )
     return _free(device) // processes
 
 
@@ -159,21 +175,29 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
 
 
 def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:
-    """Set torch's threads: `threads_for` on a CPU, elsewhere as many as the configuration says, or torch's own choice."""
+    """Set torch's threads: `threads_for` on a CPU, elsewhere as many as the configuration says, or torch's
+    own choice.
+    """
     if config.model.threads or device.type == "cpu":
         torch.set_num_threads(threads_for(config, parameters))
 
 
 def compile_nothing() -> None:
-    """Have torch use no kernels that oneDNN compiles while it runs: a contained process has no executable memory to put them in."""
+    """Have torch use no kernels that oneDNN compiles while it runs.
+
+    A contained process has no executable memory to put them in.
+    """
     torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Have the C library keep what is freed for the next allocation: up to 2 GiB, of blocks below 64 MiB. True where it was asked to.
+    """Have the C library keep what is freed for the next allocation.
 
-    Otherwise each step of a small model gives its activations back to the kernel and takes them again as fresh pages: 5 to 15 % of its
-    CPU time (docs/performance.md). glibc's mallopt(3); elsewhere, and on other devices, nothing is done.
+    Up to 2 GiB, of blocks below 64 MiB. True where it was asked to.
+
+    Otherwise each step of a small model gives its activations back to the kernel and takes them again as
+    fresh pages: 5 to 15 % of its CPU time (docs/performance.md). glibc's mallopt(3); elsewhere, and on other
+    devices, nothing is done.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False
@@ -211,7 +235,9 @@ def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
     if device_of(config) != "cuda":
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = [name.strip() for name in visible.split(",") if name.strip()] or [str(i) for i in range(torch.cuda.device_count())]
+    names = [name.strip() for name in visible.split(",") if name.strip()] or [
+        str(i) for i in range(torch.cuda.device_count())
+    ]
     return {"CUDA_VISIBLE_DEVICES": names[place % len(names)]}
 
 

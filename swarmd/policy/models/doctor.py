@@ -12,7 +12,11 @@ from swarmd.policy.models.device import LORA_FROM, SLOW_AT_BF16, free_memory, qu
 from swarmd.policy.models.fit import Fit, fit, gigabytes, measures_start, require, too_large, work_of
 
 SCHEMA = 1
-PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "stochastic": ", the weights rounded at random"}
+PRECISION: Final = {
+    None: "",
+    "master": ", on a float32 copy of the weights",
+    "stochastic": ", the weights rounded at random",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ class Examination:
             return "not measured: no room for a copy of the weights as they were"
         if fit.plan.lora_rank:
             return "measured against the model without its adapter"
-        return "measured against a copy of the weights as they were" + (", in main memory" if fit.device.type == "cuda" else "")
+        return "measured against a copy of the weights as they were" + (
+            ", in main memory" if fit.device.type == "cuda" else ""
+        )
 
     @property
     def dtype(self) -> str:
@@ -68,13 +74,29 @@ class Examination:
         fit, plan = self.fit, self.fit.plan
         rows = [
             ("dtype", self.dtype),
-            ("trained", f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
+            (
+                "trained",
+                (
+                    f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights"
+                    if plan.lora_rank
+                    else "all weights"
+                ),
+            ),
             ("optimizer", plan.optimizer + PRECISION[plan.precision]),
             ("KL from the start", self.kl),
             ("gradient checkpointing", "on" if plan.checkpointing else "off"),
-            ("micro-batch", f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once"),
+            (
+                "micro-batch",
+                f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once",
+            ),
             ("prompts", f"{fit.work.prompt_tokens:,} tokens at most, of the curriculum's questions"),
-            ("answers", f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at once, at most"),
+            (
+                "answers",
+                (
+                    f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at"
+                    " once, at most"
+                ),
+            ),
             ("context", f"{plan.context:,} tokens, question and answer"),
         ]
         width = max(len(item.name) for item in plan.items)
@@ -95,9 +117,18 @@ class Examination:
             f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
         ]
         if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
-            lines += ["", f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included."]
+            lines += [
+                "",
+                f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included.",
+            ]
         if plan.fits and plan.peak > plan.usable:
-            lines += ["", f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many: fewer will be tried."]
+            lines += [
+                "",
+                (
+                    f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many:"
+                    " fewer will be tried."
+                ),
+            ]
         return lines
 
 

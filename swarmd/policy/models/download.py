@@ -1,7 +1,10 @@
-"""Downloads from the Hugging Face hub into its own cache. Weights show progress, and a download that was cut off resumes.
+"""Downloads from the Hugging Face hub into its own cache.
 
-huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So weights are fetched here, with its own
-`http_get`, as `<cache>/blobs/<etag>.swarmd-part`. Once whole they take the cache's name for them, and `snapshot_download` finds them.
+Weights show progress, and a download that was cut off resumes.
+
+huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So weights are
+fetched here, with its own `http_get`, as `<cache>/blobs/<etag>.swarmd-part`. Once whole they take the cache's
+name for them, and `snapshot_download` finds them.
 """
 
 import errno
@@ -33,7 +36,9 @@ from swarmd.errors import NoModel, Unreachable
 from swarmd.policy.models.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
-CHUNK: Final = 2**20  # bytes that `http_get` hands on at once, and that are lost with the process; by itself it takes ten times as many
+# Bytes that `http_get` hands on at once, and that are lost with the process; by itself it takes ten times as
+# many
+CHUNK: Final = 2**20
 constants.DOWNLOAD_CHUNK_SIZE = CHUNK
 
 
@@ -43,11 +48,20 @@ def fetch(repository: str, revision: str | None, patterns: Sequence[str], choice
     choices: what to use instead, in words.
     """
     with _explained(repository, revision, choices):
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+        return Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+            )
+        )
 
 
 def fetch_weights(
-    repository: str, commit: str, folder: Path, patterns: Sequence[str], choices: str, report: Callable[[Download], None]
+    repository: str,
+    commit: str,
+    folder: Path,
+    patterns: Sequence[str],
+    choices: str,
+    report: Callable[[Download], None],
 ) -> Path:
     """Download the weights, whose small files `fetch` has put into `folder`; return their folder."""
     blobs = folder.parents[1] / "blobs"
@@ -63,7 +77,9 @@ def fetch_weights(
 
 def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryRunFileInfo]:
     try:
-        files: Any = snapshot_download(repository, revision=commit, allow_patterns=list(patterns), ignore_patterns=["*/*"], dry_run=True)
+        files: Any = snapshot_download(
+            repository, revision=commit, allow_patterns=list(patterns), ignore_patterns=["*/*"], dry_run=True
+        )
     except DryRunError:  # the hub cannot be reached; what is in the cache will have to do
         return []
     return [file for file in files if file.will_download]
@@ -72,11 +88,14 @@ def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryR
 def _require_room(repository: str, total: int, blobs: Path) -> None:
     """Raise NoModel where the disk cannot hold `total` bytes, less those of parts already there."""
     blobs.mkdir(parents=True, exist_ok=True)
-    needed, free = total - sum(part.stat().st_size for part in blobs.glob("*" + PART)), shutil.disk_usage(blobs).free
+    needed, free = (
+        total - sum(part.stat().st_size for part in blobs.glob("*" + PART)),
+        shutil.disk_usage(blobs).free,
+    )
     if needed > free:
         raise NoModel(
-            f"{repository} needs {needed / 1e6:,.0f} MB more on the disk of {blobs}, which has {free / 1e6:,.0f} MB free. "
-            "Free some space, or set HF_HOME to another disk."
+            f"{repository} needs {needed / 1e6:,.0f} MB more on the disk of {blobs}, which has"
+            f" {free / 1e6:,.0f} MB free. Free some space, or set HF_HOME to another disk."
         )
 
 
@@ -103,7 +122,10 @@ def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, 
             http_get(url, out, headers=build_hf_headers(), expected_size=found.size)
         if not _is(out, found.etag):
             out.truncate(0)
-            raise NoModel(f"{file.filename} of {repository} does not match the hub's hash: it was damaged on its way. Start again.")
+            raise NoModel(
+                f"{file.filename} of {repository} does not match the hub's hash: it was damaged on its way."
+                " Start again."
+            )
         out.flush()
         os.fsync(out.fileno())
         part.replace(whole)
@@ -158,20 +180,31 @@ def _explained(repository: str, revision: str | None, choices: str) -> Iterator[
     except HFValidationError:
         raise NoModel(f"{repository!r} is no model's name. {choices}") from None
     except GatedRepoError:
-        raise NoModel(f"{repository} is gated: accept its terms on huggingface.co, then log in with `hf auth login`.") from None
+        raise NoModel(
+            f"{repository} is gated: accept its terms on huggingface.co, then log in with `hf auth login`."
+        ) from None
     except RepositoryNotFoundError:
-        raise NoModel(f"the hub has no repository {repository}, or it is private (then: `hf auth login`). {choices}") from None
+        raise NoModel(
+            f"the hub has no repository {repository}, or it is private (then: `hf auth login`). {choices}"
+        ) from None
     except RevisionNotFoundError:
-        raise NoModel(f"{repository} has no revision {revision!r}. Correct model.revision, or leave it out.") from None
+        raise NoModel(
+            f"{repository} has no revision {revision!r}. Correct model.revision, or leave it out."
+        ) from None
     except (LocalEntryNotFoundError, httpx2.HTTPError) as error:
         raise Unreachable(
-            f"cannot fetch {at} from the Hugging Face hub, and it is not in the local cache ({_first_line(error)}). "
-            "Check the connection and HF_HUB_OFFLINE, or give --model a local folder; `--model tiny` needs no download."
+            f"cannot fetch {at} from the Hugging Face hub, and it is not in the local cache"
+            f" ({_first_line(error)}). Check the connection and HF_HUB_OFFLINE, or give --model a local"
+            " folder; `--model tiny` needs no download."
         ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoModel(f"no room on the disk to download {at}. Free some space, or set HF_HOME to another disk.") from error
-        raise NoModel(f"cannot store {at}: {_first_line(error)}. Check the folder that HF_HOME names.") from error
+            raise NoModel(
+                f"no room on the disk to download {at}. Free some space, or set HF_HOME to another disk."
+            ) from error
+        raise NoModel(
+            f"cannot store {at}: {_first_line(error)}. Check the folder that HF_HOME names."
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

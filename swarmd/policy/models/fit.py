@@ -1,4 +1,6 @@
-"""Chooses device, precision and memory plan for a model, from its config.json and the free memory, before its weights are fetched."""
+"""Chooses device, precision and memory plan for a model, from its config.json and the free memory, before its
+weights are fetched.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,8 +23,8 @@ from swarmd.policy.training import optimizer
 
 NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
 
-# What has a short name, largest first: as `shape_of` finds it, so that one can be recommended without a network and without transformers,
-# whose import takes longer than everything else that `swarmd models` does.
+# What has a short name, largest first: as `shape_of` finds it, so that one can be recommended without a
+# network and without transformers, whose import takes longer than everything else that `swarmd models` does.
 NAMED: Mapping[str, Shape] = MappingProxyType(
     {
         "qwen2.5-1.5b": Shape(1_543_714_304, 28, 2, 1536, 1536, 256, 8960, 151_936, 32_768, 508_928, 645_120),
@@ -35,12 +37,16 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A model, the machine, and the plan for the two. `plan.fits` says whether it can be trained here at all."""
+    """A model, the machine, and the plan for the two.
+
+    `plan.fits` says whether it can be trained here at all.
+    """
 
     place: hub.Place
     architecture: Any  # transformers' configuration
     skeleton: nn.Module  # the network without weights
-    tried: bool  # whether its architecture is one of those that our tests compare with transformers' own forward pass
+    # Whether its architecture is one of those that our tests compare with transformers' own forward pass
+    tried: bool
     shape: Shape
     device: torch.device
     dtype: torch.dtype
@@ -59,7 +65,10 @@ def work_of(config: NodeConfig) -> Workload:
     tiny, lengths = config.model.name in TINY, dict[str, Any]()
     if not tiny and (asked := longest_questions(config.swarm.curriculum)):
         around = FRAME + estimated_tokens(system_prompt_of(config.model))
-        lengths = {"asked": asked, "prompt_tokens": prompt_tokens(asked, lambda text: around + estimated_tokens(text))}
+        lengths = {
+            "asked": asked,
+            "prompt_tokens": prompt_tokens(asked, lambda text: around + estimated_tokens(text)),
+        }
         lengths["mean_prompt_tokens"] = around + sum(map(estimated_tokens, asked)) // len(asked)
     default = NEW_TOKENS_TINY if tiny else NEW_TOKENS
     return Workload(
@@ -75,7 +84,9 @@ def work_of(config: NodeConfig) -> Workload:
 
 
 def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory) -> Fit:
-    """Decide device, dtype, adapter and budgets. Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
+    """Decide device, dtype, adapter and budgets.
+
+    Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
 
     free: bytes free on a device.
     """
@@ -108,10 +119,13 @@ def system_prompt_of(config: ModelConfig) -> str:
     return "" if config.name in TINY else SYSTEM_PROMPT
 
 
-def plan_on(config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload) -> tuple[torch.dtype, Plan]:
+def plan_on(
+    config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload
+) -> tuple[torch.dtype, Plan]:
     """Return precision and plan of a model of this shape on a device with `free` bytes."""
     rank = _lora_rank(config, shape)
-    # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in float32.
+    # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in
+    # float32.
     dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work
@@ -143,9 +157,14 @@ def too_large(fit: Fit) -> str:
     method = f"a LoRA adapter of rank {plan.lora_rank}" if plan.lora_rank else "all weights"
     would = next(_alternatives(fit), None)
     return (
-        f"not enough memory for {fit.place.source}: training {method} in {plan.dtype} takes at least {gigabytes(plan.least)}, and "
-        f"{fit.device} has {gigabytes(plan.free)} free, of which {gigabytes(plan.usable)} can be counted on. Close other programs"
-        + (f", or take the largest that would fit: {would}." if would else "; nothing that we know would fit.")
+        f"not enough memory for {fit.place.source}: training {method} in {plan.dtype} takes at least"
+        f" {gigabytes(plan.least)}, and {fit.device} has {gigabytes(plan.free)} free, of which"
+        f" {gigabytes(plan.usable)} can be counted on. Close other programs"
+        + (
+            f", or take the largest that would fit: {would}."
+            if would
+            else "; nothing that we know would fit."
+        )
     )
 
 
@@ -162,7 +181,9 @@ def _alternatives(fit: Fit) -> Iterator[str]:
     """Yield in words what would fit: the same model with few changes, then named models, largest first."""
     plan, work = fit.plan, fit.work
     rank_there = plan.lora_rank or ModelConfig().lora_rank
-    ways = dict.fromkeys(((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer)))
+    ways = dict.fromkeys(
+        ((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer))
+    )
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
     for dtype, length, (rank, kind) in product(dict.fromkeys((plan.dtype, "bfloat16")), lengths, ways):
         changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
@@ -173,7 +194,12 @@ def _alternatives(fit: Fit) -> Iterator[str]:
             changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
             yield f"this model with {' and '.join(changes)}"
     for name, shape in NAMED.items():
-        its_work = replace(work, micro_batch_tokens=0, new_tokens=NEW_TOKENS_TINY if name in TINY else work.new_tokens)
+        its_work = replace(
+            work, micro_batch_tokens=0, new_tokens=NEW_TOKENS_TINY if name in TINY else work.new_tokens
+        )
         smaller = shape.parameters < fit.shape.parameters
-        if smaller and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits:
+        if (
+            smaller
+            and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits
+        ):
             yield f"--model {name}"

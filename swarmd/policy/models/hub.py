@@ -1,4 +1,6 @@
-"""Locates a model's files: in a folder, in this package or on the Hugging Face hub. Each failure has its own message.
+"""Locates a model's files: in a folder, in this package or on the Hugging Face hub.
+
+Each failure has its own message.
 
 Imports no torch, so that looking for a model costs nothing.
 """
@@ -28,7 +30,10 @@ WEIGHT_FILES = ("*.safetensors",)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a model's files. `folder` holds the small ones; the weights may still have to be downloaded."""
+    """The place of a model's files.
+
+    `folder` holds the small ones; the weights may still have to be downloaded.
+    """
 
     source: str  # what a checkpoint remembers: a tiny name, a repository id, or a folder
     folder: Path
@@ -44,7 +49,10 @@ def find_local(name: str) -> Place | None:
     """
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
-            raise NoModel(f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install swarmd again.")
+            raise NoModel(
+                f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install"
+                " swarmd again."
+            )
         return Place(name, TINY[name])
     path = Path(name).expanduser()
     if path.is_dir():
@@ -54,12 +62,18 @@ def find_local(name: str) -> Place | None:
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
     if "/" not in name and name not in REPOSITORIES:
-        raise NoModel(f"there is no model called {shown(name)}{nearest(name, (*TINY, *REPOSITORIES)) or '.'} {_choices()}")
+        raise NoModel(
+            "there is no model called"
+            f" {shown(name)}{nearest(name, (*TINY, *REPOSITORIES)) or '.'} {_choices()}"
+        )
     return None
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a model's name stands for a folder of this machine. A path does, whether it is there or not."""
+    """Return whether a model's name stands for a folder of this machine.
+
+    A path does, whether it is there or not.
+    """
     return name not in TINY and (name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir())
 
 
@@ -75,19 +89,26 @@ def locate(name: str, revision: str | None) -> Place:
 
     folder = download.fetch(repository, revision, SMALL_FILES, _choices())
     if not (folder / "config.json").is_file():
-        raise NoModel(f"the repository {repository} has no config.json, so no transformers model. Choose another one.")
+        raise NoModel(
+            f"the repository {repository} has no config.json, so no transformers model. Choose another one."
+        )
     return Place(repository, folder, repository, folder.name)
 
 
 def _no_model_in(folder: Path) -> str:
     try:
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get(
+            "base_model_name_or_path"
+        )
     except (OSError, ValueError, AttributeError):
-        return f"the folder {folder} holds no config.json, so no model. Give the folder that `save_pretrained` wrote."
+        return (
+            f"the folder {folder} holds no config.json, so no model. Give the folder that `save_pretrained`"
+            " wrote."
+        )
     named = f", --model {base}," if base else ""
     return (
-        f"the folder {folder} holds an adapter, not a model. Give its base model{named} to begin anew, or merge the two first: "
-        "`swarmd export` without --adapter writes a whole model."
+        f"the folder {folder} holds an adapter, not a model. Give its base model{named} to begin anew, or"
+        " merge the two first: `swarmd export` without --adapter writes a whole model."
     )
 
 
@@ -100,7 +121,9 @@ def with_weights(place: Place, report: Callable[[Download], None] = lambda _: No
     if place.repository is not None and place.revision is not None:
         from swarmd.policy.models import download
 
-        folder = download.fetch_weights(place.repository, place.revision, folder, WEIGHT_FILES, _choices(), report)
+        folder = download.fetch_weights(
+            place.repository, place.revision, folder, WEIGHT_FILES, _choices(), report
+        )
     require_weights(folder, place.source)
     return folder
 
@@ -109,13 +132,17 @@ def require_weights(folder: Path, source: str) -> None:
     """Raise NoModel where a folder has no weights that are safe to load."""
     if not any(folder.glob("*.safetensors")):
         raise NoModel(
-            f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when they are opened and are "
-            "never loaded. Choose another revision or repository, or convert them with `save_pretrained`."
+            f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when"
+            " they are opened and are never loaded. Choose another revision or repository, or convert them"
+            " with `save_pretrained`."
         )
 
 
 def _choices() -> str:
-    return f"Use one of {', '.join((*TINY, *REPOSITORIES))}, a repository of the Hugging Face hub (owner/name), or a local folder."
+    return (
+        f"Use one of {', '.join((*TINY, *REPOSITORIES))}, a repository of the Hugging Face hub (owner/name),"
+        " or a local folder."
+    )
 
 
 def first_line(error: BaseException) -> str:

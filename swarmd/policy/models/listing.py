@@ -1,4 +1,7 @@
-"""`swarmd models`: what each named model takes on this machine: memory, disk, seconds a round. Downloads nothing."""
+"""`swarmd models`: what each named model takes on this machine: memory, disk, seconds a round.
+
+Downloads nothing.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +19,8 @@ from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
 
 MEASURE: Final = 0.1  # seconds of each measurement of the device
 ON_THE_HUB: Final = 2  # bytes of a weight there: bfloat16
-SLOW: Final = 60.0  # seconds of a round: with fewer than 60 rounds an hour nothing is seen to rise while one waits
+# Seconds of a round: with fewer than 60 rounds an hour nothing is seen to rise while one waits
+SLOW: Final = 60.0
 CHECKPOINTS: Final = 2  # kept on the disk
 
 
@@ -80,7 +84,11 @@ def list_models(
             speeds[way] = speed(device, dtype)
         rounds = sorted(recorded.get(name, ()))
         seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, batch, speeds[way])
-        listed.append(ListedModel(name, shape.parameters, plan, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)))
+        listed.append(
+            ListedModel(
+                name, shape.parameters, plan, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)
+            )
+        )
     return str(device), listed[::-1]
 
 
@@ -103,7 +111,10 @@ def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: Device
 def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
     """Measure a device's speed, a tenth of a second for each figure."""
     side, size = 512 if device.type == "cpu" else 4096, 2**26
-    square, long = (torch.ones(shape, dtype=dtype, device=device) for shape in ((side, side), (size // ITEMSIZE[dtype_name(dtype)],)))
+    square, long = (
+        torch.ones(shape, dtype=dtype, device=device)
+        for shape in ((side, side), (size // ITEMSIZE[dtype_name(dtype)],))
+    )
     return DeviceSpeed(2 * side**3 / _seconds(lambda: square @ square), size / _seconds(long.sum))
 
 
@@ -122,7 +133,9 @@ def _two_digits(value: float) -> float:
 
 
 def _to_fetch(name: str, shape: Shape) -> int:
-    if name not in REPOSITORIES or isinstance(try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str):
+    if name not in REPOSITORIES or isinstance(
+        try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str
+    ):
         return 0
     return ON_THE_HUB * shape.parameters
 
@@ -142,15 +155,40 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
         hourly = f"{_two_digits(model.rounds_an_hour):g}"
         slow = f"slow: {hourly} round{'s' * (hourly != '1')} an hour" if model.seconds > SLOW else "yes"
-        here = slow + ", with LoRA" * bool(plan.lora_rank) if plan.fits else f"no, {gigabytes(plan.usable)} usable"
-        rows.append((model.name, weights, gigabytes(plan.least), gigabytes(model.download + model.checkpoints), seconds, here))
+        here = (
+            slow + ", with LoRA" * bool(plan.lora_rank)
+            if plan.fits
+            else f"no, {gigabytes(plan.usable)} usable"
+        )
+        rows.append(
+            (
+                model.name,
+                weights,
+                gigabytes(plan.least),
+                gigabytes(model.download + model.checkpoints),
+                seconds,
+                here,
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    found = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    found = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return [
         *found,
         "",
-        f"On {device}. Memory: the least that training takes; with more, rounds are quicker. Disk: what is still to be downloaded, and two",
+        (
+            f"On {device}. Memory: the least that training takes; with more, rounds are quicker. Disk: what"
+            " is still to be downloaded, and two"
+        ),
         "checkpoints.",
-        "Seconds: measured is the median of this state folder's rounds; estimated is arithmetic from this machine's speed, with answers",
-        "of full length. `swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a folder.",
+        (
+            "Seconds: measured is the median of this state folder's rounds; estimated is arithmetic from this"
+            " machine's speed, with answers"
+        ),
+        (
+            "of full length. `swarmd doctor model --model NAME` shows the plan; other models: a repository of"
+            " the hub, or a folder."
+        ),
     ]

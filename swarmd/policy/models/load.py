@@ -1,4 +1,7 @@
-"""Loads a named model for training: the network on its device, the tokenizer, and what identifies it in a checkpoint."""
+"""Loads a named model for training.
+
+The network on its device, the tokenizer, and what identifies it in a checkpoint.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -29,15 +32,23 @@ if TYPE_CHECKING:
 
 ORDINARY_WORK: Final = Workload()
 
-# Where a model of several parts keeps its language model's weights, and where the language model alone has them.
+# Where a model of several parts keeps its language model's weights, and where the language model alone has
+# them.
 TEXT_PART: Final = MappingProxyType(
-    {r"^language_model\.lm_head\.": "lm_head.", r"^language_model\.model\.": "model.", r"^model\.language_model\.": "model."}
+    {
+        r"^language_model\.lm_head\.": "lm_head.",
+        r"^language_model\.model\.": "model.",
+        r"^model\.language_model\.": "model.",
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`network` is the transformers model itself, with LoRA layers inside where there is an adapter; in eval mode (no dropout), always."""
+    """`network` is the transformers model itself, with LoRA layers inside where there is an adapter.
+
+    In eval mode (no dropout), always.
+    """
 
     network: nn.Module
     tokenizer: Any
@@ -58,10 +69,12 @@ def load_model(
     work: Workload = ORDINARY_WORK,
     report: Callable[[Download], None] = lambda _: None,
 ) -> Loaded:
-    """Load what the configuration names. NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
+    """Load what the configuration names.
 
-    seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see `swarmd.policy.models.fit.work_of`.
-    report: called with the progress of a download.
+    NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
+
+    seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see
+    `swarmd.policy.models.fit.work_of`. report: called with the progress of a download.
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)
@@ -72,15 +85,20 @@ def load_model(
     if not found.tried and not agrees_with_itself(network):
         raise NoModel(
             f"{place.source} ({network.config.model_type}) does not compute the same token by token, in a batch, as in one pass with the "  # type: ignore[union-attr]
-            "installed transformers, so it would learn from answers that it did not give. Choose another model; `swarmd models` names some."
+            "installed transformers, so it would learn from answers that it did not give. Choose another"
+            " model; `swarmd models` names some."
         )
     fingerprint = fingerprint_of(network)
     try:
-        network = (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()
+        network = (
+            (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()
+        )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise _too_large(place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}") from error
+        raise _too_large(
+            place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}"
+        ) from error
     return Loaded(
         network=network,
         tokenizer=found.tokenizer,
@@ -97,8 +115,8 @@ def load_model(
 
 def _too_large(source: str, why: str) -> NoModel:
     return NoModel(
-        f"not enough memory for {source}: {why}. Close other programs, set model.lora to 'on', or choose a smaller model. "
-        "`swarmd doctor model` shows what it takes."
+        f"not enough memory for {source}: {why}. Close other programs, set model.lora to 'on', or choose a"
+        " smaller model. `swarmd doctor model` shows what it takes."
     )
 
 
@@ -114,22 +132,34 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     try:
         network: nn.Module
         network, report = AutoModelForCausalLM.from_pretrained(
-            folder, config=architecture, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+            folder,
+            config=architecture,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
             key_mapping=dict(TEXT_PART) if parts else None,
-        )  # fmt: skip
+        )
     except (OSError, ValueError, SafetensorError) as error:
         raise NoModel(
-            f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or choose another model."
+            f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or"
+            " choose another model."
         ) from error
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
-        raise NoModel(f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it again.") from error
+        raise NoModel(
+            f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it"
+            " again."
+        ) from error
     finally:
         transformers_logging.set_verbosity(told)
     if report["missing_keys"]:  # transformers would go on with random ones
         some = ", ".join(sorted(report["missing_keys"])[:3])
-        raise NoModel(f"the weights of {source} are not all there ({some} …). Download it again, or choose another model.")
+        raise NoModel(
+            f"the weights of {source} are not all there ({some} …). Download it again, or choose another"
+            " model."
+        )
     return network
 
 
@@ -141,14 +171,16 @@ def lora_config(rank: int) -> "LoraConfig":
     # peft is slow to import, and only adapters need it.
     from peft import LoraConfig
 
-    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
 
 def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     """Add an adapter that changes nothing yet. seed: of its first weights.
 
-    Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own forward, as
-    `adapted_linear.py` says.
+    Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own
+    forward, as `adapted_linear.py` says.
     """
     from peft import get_peft_model
 

@@ -1,8 +1,10 @@
-"""LoRA (arXiv 2106.09685): what an adapted layer computes, which of a network's layers are adapted, and folding adapters in.
+"""LoRA (arXiv 2106.09685): what an adapted layer computes, which of a network's layers are adapted, and
+folding adapters in.
 
-Whoever uses the policy computes the same: the update, the sampler, the judge. In a 16-bit base two usual ways lose a young adapter
-(docs/performance.md, "A young adapter in bfloat16"): W + s B A rounded back into the base's dtype, and peft's own forward, which adds the
-adapter's output to a product that is rounded already, so that what is below half of its last digit is lost every time.
+Whoever uses the policy computes the same: the update, the sampler, the judge. In a 16-bit base two usual ways
+lose a young adapter (docs/performance.md, "A young adapter in bfloat16"): W + s B A rounded back into the
+base's dtype, and peft's own forward, which adds the adapter's output to a product that is rounded already, so
+that what is below half of its last digit is lost every time.
 """
 
 import sys
@@ -36,7 +38,9 @@ def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
         return None
     (name,) = adapter.active_adapters
     dtype = adapter.base_layer.weight.dtype
-    return adapter.lora_A[name].weight.to(dtype), (adapter.lora_B[name].weight * adapter.scaling[name]).to(dtype)
+    return adapter.lora_A[name].weight.to(dtype), (adapter.lora_B[name].weight * adapter.scaling[name]).to(
+        dtype
+    )
 
 
 def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
@@ -61,9 +65,11 @@ def folded(layer: "LoraLinear") -> Tensor:
 
 @torch.no_grad()
 def fold(network: nn.Module) -> float:
-    """Write W + s B A into every adapted layer's own W, rounded to its dtype, and leave the adapters where they are, for `unload`.
+    """Write W + s B A into every adapted layer's own W, rounded to its dtype, and leave the adapters where
+    they are, for `unload`.
 
-    Returns the share of the adapter's energy that rounding loses: the squared length of what is missing over that of s B A.
+    Returns the share of the adapter's energy that rounding loses: the squared length of what is missing over
+    that of s B A.
     """
     lost = energy = 0.0
     for _, layer in lora_layers(network):

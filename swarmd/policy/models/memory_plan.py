@@ -1,25 +1,33 @@
-"""The memory plan: what training a model costs, and which settings make it fit. Integer arithmetic: no torch, no clock, no files.
+"""The memory plan: what training a model costs, and which settings make it fit.
+
+Integer arithmetic: no torch, no clock, no files.
 
 A round has two phases, and the larger of them has to fit beside what is always held:
 
-    always      weights; the adapter's, and a copy in the base's dtype (`lora.lora_factors`); gradients and Adam's two moments of what is
-                trained; with weights in 16 bits that are all trained a float32 copy of them, where there is room (optimizer.py); what they
+    always      weights; the adapter's, and a copy in the base's dtype (`lora.lora_factors`); gradients and
+    Adam's two moments of what is
+                trained; with weights in 16 bits that are all trained a float32 copy of them, where there is
+                room (optimizer.py); what they
                 were at the start (reference.py)
     answering   keys and values of the answers in hand, and a row of logits for each of them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
 
-What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k the widths of queries and
-keys, f the inner width. Found by counting what autograd keeps, of Qwen2, Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and
-without: the sum below is between 0.8 and 1.3 times the packed update's, and 0.9 to 1.4 times a plain forward's (tests/policy/test_plan.py).
+What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k
+the widths of queries and keys, f the inner width. Found by counting what autograd keeps, of Qwen2, Qwen3,
+Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is between 0.8 and 1.3 times
+the packed update's, and 0.9 to 1.4 times a plain forward's (tests/policy/test_plan.py).
 
-    n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their output
-    (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an attention that makes copies
+    n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their
+    output
+    (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an attention
+    that makes copies
     4 f s                gate, its activation, up, and their product
 
-A layer with a recurrent state (a delta rule's, Mamba's) keeps some 3.5 times as much as one of attention: 2.6 to 4 times in Qwen3.5 and
-Granite 4, most of it in float32 (transformers' own code, without fused kernels).
+A layer with a recurrent state (a delta rule's, Mamba's) keeps some 3.5 times as much as one of attention: 2.6
+to 4 times in Qwen3.5 and Granite 4, most of it in float32 (transformers' own code, without fused kernels).
 
-With gradient checkpointing only each layer's input is kept, exactly d s, and one layer at a time is computed again.
+With gradient checkpointing only each layer's input is kept, exactly d s, and one layer at a time is computed
+again.
 """
 
 from dataclasses import dataclass, replace
@@ -28,11 +36,13 @@ from typing import Final, Literal
 
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 USABLE: Final = 0.9  # of what is free: allocators leave gaps
-WORKSPACE: Final = 2**28  # bytes that libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU
+# Bytes that libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU
+WORKSPACE: Final = 2**28
 MOST_TOKENS: Final = 8_192  # of a micro-batch: a larger one is no quicker
 ENOUGH_TOKENS: Final = 4_096  # of a micro-batch: below it, checkpointing costs less than it saves
 CACHE_BYTES: Final = 2**31  # keys and values held at once while answering, at most
-HEAD_NUMBERS: Final = 2**20  # of one chunk of logits: 4 MiB in float32, which caches hold while it is gone over several times
+# Of one chunk of logits: 4 MiB in float32, which caches hold while it is gone over several times
+HEAD_NUMBERS: Final = 2**20
 HEAD_TOKENS: Final = 256  # tokens of a chunk, however large the vocabulary: fewer make poor matrix products
 LOGIT_BYTES: Final = 12  # logits, log-probabilities and their gradient, in float32
 BLOCK: Final = 256  # numbers of an 8-bit moment that share a scale
@@ -75,9 +85,11 @@ class Workload:
     mean_prompt_tokens: int = 128
     micro_batch_tokens: int = 0  # asked for; 0: what the plan finds
     optimizer: str = "adamw"  # or "adamw8bit"
-    precision: Literal["auto"] | Precision = "auto"  # of trained weights in 16 bits; auto: the first that fits
+    # Of trained weights in 16 bits; auto: the first that fits
+    precision: Literal["auto"] | Precision = "auto"
     start_copy: bool = False  # wanted: the weights as they were at the start, where all are trained
-    asked: tuple[str, ...] = ()  # the curriculum's longest questions, from which the tokenizer counts `prompt_tokens`
+    # The curriculum's longest questions, from which the tokenizer counts `prompt_tokens`
+    asked: tuple[str, ...] = ()
 
     def within(self, context: int | None) -> "Workload":
         """Shorten the workload to a model that takes at most `context` tokens."""
@@ -116,7 +128,8 @@ class Plan:
     micro_batch_tokens: int  # unpadded tokens of one micro-batch's forward pass
     head_tokens: int  # completion tokens whose logits are held at once
     cache_tokens: int  # tokens whose keys and values are held at once while answering
-    context: int  # longest question and answer, in tokens, that the model takes and that can be trained on here
+    # Longest question and answer, in tokens, that the model takes and that can be trained on here
+    context: int
     free: int  # bytes there are
     usable: int  # bytes of them the plan counts on
     least: int  # bytes without which training is not possible
@@ -142,12 +155,22 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
     if rounded:
         precisions = ["master", "stochastic"] if work.precision == "auto" else [work.precision]
     copies = [True, False] if work.start_copy and lora_rank is None else [False]
-    plans = [_plan(shape, dtype, lora_rank, free, work, precision, copy) for precision in precisions for copy in copies]
+    plans = [
+        _plan(shape, dtype, lora_rank, free, work, precision, copy)
+        for precision in precisions
+        for copy in copies
+    ]
     return next((plan for plan in plans if plan.fits), plans[-1])
 
 
 def _plan(
-    shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Workload, precision: Precision | None, start_copy: bool
+    shape: Shape,
+    dtype: str,
+    lora_rank: int | None,
+    free: int,
+    work: Workload,
+    precision: Precision | None,
+    start_copy: bool,
 ) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
     always = _always(shape, size, lora_rank, work.optimizer, precision, start_copy)
@@ -171,10 +194,14 @@ def _plan(
     key_value, one = shape.key_value_numbers * size, work.completions * work.row
     cache_tokens = CACHE_BYTES // key_value
     while cache_tokens > one and cache_tokens * key_value > rest:
-        cache_tokens //= 2  # from a fixed figure, so that what happens to be free seldom changes which random number meets which row
+        # From a fixed figure, so that what happens to be free seldom changes which random number meets which
+        # row
+        cache_tokens //= 2
     cache_tokens = max(cache_tokens, one)
     cached = min(cache_tokens, work.questions * one)
-    answering.append(Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value))
+    answering.append(
+        Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value)
+    )
 
     per_token = thrifty if checkpointing else plain
     training = [
@@ -247,7 +274,11 @@ def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
     norm = shape.width * (4 + 2 * size)
     layer = shape.norms * norm + (6 * shape.query_width + 4 * shape.key_width + 4 * shape.inner_width) * size
     largest = layer * 7 // 2 if shape.recurrent else layer
-    kept = shape.layers * shape.width * size if checkpointing else shape.layers * layer + shape.recurrent * (largest - layer)
+    kept = (
+        shape.layers * shape.width * size
+        if checkpointing
+        else shape.layers * layer + shape.recurrent * (largest - layer)
+    )
     again = 2 * largest if checkpointing else largest  # a layer computed again, and the gradients inside one
     return kept + again + norm
 

@@ -1,6 +1,7 @@
 """Preflight checks of the configured model and device, without torch and without a download.
 
-`swarmd join` asks before it makes anything, and tells a mistake within a second. What cannot be told so soon is the trainer's to find.
+`swarmd join` asks before it makes anything, and tells a mistake within a second. What cannot be told so soon
+is the trainer's to find.
 """
 
 import ast
@@ -16,8 +17,16 @@ from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.config_json import read_config_json
 
-# Any of these is a driver that CUDA, or ROCm's CUDA, could use: NVIDIA's, WSL's, AMD's, and that of NVIDIA's small boards.
-DRIVERS: Final = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/nvmap", "/dev/nvhost-ctrl")
+# Any of these is a driver that CUDA, or ROCm's CUDA, could use: NVIDIA's, WSL's, AMD's, and that of NVIDIA's
+# small boards.
+DRIVERS: Final = (
+    "/proc/driver/nvidia",
+    "/dev/nvidiactl",
+    "/dev/dxg",
+    "/dev/kfd",
+    "/dev/nvmap",
+    "/dev/nvhost-ctrl",
+)
 LIBRARIES: Final = ("libcuda.so.1", "libamdhip64.so")
 
 
@@ -31,8 +40,15 @@ def check(config: ModelConfig) -> None:
         read_config_json(place.folder, place.source)
         hub.require_weights(place.folder, place.source)
     if config.device == "cuda" and not (torch_has_cuda() and driver_there()):
-        why = "no driver for one was found" if torch_has_cuda() else "the torch that is installed was built without it"
-        raise NoModel(f"device 'cuda' was asked for, and {why}. Install a torch built for it and its driver, or use --device auto.")
+        why = (
+            "no driver for one was found"
+            if torch_has_cuda()
+            else "the torch that is installed was built without it"
+        )
+        raise NoModel(
+            f"device 'cuda' was asked for, and {why}. Install a torch built for it and its driver, or use"
+            " --device auto."
+        )
     if config.device == "mps" and sys.platform != "darwin":
         raise NoModel("device 'mps' was asked for, and only Apple's machines have it. Use --device auto.")
 
@@ -61,7 +77,10 @@ def _assigned(line: ast.stmt) -> list[tuple[str, object]]:
     return []
 
 
-def driver_there(exists: Callable[[str], bool] = lambda path: Path(path).exists(), load: Callable[[str], object] = ctypes.CDLL) -> bool:
+def driver_there(
+    exists: Callable[[str], bool] = lambda path: Path(path).exists(),
+    load: Callable[[str], object] = ctypes.CDLL,
+) -> bool:
     """Return whether a driver for CUDA or ROCm can be here. False only where there is no trace of one."""
     if any(map(exists, DRIVERS)):
         return True

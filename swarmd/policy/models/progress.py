@@ -25,7 +25,10 @@ class Download:
     @property
     def words(self) -> str:
         """ "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
-        words, left = f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB", self.seconds_left
+        words, left = (
+            f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
+            self.seconds_left,
+        )
         if not left:
             return words
         return words + (f", {left / 60:.0f} min left" if left >= 90 else f", {left:.0f} s left")
@@ -46,7 +49,11 @@ class Progress:
     """Reports how far a download is: when a file begins, every few seconds, and when all is here."""
 
     def __init__(
-        self, source: str, total: int, report: Callable[[Download], None], clock: Callable[[], float] = time.monotonic
+        self,
+        source: str,
+        total: int,
+        report: Callable[[Download], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin a download.
 

@@ -1,8 +1,10 @@
-"""Prompt lengths of a curriculum, for the memory plan: questions are sampled, and counted by the model's own tokenizer.
+"""Prompt lengths of a curriculum, for the memory plan.
 
-Where there is no tokenizer yet (`swarmd models` downloads nothing), tokens are estimated from the text: a word, a digit, a run of signs and
-white space before anything but a word are one each, which is how byte-pair tokenizers part text. For sapo-9's longest question (arc_1d)
-it gives 526 where Qwen2.5's tokenizer makes 523.
+Questions are sampled, and counted by the model's own tokenizer.
+
+Where there is no tokenizer yet (`swarmd models` downloads nothing), tokens are estimated from the text: a
+word, a digit, a run of signs and white space before anything but a word are one each, which is how byte-pair
+tokenizers part text. For sapo-9's longest question (arc_1d) it gives 526 where Qwen2.5's tokenizer makes 523.
 """
 
 import re

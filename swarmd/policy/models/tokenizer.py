@@ -1,4 +1,7 @@
-"""Loads and checks a model's tokenizer: it must have a chat template and an end token, and keep our texts in a round trip."""
+"""Loads and checks a model's tokenizer.
+
+It must have a chat template and an end token, and keep our texts in a round trip.
+"""
 
 import logging
 from pathlib import Path
@@ -14,11 +17,18 @@ from swarmd.policy.models.chat import SYSTEM_PROMPT
 
 log = logging.getLogger(__name__)
 
-# What questions and answers are made of. A letter, digit or sign that does not come back can be neither asked about nor answered with.
+# What questions and answers are made of. A letter, digit or sign that does not come back can be neither asked
+# about nor answered with.
 PROBES: Final = (
     SYSTEM_PROMPT,
-    "the quick brown fox jumps over the lazy dog THE QUICK BROWN FOX JUMPS OVER THE LAZY DOG 0123456789 1234567 3.14 2024-02-29",
-    "A line, and\nanother;\n\n  two spaces at its head:  - + * / = < > ( ) [ ] { } . , ; : ? ! ' \" & | ^ ~ % $ # @ _ \\ `",
+    (
+        "the quick brown fox jumps over the lazy dog THE QUICK BROWN FOX JUMPS OVER THE LAZY DOG 0123456789"
+        " 1234567 3.14 2024-02-29"
+    ),
+    (
+        "A line, and\nanother;\n\n  two spaces at its head:  - + * / = < > ( ) [ ] { } . , ; : ? ! ' \" & | ^"
+        " ~ % $ # @ _ \\ `"
+    ),
     "<answer>[[0, 1], [-2.5, 7]]</answer>",
     "<answer>Zoe is a knight, and Mia is a knave.</answer>",
 )
@@ -44,8 +54,8 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
     rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
     if len(tokenizer) > rows:
         raise NoModel(
-            f"the tokenizer of {place.source} has {len(tokenizer)} tokens and its network only {rows}: they do not belong together. "
-            "Take both from the same model."
+            f"the tokenizer of {place.source} has {len(tokenizer)} tokens and its network only {rows}: they"
+            " do not belong together. Take both from the same model."
         )
     for text in PROBES:
         _check_round_trip(tokenizer, text, place.source)
@@ -55,9 +65,11 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
 def _read(place: hub.Place) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:  # missing, damaged, or of a kind that needs more
+    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
+        # Missing, damaged, or of a kind that needs more
         raise NoModel(
-            f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another model, or repair its files."
+            f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another"
+            " model, or repair its files."
         ) from error
 
 
@@ -72,13 +84,15 @@ def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
         return tokenizer
     try:
         own = Tokenizer.from_file(str(path))
-    except Exception:  # tokenizers raises nothing narrower for a file it cannot read; transformers could, so go by that
+    except Exception:
+        # Tokenizers raises nothing narrower for a file it cannot read; transformers could, so go by that
         return tokenizer
     if all(_ids(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
         return tokenizer
     exact = PreTrainedTokenizerFast.from_pretrained(place.folder)
     log.warning(
-        "transformers reads the tokenizer.json of %s as a %s, which splits text otherwise than the file says: the file is followed",
+        "transformers reads the tokenizer.json of %s as a %s, which splits text otherwise than the file says:"
+        " the file is followed",
         place.source,
         type(tokenizer).__name__,
     )

@@ -1,4 +1,7 @@
-"""Gathers bytes of every rank at every rank. What `all_gather_object` does, but in tensors: that pickles, and nothing is unpickled here."""
+"""Gathers bytes of every rank at every rank.
+
+What `all_gather_object` does, but in tensors: that pickles, and nothing is unpickled here.
+"""
 
 from types import TracebackType
 from typing import Self
@@ -11,7 +14,9 @@ from swarmd.policy.parallel.data_parallel import RankLost, join, leave
 
 
 class Ranks:
-    """The ranks of one run. Use as a context manager: entering it waits for all of them. RankLost where one is gone.
+    """The ranks of one run.
+
+    Use as a context manager: entering it waits for all of them. RankLost where one is gone.
 
     NCCL where each rank has a GPU of its own, which is then this process's default; gloo otherwise.
     """
@@ -32,7 +37,9 @@ class Ranks:
         join(self._meeting, self.rank, self.size, self.device)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         leave()
 
     def all_gather(self, data: bytes) -> list[bytes]:

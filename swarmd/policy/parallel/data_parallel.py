@@ -1,8 +1,10 @@
-"""Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, and every rank takes the same step.
+"""Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, and every rank takes the same
+step.
 
-A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is the batch's gradient. Every
-rank holds the sum, the same bits, from the same all-reduce, and so the same weights and optimizer after each step. torch.distributed moves
-tensors only (its object collectives pickle); rows go over the pipes of the workers, as msgpack.
+A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is
+the batch's gradient. Every rank holds the sum, the same bits, from the same all-reduce, and so the same
+weights and optimizer after each step. torch.distributed moves tensors only (its object collectives pickle);
+rows go over the pipes of the workers, as msgpack.
 """
 
 import logging
@@ -59,7 +61,8 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
         by_prompt.setdefault(row.prompt, []).append(row)
     shares: list[list[Row]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):  # the largest first, each to the rank that has least
+    # The largest first, each to the rank that has least
+    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):
         lightest = loads.index(min(loads))
         shares[lightest] += group
         loads[lightest] += packed_tokens(group)
@@ -80,7 +83,8 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
-    c10d._world.group_count = 0  # a meeting that failed stays counted, and under another name nobody would be met
+    # A meeting that failed stays counted, and under another name nobody would be met
+    c10d._world.group_count = 0
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MEETING)
     except RuntimeError as error:
@@ -107,7 +111,9 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
         for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
             gradient.copy_(part.view_as(gradient))
     names = [f.name for f in fields(sums)]
-    total = torch.tensor([float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device)
+    total = torch.tensor(
+        [float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device
+    )
     _add_up(total, alive)
     for name, value in zip(names, total.tolist(), strict=True):
         setattr(sums, name, type(getattr(sums, name))(value))
@@ -116,12 +122,14 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
 def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
     try:
         work = dist.all_reduce(tensor, async_op=True)
-        while tensor.is_cuda and not work.is_completed():  # NCCL would wait for a dead rank for ever; gloo says so itself
+        # NCCL would wait for a dead rank for ever; gloo says so itself
+        while tensor.is_cuda and not work.is_completed():
             if not alive():
                 raise RankLost("a process ended")
             time.sleep(2e-4)
         work.wait()
-    except RuntimeError as error:  # gloo and NCCL raise this for a connection that is broken or silent for too long
+    except RuntimeError as error:
+        # Gloo and NCCL raise this for a connection that is broken or silent for too long
         raise RankLost("a connection broke") from error
 
 
@@ -147,17 +155,31 @@ def digest(learner: Learner) -> int:
 
 
 class Trainers:
-    """The other ranks as rank 0 sees them: processes that compute a share of each step. Give `step` to `LanguagePolicy.train_with`."""
+    """The other ranks as rank 0 sees them: processes that compute a share of each step.
+
+    Give `step` to `LanguagePolicy.train_with`.
+    """
 
     def __init__(
-        self, size: int, policy: LanguagePolicy, start: Callable[[int], WorkerProcess], folder: Path, check_every: int = CHECK_EVERY
+        self,
+        size: int,
+        policy: LanguagePolicy,
+        start: Callable[[int], WorkerProcess],
+        folder: Path,
+        check_every: int = CHECK_EVERY,
     ) -> None:
         """Prepare to train in `size` ranks.
 
         size: ourselves included. start: starts the process of a rank. folder: private, for what the ranks
             read.
         """
-        self._size, self._policy, self._start, self._folder, self._check_every = size, policy, start, folder, check_every
+        self._size, self._policy, self._start, self._folder, self._check_every = (
+            size,
+            policy,
+            start,
+            folder,
+            check_every,
+        )
         self._children: list[WorkerProcess] = []
         self._waiting: list[WorkerProcess] = []  # started, and not met yet
         self._meetings, self._deaths = 0, Deaths()
@@ -169,7 +191,9 @@ class Trainers:
         self._waiting = [self._start(rank) for rank in range(1, self._size)]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._disconnect()
         for child in self._waiting:
             child.end()
@@ -232,11 +256,14 @@ class Trainers:
         death = self._deaths.died(cause)
         if death.hopeless:
             raise WorkerFailed(
-                f"a trainer died {death.count} times in a row without finishing a step: {cause}. See trainer.log; where memory is short, "
-                "lower workers.trainers or take a smaller model.",
+                f"a trainer died {death.count} times in a row without finishing a step: {cause}. See"
+                " trainer.log; where memory is short, lower workers.trainers or take a smaller model.",
                 1,
             )
-        log.warning("a trainer is lost (%s): the others are started again with our weights, and the step is repeated", cause)
+        log.warning(
+            "a trainer is lost (%s): the others are started again with our weights, and the step is repeated",
+            cause,
+        )
         self._disconnect()
         time.sleep(death.backoff)
         self.restarts += self._size - 1
@@ -245,7 +272,10 @@ class Trainers:
         """Send the others our state, and wait for them to join."""
         self._meetings += 1
         state, meeting = self._folder / f"state-{self._meetings}", self._folder / f"meeting-{self._meetings}"
-        self._children, self._waiting = self._waiting or [self._start(rank) for rank in range(1, self._size)], []
+        self._children, self._waiting = (
+            self._waiting or [self._start(rank) for rank in range(1, self._size)],
+            [],
+        )
         state.mkdir(mode=0o700)
         try:
             self._save(state)
@@ -269,8 +299,8 @@ class Trainers:
             self._policy.save(state)
         except OSError as error:
             raise WorkerFailed(
-                f"what further trainers begin with cannot be written to {state} ({error.strerror}). Free some space there, or set "
-                "workers.trainers to 1."
+                f"what further trainers begin with cannot be written to {state} ({error.strerror}). Free some"
+                " space there, or set workers.trainers to 1."
             ) from error
 
     def _disconnect(self) -> None:
@@ -286,7 +316,10 @@ class Trainers:
         return all(child.alive for child in self._children)
 
     def _await_end(self, seconds: float = 2.0) -> None:
-        """Wait for a child to end: its connection breaks before its process does. Returns after `seconds` where all stay alive."""
+        """Wait for a child to end: its connection breaks before its process does.
+
+        Returns after `seconds` where all stay alive.
+        """
         until = time.monotonic() + seconds
         while self._all_alive() and time.monotonic() < until:
             time.sleep(0.01)

@@ -1,4 +1,7 @@
-"""A generator process: answers questions with the newest weights there are. Started as `python -m swarmd.policy.parallel.generator FD`."""
+"""A generator process: answers questions with the newest weights there are.
+
+Started as `python -m swarmd.policy.parallel.generator FD`.
+"""
 
 import time
 from functools import partial
@@ -33,7 +36,9 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
         begun, rested = time.perf_counter(), 0.0
         answers = policy.generate([text for _, text in asked], config.round.completions)
         numbers = [number for number, _ in asked]
-        inside.send(FinishedAnswers(list(zip(numbers, answers, strict=True)), time.perf_counter() - begun - rested))
+        inside.send(
+            FinishedAnswers(list(zip(numbers, answers, strict=True)), time.perf_counter() - begun - rested)
+        )
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""A further trainer process (a rank above 0): computes its shard of each step and takes the same step as rank 0.
+"""A further trainer process (a rank above 0).
+
+Computes its shard of each step and takes the same step as rank 0.
 
 Started as `python -m swarmd.policy.parallel.rank FD`.
 """

@@ -1,8 +1,11 @@
-"""Weight sync from the trainer to the generators without stopping either: one file in memory, replaced atomically.
+"""Weight sync from the trainer to the generators without stopping either.
 
-The trainer writes every trained tensor (with LoRA, the adapter's alone) to a file of another name and renames it; a generator looks
-between two tokens whether there is a newer one. A rename is atomic, and a file that is being read stays as it was for its reader, so
-weights are never torn, even if either is killed. The version is the number of updates behind the weights.
+One file in memory, replaced atomically.
+
+The trainer writes every trained tensor (with LoRA, the adapter's alone) to a file of another name and renames
+it; a generator looks between two tokens whether there is a newer one. A rename is atomic, and a file that is
+being read stays as it was for its reader, so weights are never torn, even if either is killed. The version is
+the number of updates behind the weights.
 """
 
 import hashlib
@@ -25,7 +28,8 @@ log = logging.getLogger(__name__)
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  Linux keeps it in memory; the folder inside is private
 _FILE: Final = "weights.safetensors"
 _VERSION: Final = "version"  # a tensor beside the weights, whose names have dots
-_COPIES: Final = 3  # of the weights at once: the one that is there, the one that is written, the one that is still being read
+# Of the weights at once: the one that is there, the one that is written, the one that is still being read
+_COPIES: Final = 3
 
 
 def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
@@ -36,8 +40,12 @@ def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
     """
     try:
         if shutil.disk_usage(memory).free >= _COPIES * size:
-            folder = memory / f"swarmd-{os.getuid()}-{hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]}"
-            shutil.rmtree(folder, ignore_errors=True)  # a symbolic link, or somebody else's, stays: then mkdir fails
+            folder = (
+                memory
+                / f"swarmd-{os.getuid()}-{hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]}"
+            )
+            # A symbolic link, or somebody else's, stays: then mkdir fails
+            shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
             return folder
     except OSError:  # no such place on this system, or no right to it
@@ -65,7 +73,11 @@ class WeightWriter:
             fresh.replace(self._folder / _FILE)
         except OSError as error:
             fresh.unlink(missing_ok=True)
-            log.warning("the generators go on with older weights: %s cannot be written (%s). Free some space there.", fresh, error.strerror)
+            log.warning(
+                "the generators go on with older weights: %s cannot be written (%s). Free some space there.",
+                fresh,
+                error.strerror,
+            )
             return
         self.version = version
 

@@ -1,8 +1,11 @@
-"""A policy's files in a checkpoint: weights or adapter, optimizer and random state. Safetensors and JSON, nothing else.
+"""A policy's files in a checkpoint: weights or adapter, optimizer and random state.
+
+Safetensors and JSON, nothing else.
 
     policy.json            which base model, and how it was being trained
     weights.safetensors    every trained tensor, by its name in the network
-    training.safetensors   the optimizer's state as "<field>/<tensor name>", master copies among it, and the random state
+    training.safetensors   the optimizer's state as "<field>/<tensor name>", master copies among it, and the
+    random state
 
 The caller makes the folder atomic (swarmd/trainer/checkpoint.py).
 """
@@ -28,11 +31,17 @@ _RANDOM = "random"
 
 
 class CheckpointUnfit(SwarmdError):
-    """The checkpoint does not belong to this model. Join with the model it was made with, or give another folder with --state-dir."""
+    """The checkpoint does not belong to this model.
+
+    Join with the model it was made with, or give another folder with --state-dir.
+    """
 
 
 class CheckpointDamaged(CheckpointUnfit):
-    """What is in the checkpoint cannot be read, or does not fit together. Remove it: the one before it is used."""
+    """What is in the checkpoint cannot be read, or does not fit together.
+
+    Remove it: the one before it is used.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,9 @@ class _Document:
     optimizer: str = "adamw"
 
 
-def contents(identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes | memoryview]]:
+def contents(
+    identity: ModelIdentity, learner: Learner, generator: torch.Generator
+) -> Iterator[tuple[str, bytes | memoryview]]:
     """Name and content of each file, made when it is asked for: a copy, which later updates leave alone."""
     training = {_RANDOM: generator.get_state()} | learner.optimizer.tensors()
     # Through bytes: safetensors' own file writer hides the errno of a full disk.
@@ -78,29 +89,46 @@ def described(document: bytes) -> ModelIdentity:
     try:
         found = msgspec.json.decode(document, type=_Document)
     except msgspec.MsgspecError as error:
-        raise CheckpointUnfit(f"the checkpoint's policy.json cannot be read ({error}). Use the version that wrote it.") from error
+        raise CheckpointUnfit(
+            f"the checkpoint's policy.json cannot be read ({error}). Use the version that wrote it."
+        ) from error
     if found.schema != SCHEMA:
-        raise CheckpointUnfit(f"the checkpoint has schema {found.schema}, this version reads {SCHEMA}. Use the version that wrote it.")
+        raise CheckpointUnfit(
+            f"the checkpoint has schema {found.schema}, this version reads {SCHEMA}. Use the version that"
+            " wrote it."
+        )
     return found.base
 
 
 def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> list[str]:
-    """Put back what `contents` gave, all of it or nothing; returns what an operator should know. CheckpointUnfit, CheckpointDamaged."""
+    """Put back what `contents` gave, all of it or nothing; returns what an operator should know.
+
+    CheckpointUnfit, CheckpointDamaged.
+    """
     try:
         document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
         _check(document, identity)
         weights = load_file(folder / "weights.safetensors")
         training = load_file(folder / "training.safetensors")
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError, SafetensorError) as error:
-        raise CheckpointDamaged(f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used.") from error
+        raise CheckpointDamaged(
+            f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used."
+        ) from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
-        raise CheckpointUnfit(f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}")
+        raise CheckpointUnfit(
+            f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}"
+        )
     random = training.pop(_RANDOM, None)
     notes = _of_another_optimizer(document, training, learner)
     own = generator.get_state()
-    whole = random is not None and (document.base.device != identity.device or (random.dtype, random.shape) == (own.dtype, own.shape))
+    whole = random is not None and (
+        document.base.device != identity.device or (random.dtype, random.shape) == (own.dtype, own.shape)
+    )
     if random is None or not whole or not learner.optimizer.fits(training):
-        raise CheckpointDamaged(f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is used.")
+        raise CheckpointDamaged(
+            f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is"
+            " used."
+        )
 
     same_device = document.base.device == identity.device
     learner.optimizer.load(weights, training, same_device)
@@ -121,25 +149,34 @@ _REMEDY = "Join with the model it was made with, or give another folder with --s
 def _check(document: _Document, now: ModelIdentity) -> None:
     then = document.base
     if document.schema != SCHEMA:
-        raise CheckpointUnfit(f"the checkpoint has schema {document.schema}, this version reads {SCHEMA}. Use the version that wrote it.")
+        raise CheckpointUnfit(
+            f"the checkpoint has schema {document.schema}, this version reads {SCHEMA}. Use the version that"
+            " wrote it."
+        )
     if then.lora_rank != now.lora_rank:
         raise CheckpointUnfit(
             f"the checkpoint holds {_kind(then)} and the configuration asks for {_kind(now)}. "
             "Set model.lora and model.lora_rank as they were."
         )
-    # All weights are in the checkpoint: the name is enough. An adapter is worth something only on the very weights it was trained on.
+    # All weights are in the checkpoint: the name is enough. An adapter is worth something only on the very
+    # weights it was trained on.
     same = then.fingerprint == now.fingerprint or (now.lora_rank is None and then.source == now.source)
     if not same:
         at = f" at {then.revision}" if then.revision else ""
-        again = f"model.name = {then.source!r}" + (f", model.revision = {then.revision!r}" if then.revision else "")
+        again = f"model.name = {then.source!r}" + (
+            f", model.revision = {then.revision!r}" if then.revision else ""
+        )
         raise CheckpointUnfit(
-            f"the checkpoint was trained from {then.source}{at}, this is {now.source}{f' at {now.revision}' if now.revision else ''}: "
-            f"another base model. Set {again}, or give another folder with --state-dir."
+            f"the checkpoint was trained from {then.source}{at}, this is"
+            f" {now.source}{f' at {now.revision}' if now.revision else ''}: another base model. Set {again},"
+            " or give another folder with --state-dir."
         )
 
 
 def _kind(identity: ModelIdentity) -> str:
-    return f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
+    return (
+        f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
+    )
 
 
 def _of_another_optimizer(document: _Document, training: dict[str, Tensor], learner: Learner) -> list[str]:
@@ -153,5 +190,9 @@ def _of_another_optimizer(document: _Document, training: dict[str, Tensor], lear
         return []
     for key in [key for key in training if key != ROUNDING and not key.startswith(f"{MASTER}/")]:
         del training[key]
-    was = f"optimizer was {then}, this run's is {now.kind}" if then != now.kind else "weights were of 16 bits, this run's are not"
+    was = (
+        f"optimizer was {then}, this run's is {now.kind}"
+        if then != now.kind
+        else "weights were of 16 bits, this run's are not"
+    )
     return [f"the checkpoint's {was}: the optimizer's moments start anew"]

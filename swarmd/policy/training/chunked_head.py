@@ -1,4 +1,7 @@
-"""The chunked head: logits of as many tokens at once as there is room for, from the hidden states; log-probabilities and their gradient."""
+"""The chunked head: logits of as many tokens at once as there is room for, from the hidden states.
+
+Log-probabilities and their gradient.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,9 +56,12 @@ def recomputing(network: nn.Module) -> Iterator[None]:
     """
     layers = [m for m in network.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
-        # transformers asks `training` of the layer itself; what is inside stays in eval mode, without dropout.
+        # transformers asks `training` of the layer itself; what is inside stays in eval mode, without
+        # dropout.
         layer.training, layer.gradient_checkpointing = True, True
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        layer._gradient_checkpointing_func = partial(
+            checkpoint, use_reentrant=False, preserve_rng_state=False
+        )
     try:
         yield
     finally:
@@ -72,7 +78,8 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     with torch.no_grad():
         scaled = logits.float() if temperature == 1 else logits.float() / temperature
         probabilities = scaled.softmax(-1)
-        # log Z from the likeliest token, whose probability is at least 1/V: exact, without a second pass of exponentials.
+        # log Z from the likeliest token, whose probability is at least 1/V: exact, without a second pass of
+        # exponentials.
         highest, likeliest = scaled.max(-1)
         normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
         entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)

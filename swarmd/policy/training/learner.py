@@ -17,7 +17,17 @@ from swarmd.policy.models.memory_plan import Precision
 from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
 from swarmd.policy.training.losses import LOSSES, LossSettings, k3
 from swarmd.policy.training.optimizer import Optimizer
-from swarmd.policy.training.packing import Packed, Padded, Row, Scores, micro_batches, pack, packed_tokens, pad, padded_micro_batches
+from swarmd.policy.training.packing import (
+    Packed,
+    Padded,
+    Row,
+    Scores,
+    micro_batches,
+    pack,
+    packed_tokens,
+    pad,
+    padded_micro_batches,
+)
 from swarmd.policy.training.reference import ReferencePolicy
 from swarmd.policy.training.schedule import RateSchedule, learning_rate
 from swarmd.types import UpdateReport
@@ -26,11 +36,15 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 SKIPS_IN_A_ROW: Final = 5
-PADDED_LOGITS: Final = 2**27  # elements of a padded micro-batch's logits: half a GiB in float32, held about three times over
+# Elements of a padded micro-batch's logits: half a GiB in float32, held about three times over
+PADDED_LOGITS: Final = 2**27
 
 
 class Diverged(SwarmdError):
-    """Training has diverged: loss or gradient was not finite several times in a row. Lower train.learning_rate and rejoin."""
+    """Training has diverged: loss or gradient was not finite several times in a row.
+
+    Lower train.learning_rate and rejoin.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,8 @@ class Learning:
     loss: str = "grpo"  # of LOSSES
     settings: LossSettings = field(default_factory=LossSettings)  # the loss's own
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
-    head_tokens: int = 0  # tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary
+    # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary
+    head_tokens: int = 0
     schedule: RateSchedule = field(default_factory=RateSchedule)
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
@@ -76,12 +91,14 @@ class Learner:
         self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
         self.updates = 0
         self.skipped = 0  # consecutive updates that were skipped
-        # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of its own is a step, too.
+        # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of
+        # its own is a step, too.
         self.combine: Callable[[Sequence[nn.Parameter], Sums], None] | None = None
         self.rest: Callable[[], object] = lambda: None  # called between two micro-batches; may wait
         self._network, self._learning, self._device = network, learning, device
         self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
-        self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None  # None: padded batches
+        # None: padded batches
+        self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"
         self._reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
@@ -151,16 +168,23 @@ class Learner:
         release_cached(self._device)
         if self._learning.checkpointing == "auto" and not self._recompute:
             self._recompute = True
-            log.warning("out of memory in the update: activations are computed twice from now on, rather than kept")
+            log.warning(
+                "out of memory in the update: activations are computed twice from now on, rather than kept"
+            )
             return
         if all(len(group) == 1 for group in groups):
             raise NoModel(
-                f"not enough memory on {self._device} to train on one completion of {max(len(g[0]) for g in groups)} tokens, question "
-                "included. Lower generate.max_new_tokens, close other programs, or choose a smaller model."
+                f"not enough memory on {self._device} to train on one completion of"
+                f" {max(len(g[0]) for g in groups)} tokens, question included. Lower generate.max_new_tokens,"
+                " close other programs, or choose a smaller model."
             )
         # Half of the largest that can be parted: a single long row would else keep the budget up for ever.
-        self._budget = max(packed_tokens(g) if self._decoder else len(g) * len(g[0]) for g in groups if len(g) > 1) // 2
-        log.warning("out of memory in the update: micro-batches of at most %d tokens from now on", self._budget)
+        self._budget = (
+            max(packed_tokens(g) if self._decoder else len(g) * len(g[0]) for g in groups if len(g) > 1) // 2
+        )
+        log.warning(
+            "out of memory in the update: micro-batches of at most %d tokens from now on", self._budget
+        )
 
     def _accumulate(self, groups: Sequence[Sequence[Row]]) -> Sums:
         sums = Sums()
@@ -200,7 +224,9 @@ class Learner:
         """Return the log-probabilities [N] of the group's completion tokens, in order."""
         if self._decoder is None:
             padded = pad(group, self._device)
-            return token_logprobs(self._padded_logits(padded), padded.scores.targets, self._learning.temperature)[0]
+            return token_logprobs(
+                self._padded_logits(padded), padded.scores.targets, self._learning.temperature
+            )[0]
         batch = pack(group, self._device)
         hidden, found = self._decoder.hidden(batch), []
         for begin in range(0, len(hidden), self._decoder.chunk):
@@ -219,7 +245,9 @@ class Learner:
         for begin in range(0, len(hidden), decoder.chunk):
             part = slice(begin, begin + decoder.chunk)
             seen = hidden[part].detach().requires_grad_()
-            self._backward_logits(decoder.logits(seen), batch.scores[part], None if reference is None else reference[part], sums)
+            self._backward_logits(
+                decoder.logits(seen), batch.scores[part], None if reference is None else reference[part], sums
+            )
             assert seen.grad is not None
             gradient[part] = seen.grad
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
@@ -231,22 +259,36 @@ class Learner:
         """
         temperature = self._learning.temperature
         logprobs, entropy, probabilities = token_logprobs(logits, scores.targets, temperature)
-        # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 3.2).
+        # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO
+        # section 3.2).
         drawn, current = ~scores.old.isnan(), logprobs.clone()
         old = torch.where(drawn, scores.old, current)
         learning, none = self._learning, current.new_zeros(1)
-        each, clipped = LOSSES[learning.loss].per_token(logprobs.requires_grad_(), old, scores.advantages, learning.settings)
+        each, clipped = LOSSES[learning.loss].per_token(
+            logprobs.requires_grad_(), old, scores.advantages, learning.settings
+        )
         loss = (each * scores.weights).sum()
         (gradient,) = torch.autograd.grad(loss, logprobs)
-        logits.backward(logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype))  # type: ignore[no-untyped-call]
+        logits.backward(
+            logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
+        )  # type: ignore[no-untyped-call]
         drift = k3(current, old)  # 0 where the policy that drew is not known
         kl = none if reference is None else k3(reference, current)
         cut = none if clipped is None else clipped
         figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]
-        # One wait for the device. All of one type, for MPS stacks no others; a count of tokens is exact in float32.
+        # One wait for the device. All of one type, for MPS stacks no others; a count of tokens is exact in
+        # float32.
         found = torch.stack([figure.float() for figure in figures]).tolist()
-        sums.loss, sums.entropy, sums.clipped = sums.loss + found[0], sums.entropy + found[1], sums.clipped + found[2]
-        sums.drift, sums.drawn, sums.kl = sums.drift + found[3], sums.drawn + int(found[4]), sums.kl + found[5]
+        sums.loss, sums.entropy, sums.clipped = (
+            sums.loss + found[0],
+            sums.entropy + found[1],
+            sums.clipped + found[2],
+        )
+        sums.drift, sums.drawn, sums.kl = (
+            sums.drift + found[3],
+            sums.drawn + int(found[4]),
+            sums.kl + found[5],
+        )
         sums.tokens += len(scores.targets)
         sums.measured += 0 if reference is None else len(reference)
 
@@ -276,7 +318,9 @@ class Learner:
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         if not gradients:
             return 0.0
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients])
+        )
         nn.utils.clip_grads_with_norm_(self.weights.values(), self._learning.max_grad_norm, norm)
         return float(norm)
 
@@ -297,7 +341,8 @@ class Learner:
         log.warning("step left out: loss %s, gradient norm %s (%d in a row)", loss, norm, self.skipped)
         if self.skipped >= SKIPS_IN_A_ROW:
             raise Diverged(
-                f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient norm {norm}); nothing was "
-                "changed by those steps. Lower train.learning_rate, set model.dtype to 'float32', or go back to an older checkpoint."
+                f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient"
+                f" norm {norm}); nothing was changed by those steps. Lower train.learning_rate, set"
+                " model.dtype to 'float32', or go back to an older checkpoint."
             )
         return UpdateReport(skipped=1)

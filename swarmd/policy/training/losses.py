@@ -1,7 +1,10 @@
-"""The losses, what each reads of `[train]`, and the means over a batch. Pure; a new loss is a row of LOSSES and touches this file alone.
+"""The losses, what each reads of `[train]`, and the means over a batch.
 
-Every tensor is flat, one element a completion token. A batch's loss is the sum over its completion tokens of a loss per token times the
-weight of its mean. The configuration imports this module in processes that must not load torch: only methods of tensors are used.
+Pure; a new loss is a row of LOSSES and touches this file alone.
+
+Every tensor is flat, one element a completion token. A batch's loss is the sum over its completion tokens of
+a loss per token times the weight of its mean. The configuration imports this module in processes that must
+not load torch: only methods of tensors are used.
 """
 
 from __future__ import annotations
@@ -21,14 +24,18 @@ if TYPE_CHECKING:
 
 
 class LossSettings(BaseModel):
-    """The keys of `[train]` that belong to a loss; `TrainConfig` inherits them. A new one also needs its line in the example file."""
+    """The keys of `[train]` that belong to a loss; `TrainConfig` inherits them.
+
+    A new one also needs its line in the example file.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
-    # grpo with truncated importance weights in place of clipping; 0: off; None: 2 where a foreign engine answers, without replay, else off
+    # grpo with truncated importance weights in place of clipping; 0: off; None: 2 where a foreign engine
+    # answers, without replay, else off
     importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
 
 
@@ -36,15 +43,19 @@ class LossSettings(BaseModel):
 class Loss:
     """A row of LOSSES."""
 
-    # (logprobs, old, advantages, settings) -> the loss of each token, to be minimised, and which tokens were clipped (bool; None: none).
-    # `old` are the log-probabilities of the policy that drew the token, without gradient; those of `logprobs` where they are not known.
+    # (logprobs, old, advantages, settings) -> the loss of each token, to be minimised, and which tokens were
+    # clipped (bool; None: none). `old` are the log-probabilities of the policy that drew the token, without
+    # gradient; those of `logprobs` where they are not known.
     per_token: Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor | None]]
     # One a completion. Others' are weighed afterwards (`swarmd.experience.advantages`).
     advantages: Callable[[Scored, LossSettings], Sequence[float]]
-    uses_ratio: bool = False  # of new to old probabilities: it can take importance weights in place of the clip
+    # Of new to old probabilities: it can take importance weights in place of the clip
+    uses_ratio: bool = False
 
 
-def grpo(logprobs: Tensor, old: Tensor, advantages: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor | None]:
+def grpo(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, settings: LossSettings
+) -> tuple[Tensor, Tensor | None]:
     """Compute GRPO's clipped surrogate.
 
     Where `importance_cap` is above 0, it is the policy gradient with truncated importance weights instead.
@@ -56,7 +67,9 @@ def grpo(logprobs: Tensor, old: Tensor, advantages: Tensor, settings: LossSettin
     return surrogate(logprobs, old, advantages, low, high), clipped(current, old, advantages, low, high)
 
 
-def asymre(logprobs: Tensor, _old: Tensor, advantages: Tensor, _settings: LossSettings) -> tuple[Tensor, None]:
+def asymre(
+    logprobs: Tensor, _old: Tensor, advantages: Tensor, _settings: LossSettings
+) -> tuple[Tensor, None]:
     """Compute Asymmetric REINFORCE (AsymRE, arXiv 2506.20520).
 
     It has no ratio, so it also serves text that another policy wrote.

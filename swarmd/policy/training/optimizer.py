@@ -1,15 +1,20 @@
-"""AdamW on the trained weights, with float32 master copies or stochastic rounding for 16-bit ones, and its state for checkpoints.
+"""AdamW on the trained weights, with float32 master copies or stochastic rounding for 16-bit ones, and its
+state for checkpoints.
 
-Weights in float32 are stepped as they are. One in bfloat16 has 8 significant bits: a step below a 512th of it is rounded away, and at the
-learning rates of post-training nearly all are. So trained weights in 16 bits are stepped in float32:
+Weights in float32 are stepped as they are. One in bfloat16 has 8 significant bits: a step below a 512th of it
+is rounded away, and at the learning rates of post-training nearly all are. So trained weights in 16 bits are
+stepped in float32:
 
-    master      a float32 copy takes the steps, and the weight is the copy, rounded (Micikevicius et al., arXiv 1710.03740, section 3.1).
+    master      a float32 copy takes the steps, and the weight is the copy, rounded (Micikevicius et al.,
+    arXiv 1710.03740, section 3.1).
                 4 bytes a weight more.
-    stochastic  no copy: the stepped weight is rounded up or down at random, with chances that make its mean the exact value (Gupta et al.,
-                arXiv 1502.02551, section 2.1; of bfloat16 weights: Zamirai et al., arXiv 2010.06192). Steps add up on average.
+    stochastic  no copy: the stepped weight is rounded up or down at random, with chances that make its mean
+    the exact value (Gupta et al.,
+                arXiv 1502.02551, section 2.1; of bfloat16 weights: Zamirai et al., arXiv 2010.06192). Steps
+                add up on average.
 
-Adam as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` keeps its two moments in 8 bits, in blocks (Dettmers et al., arXiv
-2110.02861), by bitsandbytes; tensors of fewer than 4,096 numbers keep 32.
+Adam as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` keeps its two moments in 8 bits, in
+blocks (Dettmers et al., arXiv 2110.02861), by bitsandbytes; tensors of fewer than 4,096 numbers keep 32.
 """
 
 import importlib.util
@@ -38,9 +43,18 @@ def require(kind: str) -> None:
 
 
 class Optimizer:
-    """Steps `weights` along their gradients. kind: "adamw" or "adamw8bit"; precision, of weights in 16 bits: "master" or "stochastic"."""
+    """Steps `weights` along their gradients.
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], kind: str = "adamw", precision: str = "master", seed: int = 0) -> None:
+    kind: "adamw" or "adamw8bit"; precision, of weights in 16 bits: "master" or "stochastic".
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        kind: str = "adamw",
+        precision: str = "master",
+        seed: int = 0,
+    ) -> None:
         """Prepare to step the weights.
 
         seed: of what is rounded at random. Raises NoOptimizer.
@@ -48,8 +62,13 @@ class Optimizer:
         self.kind, self.precision = kind, precision
         self._weights = weights
         self._plain = {name: weight for name, weight in weights.items() if weight.dtype == torch.float32}
-        self._pieces = {name: list(_pieces(name, weight)) for name, weight in weights.items() if name not in self._plain}
-        stepped = {**self._plain, **{piece.name: piece.stepped for pieces in self._pieces.values() for piece in pieces}}
+        self._pieces = {
+            name: list(_pieces(name, weight)) for name, weight in weights.items() if name not in self._plain
+        }
+        stepped = {
+            **self._plain,
+            **{piece.name: piece.stepped for pieces in self._pieces.values() for piece in pieces},
+        }
         self._stepped: dict[str, nn.Parameter] = stepped
         self._adam = _adam(kind, list(stepped.values()))
         device = next(iter(weights.values())).device
@@ -131,18 +150,25 @@ class Optimizer:
                 return False
             of[name][field] = value
         shapes = {piece.name: piece.shape for piece in self._all_pieces()}
-        if any(tensors.get(f"{MASTER}/{name}", torch.empty(shape, device="meta")).shape != shape for name, shape in shapes.items()):
+        if any(
+            tensors.get(f"{MASTER}/{name}", torch.empty(shape, device="meta")).shape != shape
+            for name, shape in shapes.items()
+        ):
             return False
         for name, state in of.items():
             shape = shapes.get(name, self._stepped[name].shape)
             fields = set(state)
-            if fields and not (fields in _FIELDS[self.kind] and all(state[f].shape == shape for f in _WHOLE & fields)):
+            if fields and not (
+                fields in _FIELDS[self.kind] and all(state[f].shape == shape for f in _WHOLE & fields)
+            ):
                 return False
         return len({bool(state) for state in of.values()}) == 1
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], same_device: bool) -> None:
-        """Put back the trained weights, and what `tensors` gave of them; see `fits`. They may have been of another precision then.
+        """Put back the trained weights, and what `tensors` gave of them; see `fits`.
+
+        They may have been of another precision then.
 
         same_device: as that of the one that gave them.
         """
@@ -151,7 +177,9 @@ class Optimizer:
         for name, pieces in self._pieces.items():
             self._weights[name].copy_(weights[name])
             for piece in pieces if self.precision == "master" else ():
-                exact = tensors.get(f"{MASTER}/{piece.name}", weights[name].reshape(-1)[piece.place].view(piece.shape))
+                exact = tensors.get(
+                    f"{MASTER}/{piece.name}", weights[name].reshape(-1)[piece.place].view(piece.shape)
+                )
                 piece.stepped.data = exact.to(piece.part.device, torch.float32, copy=True)
         self._adam.state.clear()
         for key, value in tensors.items():
@@ -162,7 +190,11 @@ class Optimizer:
             elif field != MASTER:
                 stepped = self._stepped[name]
                 # bitsandbytes counts in a number of its own.
-                kept = int(value) if field == "step" and self.kind == "adamw8bit" else value.to(stepped.device, copy=True)
+                kept = (
+                    int(value)
+                    if field == "step" and self.kind == "adamw8bit"
+                    else value.to(stepped.device, copy=True)
+                )
                 self._adam.state.setdefault(stepped, {})[field] = kept
 
     def _all_pieces(self) -> Iterator["_Piece"]:
@@ -174,18 +206,25 @@ MASTER: Final = "master"
 ROUNDING: Final = "rounding"
 _FIELDS: Final = {
     "adamw": ({"step", "exp_avg", "exp_avg_sq"},),
-    "adamw8bit": ({"step", "state1", "state2"}, {"step", "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2"}),
+    "adamw8bit": (
+        {"step", "state1", "state2"},
+        {"step", "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2"},
+    ),
 }
 _WHOLE: Final = {"exp_avg", "exp_avg_sq", "state1", "state2"}  # states with the shape of the weight
 
 
 class _Piece:
-    """A part of a weight in 16 bits, and what Adam steps in its stead. A small weight is one piece, of its own shape and name."""
+    """A part of a weight in 16 bits, and what Adam steps in its stead.
+
+    A small weight is one piece, of its own shape and name.
+    """
 
     def __init__(self, name: str, weight: nn.Parameter, place: slice, shape: torch.Size) -> None:
         self.name, self.place, self.shape = name, place, shape
         self._weight = weight
-        self.stepped = nn.Parameter(torch.empty(0, device=weight.device))  # float32; empty between steps where there is no master copy
+        # Float32; empty between steps where there is no master copy
+        self.stepped = nn.Parameter(torch.empty(0, device=weight.device))
 
     @property
     def part(self) -> Tensor:

@@ -1,4 +1,6 @@
-"""Packing: rollouts to tensors, completions behind their shared prompt in one stream, in micro-batches that fit."""
+"""Packing: rollouts to tensors, completions behind their shared prompt in one stream, in micro-batches that
+fit.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ from swarmd.policy.attention.packed_layout import Span, common_length, shared_pr
 from swarmd.policy.models.chat import Chat
 from swarmd.types import Scored
 
-WASTE_FROM: Final = 512  # padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in calls
+# Padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in
+# calls
+WASTE_FROM: Final = 512
 RAGGED: Final = 0.75  # a row shorter than this share of the longest starts a new one
 
 
@@ -47,8 +51,9 @@ class Scores:
 class Packed:
     """A micro-batch of T tokens, with N completion tokens to predict.
 
-    The prefix that all prompts share, then what is left of each prompt, once, with its completions behind it. What completions of a prompt
-    begin with in common is there once (a trie), so equal ones are computed once. Their last tokens are not there: they predict nothing.
+    The prefix that all prompts share, then what is left of each prompt, once, with its completions behind it.
+    What completions of a prompt begin with in common is there once (a trie), so equal ones are computed once.
+    Their last tokens are not there: they predict nothing.
     """
 
     ids: Tensor  # [T]
@@ -80,10 +85,11 @@ def rows_of(
 ) -> list[Row]:
     """Return the completions that have a gradient.
 
-    advantages: of each rollout's completions (`swarmd.experience.advantages`). Our own completions keep their token ids and the
-    log-probabilities they were drawn with; others' are re-encoded. Both are cut where our own sampling would have stopped: at `limit`
-    tokens, or at the end of the context. mean: from the lengths of all completions of the batch, those without gradient included, the
-    weight of each one's tokens in the loss.
+    advantages: of each rollout's completions (`swarmd.experience.advantages`). Our own completions keep their
+    token ids and the log-probabilities they were drawn with; others' are re-encoded. Both are cut where our
+    own sampling would have stopped: at `limit` tokens, or at the end of the context. mean: from the lengths
+    of all completions of the batch, those without gradient included, the weight of each one's tokens in the
+    loss.
     """
     rows: list[Row] = []
     lengths: list[int] = []
@@ -99,10 +105,14 @@ def rows_of(
                 rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))
             lengths.append(len(cut))
     weights = mean(lengths) if rows else ()
-    return [Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)]
+    return [
+        Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)
+    ]
 
 
-def encoded(scored: Scored, chat: Chat, limit: int, context: int) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def encoded(
+    scored: Scored, chat: Chat, limit: int, context: int
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Return a rollout's prompt, and all its completions as they are trained on; see `rows_of`."""
     prompt = tuple(chat.prompt(scored.question))
     room = max(0, min(limit, context - len(prompt)))
@@ -180,7 +190,9 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
     )
 
 
-def _lay(sequences: Sequence[Sequence[int]], behind: tuple[Span, ...], add: Callable[..., Span]) -> list[list[int]]:
+def _lay(
+    sequences: Sequence[Sequence[int]], behind: tuple[Span, ...], add: Callable[..., Span]
+) -> list[list[int]]:
     """Add these, what they begin with in common once. Where in the stream the tokens of each are."""
     places: list[list[int]] = [[] for _ in sequences]
     branches: list[tuple[Sequence[int], tuple[Span, ...]]] = [(range(len(sequences)), behind)]

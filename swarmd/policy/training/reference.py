@@ -1,7 +1,8 @@
 """The reference policy: the weights that training began from, kept to measure the KL divergence from them.
 
-An adapter is switched off: the base model is there. Of weights that are all trained, a copy is put aside in the machine's memory (not the
-accelerator's), as they were loaded, so before a checkpoint is restored; and exchanged with the trained ones while it is looked at.
+An adapter is switched off: the base model is there. Of weights that are all trained, a copy is put aside in
+the machine's memory (not the accelerator's), as they were loaded, so before a checkpoint is restored; and
+exchanged with the trained ones while it is looked at.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,9 @@
 """Writes tensors as safetensors bytes with one copy.
 
-The format (huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the header, JSON, padded with spaces;
-the tensors' bytes, without a gap. `safetensors.torch.save` makes the same file by way of NumPy and two more copies: two to five times as
-long for the hundreds of small tensors of a small model.
+The format (huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the
+header, JSON, padded with spaces; the tensors' bytes, without a gap. `safetensors.torch.save` makes the same
+file by way of NumPy and two more copies: two to five times as long for the hundreds of small tensors of a
+small model.
 """
 
 import json
@@ -38,7 +39,11 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
@@ -47,7 +52,9 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     data[:start] = struct.pack("<Q", len(text)) + text
     places = [
         file[start + begin : start + end].view(tensor.dtype).view(tensor.shape)
-        for (begin, end), (_, tensor) in zip((entry["data_offsets"] for entry in header.values()), ordered, strict=True)
+        for (begin, end), (_, tensor) in zip(
+            (entry["data_offsets"] for entry in header.values()), ordered, strict=True
+        )
     ]
     if ordered:
         torch._foreach_copy_(places, [tensor.detach() for _, tensor in ordered])

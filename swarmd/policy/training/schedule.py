@@ -8,7 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class RateSchedule:
-    """`kind`: "constant", "linear" or "cosine", after a linear warm-up. `total` counts the warm-up in; constant does not look at it."""
+    """`kind`: "constant", "linear" or "cosine", after a linear warm-up.
+
+    `total` counts the warm-up in; constant does not look at it.
+    """
 
     kind: str = "constant"
     warmup: int = 0  # updates until the full rate is reached
@@ -19,9 +22,13 @@ class RateSchedule:
         if self.kind not in SHAPES:
             raise ValueError(f"no such schedule: {self.kind!r}; there are {', '.join(SHAPES)}")
         if self.warmup < 0 or self.total < 0 or not 0 <= self.lowest <= 1:
-            raise ValueError("warm-up and total are counts of updates, and the lowest rate a share between 0 and 1")
+            raise ValueError(
+                "warm-up and total are counts of updates, and the lowest rate a share between 0 and 1"
+            )
         if self.total and self.total < self.warmup:
-            raise ValueError(f"the schedule ends after {self.total} updates, within its warm-up of {self.warmup}")
+            raise ValueError(
+                f"the schedule ends after {self.total} updates, within its warm-up of {self.warmup}"
+            )
 
 
 def learning_rate(peak: float, schedule: RateSchedule, update: int) -> float:

@@ -10,7 +10,12 @@ down_revision = None
 
 
 def upgrade() -> None:
-    op.create_table("about", Column("name", NAME, primary_key=True), Column("value", Text, nullable=False), sqlite_strict=True)
+    op.create_table(
+        "about",
+        Column("name", NAME, primary_key=True),
+        Column("value", Text, nullable=False),
+        sqlite_strict=True,
+    )
     _create_peers_and_evaluations()
     _create_comparison()
     _create_windows()
@@ -64,7 +69,9 @@ def _create_peers_and_evaluations() -> None:
         Column("answered_at", REAL_NUMBER),
         *_said(),
         CheckConstraint("state IN ('open', 'graded', 'unanswered', 'void')"),
-        CheckConstraint("(state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL)"),
+        CheckConstraint(
+            "(state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL)"
+        ),
         sqlite_strict=True,
     )
     numbered, still_open = text("number IS NOT NULL"), text("state = 'open'")
@@ -108,7 +115,11 @@ def _create_comparison() -> None:
 
 
 def _bin_of_an_arm() -> list[Column[str] | Column[int]]:
-    return [Column("model", Text, primary_key=True), Column("sharing", NAME, primary_key=True), Column("bin", NUMBER, primary_key=True)]
+    return [
+        Column("model", Text, primary_key=True),
+        Column("sharing", NAME, primary_key=True),
+        Column("bin", NUMBER, primary_key=True),
+    ]
 
 
 def _create_windows() -> None:

@@ -1,4 +1,7 @@
-"""The embedded models: where their weights are. Imports no torch, so that the daemon and the command line can ask."""
+"""The embedded models: where their weights are.
+
+Imports no torch, so that the daemon and the command line can ask.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
