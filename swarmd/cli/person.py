@@ -59,8 +59,7 @@ def answer(
 
     You are told at once whether an answer is right, and may try again. What holds a right answer is shared.
 
-    Nodes train on a right answer the more, the less they can do themselves. Nodes with the paper's settings
-    need a wrong one before it.
+    Nodes train on it the more, the less they can do themselves; some need a wrong one beside it.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon.answering import AnsweringPeer

@@ -133,8 +133,7 @@ def show(
 def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9") -> None:
     """Score completions from standard input, one JSON object per line. Prints reward and reason of each.
 
-    The contained process that scores rollouts of other nodes scores them: no code in them runs here. One that
-    is too long earns 0.
+    They are scored in the contained process: no code in them runs here. One that is too long earns 0.
     """
     from swarmd.tasks.answers import GradeReason
     from swarmd.tasks.scoring import Verifier

@@ -60,16 +60,13 @@ def verify(
 ) -> None:
     """Check an evaluation from public data; with --upload, have the judge evaluate weights itself.
 
-    ID: makes the question again from the seed that the judge published when the window closed, and scores the
-    stored answers again.
+    ID: makes the question again from the seed that the judge published, and scores the answers again.
 
-    Exit code 0: signature, answers, commitment, question and score hold. 1: something does not. 4: not all
-    can be checked yet.
+    Exit code 0: signature, answers, commitment, question and score hold. 1: one does not. 4: not all known.
 
     --upload: on questions that the judge draws after the upload. The node may keep running.
 
-    The result proves that these weights, named by their SHA-256, scored so. It does not prove who trained
-    them.
+    This proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon import weights_upload
