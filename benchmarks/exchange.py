@@ -263,7 +263,8 @@ def show(ours: Side, peer: Side | None, arguments: argparse.Namespace, out: Any)
     for text, (name, scale) in rows.items():
         line = f"{text:34} {scale * (mine[name] or 0):10.1f}"
         if theirs:
-            line += f" {scale * (theirs[name] or 0):10.1f} {(theirs[name] or 0) / mine[name] if mine[name] else 0:7.2f}"
+            other = theirs[name] or 0
+            line += f" {scale * other:10.1f} {other / mine[name] if mine[name] else 0:7.2f}"
         print(line, file=out)
 
 

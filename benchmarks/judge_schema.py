@@ -72,7 +72,8 @@ def play(url: str, cases: int, seed: int) -> tuple[dict[str, Counter[int]], list
         ] += 1
         if answered.status_code >= 500:
             failed.append(
-                f"{answered.status_code} {request.method} {request.url} {request.body!r:.300} {answered.text:.200}"
+                f"{answered.status_code} {request.method} {request.url} {request.body!r:.300}"
+                f" {answered.text:.200}"
             )
 
     def sent() -> int:

@@ -77,10 +77,8 @@ def main() -> None:
     wall = statistics.median(seconds["round"])
     print(f"{'median of ' + str(len(lines) - 1) + ' rounds':20} {'seconds':>8} {'share':>7}", file=out)
     for name, values in seconds.items():
-        print(
-            f"{name:20} {statistics.median(values):8.4f} {statistics.median(shares(values, seconds['round'])):7.1%}",
-            file=out,
-        )
+        share = statistics.median(shares(values, seconds["round"]))
+        print(f"{name:20} {statistics.median(values):8.4f} {share:7.1%}", file=out)
     for name, value in sorted(cpu.items()):
         print(f"{'CPU, ' + name:20} {value:8.4f}", file=out)
     for name, value in sorted(written.items()):

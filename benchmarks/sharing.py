@@ -63,7 +63,8 @@ def main() -> None:
         seconds = statistics.median(sum(line["seconds"].values()) for line in lines)
         stale = statistics.mean(line["staleness"]["mean"] for line in lines)
         print(
-            f"{name:20} {len(lines):7} {shares[-1]:7.1%} {statistics.mean(external):7.2f} {stale:6.2f} {seconds:8.3f}",
+            f"{name:20} {len(lines):7} {shares[-1]:7.1%} {statistics.mean(external):7.2f} {stale:6.2f}"
+            f" {seconds:8.3f}",
             file=out,
         )
     if arguments.json:

@@ -140,7 +140,7 @@ class PatientProtocol(H11Protocol):
 
 
 class JudgeServer(uvicorn.Server):
-    """Announces itself when it listens, and returns after SIGTERM or Ctrl-C instead of dying by the signal."""
+    """A uvicorn server that says when it listens, and returns after SIGTERM or Ctrl-C."""
 
     interrupted = False
 

@@ -81,15 +81,17 @@ LAYERS = {
 TABLES = ("swarmd.experience.sampling.", "swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 
 PURE = """
-    swarmd/types.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py swarmd/trainer/round.py
-    swarmd/daemon/status_words.py swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
-    swarmd/daemon/roster.py swarmd/daemon/isolation.py swarmd/daemon/watchdog.py swarmd/daemon/reachability_report.py
+    swarmd/types.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py
+    swarmd/trainer/round.py swarmd/daemon/status_words.py swarmd/daemon/roster.py swarmd/daemon/isolation.py
+    swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
+    swarmd/daemon/watchdog.py swarmd/daemon/reachability_report.py
     swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/cpu_share.py
-    judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py judge/api/signing.py
-    judge/verified/weights_check.py judge/verified/messages.py
+    judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py
+    judge/api/signing.py judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
-    p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/request_connections.py p2p/peers/twins.py
+    p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/twins.py
+    p2p/peers/request_connections.py
     p2p/blobs/providers.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
 """
 IO = {

@@ -140,7 +140,7 @@ def _untied(model: Any) -> dict[str, torch.Tensor]:
 
 
 def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: Card) -> None:
-    """A folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load as it is."""
+    """Write a folder that transformers' `from_pretrained` loads as it is, model and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.update(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS,

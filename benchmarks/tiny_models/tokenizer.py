@@ -44,14 +44,17 @@ Given:
 _ARC = """
 
 Below is a test input grid. Predict the corresponding output grid by applying the rule you found. \
-Describe how you derived the rule and your overall reasoning process in detail before you submit your answer. \
+Describe how you derived the rule and your overall reasoning process in detail before you submit your \
+answer. \
 Your final answer should be just the test output grid itself.
 
 Input:
 """
-_MATRIX = """Given a square matrix, your job is to find the taxicab (Manhattan) distance of the nearest 0 for each cell.
+_MATRIX = """Given a square matrix, your job is to find the taxicab (Manhattan) distance of the nearest 0 \
+for each cell.
 
-The output should be a matrix of the same size as the input matrix, where each cell contains the distance to the nearest 0.
+The output should be a matrix of the same size as the input matrix, where each cell contains the distance \
+to the nearest 0.
 
 Find the distance to the nearest 0 for each cell in the matrix below:
 """

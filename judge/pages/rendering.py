@@ -81,7 +81,8 @@ def ago(at: float, now: float) -> str:
 @cache
 def static(name: str) -> str:
     """Return the URL of a static file with its content hash (cache busting)."""
-    return f"/static/{name}?v={base64.b32encode(blake2b((STATIC / name).read_bytes(), digest_size=5).digest()).decode().lower()}"
+    digest = blake2b((STATIC / name).read_bytes(), digest_size=5).digest()
+    return f"/static/{name}?v={base64.b32encode(digest).decode().lower()}"
 
 
 def _shown(value: Any) -> Any:

@@ -34,7 +34,7 @@ class MemorySwarm:
         self.announced: dict[Topic, set[PeerId]] = {}
 
     def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
-        """A new member; one that was there under the same id is gone, as a restarted node's old process is."""
+        """Add a member. It replaces one of the same id, as a restarted node replaces its old process."""
         return MemoryEngine(self, me, handlers)
 
     def tick(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swarmd.types import Task
 
 HOW = """\
-Type an answer and press Enter. It is put between <answer> and </answer> for you, unless you write the tags yourself.
+Type an answer and press Enter. It is put between <answer> and </answer> unless you write the tags yourself.
 End a line with \\ to go on in the next. /skip: another question. /quit or Ctrl-D: leave."""
 
 

@@ -31,8 +31,8 @@ def verify(
         str | None,
         typer.Argument(
             metavar="[ID | PATH | REPO@COMMIT]",
-            help="An evaluation to check, or an upload to see what became of it. With --upload: a safetensors file, a folder with one, or "
-            "a commit on the judge's hub, which the judge fetches.",
+            help="An evaluation to check, or an upload to see what became of it. With --upload: a safetensors"
+            " file, a folder with one, or a commit on the judge's hub, which the judge fetches.",
             show_default="the newest checkpoint",
         ),
     ] = None,
@@ -85,7 +85,8 @@ def verify(
                 found = weights_upload.outcome(url, what)
             except NothingThere:
                 raise ConfigError(
-                    f"the judge at {url} has no evaluation and no upload of this id; check the id, and --judge."
+                    f"the judge at {url} has no evaluation and no upload of this id;"
+                    " check the id, and --judge."
                 ) from None
             _tell(found, as_json)
         return
@@ -223,6 +224,7 @@ def _words(found: "VerifiedOutcome") -> str:
     if found.state == "refused":
         return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
     return (
-        f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}), {found.right} of {found.n} questions\n"
+        f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}),"
+        f" {found.right} of {found.n} questions\n"
         f"weights {found.weights}\nreceipt {printable(found.receipt)}\nsignature {found.signature}"
     )

@@ -186,7 +186,8 @@ def _another_curriculum(facts: Facts) -> Trouble:
     return Trouble(
         f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {ours}",
         remedy
-        or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd and have the same tasks",
+        or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd"
+        " and have the same tasks",
     )
 
 

@@ -345,10 +345,9 @@ class JudgeClient:
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
                     # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of
                     # it in the status.
+                    what = str(error) or type(error).__name__
                     return NotJudged(
-                        f"no proper answer from the judge at {self.origin}: {str(error) or type(error).__name__}"[
-                            :200
-                        ],
+                        f"no proper answer from the judge at {self.origin}: {what}"[:200],
                         "nothing to do; it is asked again later",
                     )
             if received is None:

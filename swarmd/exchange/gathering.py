@@ -148,7 +148,7 @@ class Gatherer:
         }
 
     def _fill(self) -> None:
-        """Begin fetches for the free places of the round, and trial fetches beside them (`Serving.on_trial`)."""
+        """Begin fetches for the round's free places, and trial fetches beside them (`Serving.on_trial`)."""
         if self._nursery is None:
             return
         places = self._places()

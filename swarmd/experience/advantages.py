@@ -61,9 +61,11 @@ def among_ours(scored: Scored, success: float) -> Scored:
 # How to weigh what others wrote: a row for each value of `[sharing] weigh`.
 
 Weighting = Callable[[Scored, Sequence[float], float, Sequence[float]], Sequence[float]]
-"""(another's rollout, the loss's advantages, our own success in its specialty, how likely our policy finds each completion) -> advantages.
+"""Returns advantages, from four arguments: another's rollout, the loss's advantages, our own success in the
+rollout's specialty, and how likely our policy finds each completion.
 
-Success and likelihood, 0 to 1: `strategies.Sharing`. Likelihoods are 1 for all rows but those of BY_LIKELIHOOD.
+Success and likelihood are from 0 to 1 (`strategies.Sharing`). Likelihoods are 1 for all rows but those of
+BY_LIKELIHOOD.
 """
 
 

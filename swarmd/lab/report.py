@@ -395,11 +395,15 @@ def _png(figure: Any) -> bytes:
 
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff }
+body {
+  font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
+  color: #111; background: #fff
+}
 table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto }
 th, td { border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: right; white-space: nowrap }
 th { white-space: normal; vertical-align: bottom } th:first-child, td:first-child { text-align: left }
-img { max-width: 100%; height: auto } figure { margin: 2rem 0 } dt { font-weight: 600 } dd { margin: 0 0 .6rem }
+img { max-width: 100%; height: auto } figure { margin: 2rem 0 }
+dt { font-weight: 600 } dd { margin: 0 0 .6rem }
 """
 _CAPTIONS = {
     "reward": "Reward by setting, moving mean over a tenth of the rounds (SAPO, Figure 2).",
@@ -440,9 +444,11 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
         f"<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>"
         for name, content in pictures.items()
     )
+    name = html.escape(experiment.name)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
-        f' content="width=device-width"><title>{html.escape(experiment.name)}</title><style>{_STYLE}</style><h1>{html.escape(experiment.name)}</h1><dl>{described}</dl>{tables}<p>Means'
+        f' content="width=device-width"><title>{name}</title><style>{_STYLE}</style>'
+        f"<h1>{name}</h1><dl>{described}</dl>{tables}<p>Means"
         " over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's"
         " own completions, added up over nodes and rounds. m: share of own rollouts that are informative."
         " Roughness: standard deviation around the trend, over windows of equally many"
@@ -455,4 +461,5 @@ def _html_table(rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in others
     )
-    return f"<table><thead><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr></thead><tbody>{body}</tbody></table>"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -80,7 +80,7 @@ class Learner:
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed(BatchBuilder):
-    """Adds what building batches takes of our CPU to the learner's, and shows them to the swarm's `batches`."""
+    """Adds the CPU time of building batches to the learner's, and shows them to the swarm's `batches`."""
 
     learner: Learner
     swarm: "Swarm"

@@ -82,7 +82,8 @@ def test_parts_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{", "[]", "null", "3", "[" * 100_000, '{"a":' * 100_000, '{"model_type": "qwen2", "vocab_size": ' + "9" * 5_000 + "}",
+        "{", "[]", "null", "3", "[" * 100_000, '{"a":' * 100_000,
+        '{"model_type": "qwen2", "vocab_size": ' + "9" * 5_000 + "}",
         " " * (config_json.MAX_BYTES + 1),
     ],
 )  # fmt: skip
@@ -95,9 +96,12 @@ def test_what_is_no_configuration_is_a_message(text: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"text_config": {}}, {"hidden_size": 0}, {"num_attention_heads": 0}, {"num_hidden_layers": 0}, {"num_hidden_layers": -1},
-        {"hidden_size": None}, {"hidden_act": "no such thing"}, {"layer_types": [3, None]}, {"rope_parameters": "x"}, {"model_type": ["a"]},
-        {"model_type": {}}, {"dtype": "no such thing"}, {"quantization_config": {"quant_method": "evil"}}, {"model_type": "clip"},
+        {"text_config": {}}, {"hidden_size": 0}, {"num_attention_heads": 0}, {"num_hidden_layers": 0},
+        {"num_hidden_layers": -1},
+        {"hidden_size": None}, {"hidden_act": "no such thing"}, {"layer_types": [3, None]},
+        {"rope_parameters": "x"}, {"model_type": ["a"]},
+        {"model_type": {}}, {"dtype": "no such thing"}, {"quantization_config": {"quant_method": "evil"}},
+        {"model_type": "clip"},
     ],
 )  # fmt: skip
 def test_a_configuration_that_makes_no_sense_is_a_message(changes: dict[str, Any], tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[s
 @pytest.mark.net
 @pytest.mark.parametrize("curriculum", ["tiny-9", "sapo-9"])
 def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curriculum: str) -> None:
-    """Whatever they train: by default it is of tiny-9 itself, and passes on what is said in the others too."""
+    """By default it is a member of tiny-9, and passes on the messages of the other curricula too."""
     with ExitStack() as stack:
         process, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         assert said["relay"]["on"] and sorted(said["swarm"]["curricula"]) == sorted(CURRICULA)

@@ -20,7 +20,9 @@ from tests.cli.conftest import Run
 
 MANAGER = """#!/bin/sh
 echo "$@" >> {log}
-case "$*" in *"$(cat {fails} 2>/dev/null || echo nothing-fails)"*) echo "Failed to connect to bus" >&2; exit 1;; esac
+case "$*" in
+    *"$(cat {fails} 2>/dev/null || echo nothing-fails)"*) echo "Failed to connect to bus" >&2; exit 1;;
+esac
 """
 
 

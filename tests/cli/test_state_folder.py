@@ -20,7 +20,9 @@ import os, sys
 from pathlib import Path
 from swarmd.state.folder import StateFolder
 state = StateFolder.open(Path(sys.argv[1]))
-print(os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ), flush=True)  # closes nothing
+# The child inherits the lock's file descriptor and closes nothing.
+child = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ)
+print(child, flush=True)
 sys.stdin.read()
 """
 

@@ -121,10 +121,12 @@ def test_the_page_fits_the_terminal(width: int, height: int) -> None:
         assert not set("\x1b\u202e") & set("".join(lines))
 
 
-FIGURES = """brave-otter|● training|round 120 of 300|up 3:12|tiny 0.9 M cpu float32|reward 0.429|generate 2.13|4 own + 3 of others
-    |pool 17, 5 new|2 without advantage dropped|gradient –|12 already seen, 3 bad signature|0.310 over 120 questions
-    |/ip4/192.0.2.7/tcp/40123|restarts: 1|event 1|swarm main 3f2a9c00"""
-WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained|age 0.5 rounds|checkpoint 0.20|tcp/40123"""
+FIGURES = """brave-otter|● training|round 120 of 300|up 3:12|tiny 0.9 M cpu float32|reward 0.429
+    |generate 2.13|4 own + 3 of others|pool 17, 5 new|2 without advantage dropped|gradient –
+    |12 already seen, 3 bad signature|0.310 over 120 questions|/ip4/192.0.2.7/tcp/40123
+    |restarts: 1|event 1|swarm main 3f2a9c00"""
+WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
+    |age 0.5 rounds|checkpoint 0.20|tcp/40123"""
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,8 @@ import sys, time
 from swarmd.cli.app import _view
 view = _view(False)
 assert type(view).__name__ == "LiveView"
-view.status({"state": "paused", "cause": "you paused it", "remedy": "swarmd resume", "name": "brave-otter", "round": 3})
+paused = {"state": "paused", "cause": "you paused it", "remedy": "swarmd resume"}
+view.status(paused | {"name": "brave-otter", "round": 3})
 view.talk("peer connected")
 view.close()
 """

@@ -32,9 +32,11 @@ def test_neither_is_without_an_end() -> None:
 @pytest.mark.parametrize(
     "for_, until, message",
     [
-        ("2h", "18:00", "Give one of them"), ("", None, "no length"), ("soon", None, "no length"), ("0h", None, "no length"),
+        ("2h", "18:00", "Give one of them"), ("", None, "no length"), ("soon", None, "no length"),
+        ("0h", None, "no length"),
         ("2", None, "no length"),
-        (None, "25:00", "no time"), (None, "tomorrow", "no time"), (None, "2026-11-01", "has passed"), (None, "12:61", "no time"),
+        (None, "25:00", "no time"), (None, "tomorrow", "no time"), (None, "2026-11-01", "has passed"),
+        (None, "12:61", "no time"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_said(for_: str | None, until: str | None, message: str) -> None:

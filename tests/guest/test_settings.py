@@ -14,7 +14,8 @@ from swarmd.errors import ConfigError
 @pytest.mark.parametrize(
     "read, text, value",
     [
-        (amounts.percent, "25 %", 0.25), (amounts.percent, "0.5%", 0.005), (amounts.size, "20 GB", 20 * 10**9),
+        (amounts.percent, "25 %", 0.25), (amounts.percent, "0.5%", 0.005),
+        (amounts.size, "20 GB", 20 * 10**9),
         (amounts.size, "1.5MiB", 1572864),
         (amounts.rate, "200 kB/s", 200_000), (amounts.rate, "1MB / s", 10**6),
     ],

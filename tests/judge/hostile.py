@@ -54,14 +54,14 @@ TEXTS = [
 ALL = [f"{TEXTS[place % len(TEXTS)]}{place}" for place in range(NODES * ANSWERS)]
 
 TAGS = """
-    html head meta title link script body a header div span nav main h1 h2 h3 p b small form label input select option button table caption
-    thead tr th tbody td bdi time section article details summary ul li i code pre dl dt dd footer img textarea svg g line circle text
-    polyline polygon rect path title
+    html head meta title link script body a header div span nav main h1 h2 h3 p b small form label input
+    select option button table caption thead tr th tbody td bdi time section article details summary ul li i
+    code pre dl dt dd footer img textarea svg g line circle text polyline polygon rect path title
 """.split()  # noqa: SIM905
 ATTRIBUTES = """
-    lang charset name content rel href src defer class id role aria-label aria-current aria-labelledby aria-sort aria-hidden method action
-    type value maxlength placeholder selected checked scope datetime title tabindex data-live alt height readonly rows for
-    property hidden data-copy
+    lang charset name content rel href src defer class id role aria-label aria-current aria-labelledby
+    aria-sort aria-hidden method action type value maxlength placeholder selected checked scope datetime title
+    tabindex data-live alt height readonly rows for property hidden data-copy
     viewbox preserveaspectratio transform points x y x1 x2 y1 y2 cx cy r width d text-anchor fill stroke
 """.split()  # noqa: SIM905
 

@@ -227,7 +227,8 @@ async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"by": ME}, {"judge": ME.peer_id}, {"evaluation": "cd" * 16}, {"peer": JUDGE.peer_id}, {"answers": []}, {"rewards": [0.0]},
+        {"by": ME}, {"judge": ME.peer_id}, {"evaluation": "cd" * 16}, {"peer": JUDGE.peer_id},
+        {"answers": []}, {"rewards": [0.0]},
         {"answers": [sha256(b"3").hexdigest()]}, {"rewards": "1"}, {"commitment": "cd" * 32},
     ],
 )  # fmt: skip
@@ -612,10 +613,14 @@ def test_one_spelling(url: str, origin: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "", "judge.example", "judge.example:8400", "ftp://judge.example", "http://", "http://:8400", "http://judge:0", "http://judge:99999",
-        "http://judge:x", "http://a b", "http://user:secret@judge", "http://judge/path", "http://judge?x", "http://judge#x", "http://[::1",
-        "http://jüdge", "http://judge\n", "http://judge\\evil", "file:///etc/passwd", "http://" + "x" * 300, "//judge",
-        "http://" + "x" * 64 + ".example", "http://a..b", "http://1.2.3.999", "http://[fe80::1%eth0]", "http://[v1.x]", "http://-a", "http://a.%41",
+        "", "judge.example", "judge.example:8400", "ftp://judge.example", "http://", "http://:8400",
+        "http://judge:0", "http://judge:99999",
+        "http://judge:x", "http://a b", "http://user:secret@judge", "http://judge/path", "http://judge?x",
+        "http://judge#x", "http://[::1",
+        "http://jüdge", "http://judge\n", "http://judge\\evil", "file:///etc/passwd", "http://" + "x" * 300,
+        "//judge",
+        "http://" + "x" * 64 + ".example", "http://a..b", "http://1.2.3.999", "http://[fe80::1%eth0]",
+        "http://[v1.x]", "http://-a", "http://a.%41",
     ],
 )  # fmt: skip
 def test_what_is_no_address(url: str) -> None:

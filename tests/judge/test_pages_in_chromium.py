@@ -31,14 +31,18 @@ pytestmark = [
 
 WITHOUT_NODES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", "/?q=nothing", "/nodes/nobody"]
 
+# What is cut off of a chart's figures, or drawn over another. Boxes have room above and below the letters.
 CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
-  const all = [...chart.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const texts = [...chart.querySelectorAll('text')];
+  const all = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
   const frame = chart.getBoundingClientRect();
-  const cut = all.filter(([, r]) => r.left < frame.left || r.right > frame.right + 1 || r.bottom > frame.bottom + 1);
+  const cut = all.filter(([, r]) =>
+    r.left < frame.left || r.right > frame.right + 1 || r.bottom > frame.bottom + 1);
   const over = all.filter(([, a], place) => all.slice(place + 1).some(([, b]) =>
-    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
   return [...cut, ...over].map(([text]) => text);
-})"""  # what is cut off of a chart's figures, or drawn over another; boxes have room above and below the letters
+})"""
 
 
 @dataclass

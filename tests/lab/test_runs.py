@@ -121,7 +121,7 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
 def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     played: Results, tmp_path: Path
 ) -> None:
-    """The setting whose replay is drawn has used none of its own, and nothing that is compared is finished."""
+    """The setting that draws a replay has used none of its own, and nothing that is compared is finished."""
     settings = [{"name": "1/1", "replay": {"mode": "on"}}, {"name": "2/0", "against": "1/1"}]
     document = {
         "name": "cut",
@@ -234,7 +234,10 @@ name = "two"
 nodes = 1
 rounds = 1
 seeds = 1
-setting = [{ name = "a", swarm = { curriculum = "tiny-9" } }, { name = "b", swarm = { curriculum = "tiny-9-strict" } }]
+setting = [
+    { name = "a", swarm = { curriculum = "tiny-9" } },
+    { name = "b", swarm = { curriculum = "tiny-9-strict" } },
+]
 """
 
 

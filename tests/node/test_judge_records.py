@@ -65,9 +65,11 @@ def test_what_is_no_answer_tells_nothing(message: bytes) -> None:
 
 EVERYWHERE = f"{JUDGE} https://judge.example. https://11.0.0.1:8400"
 NEAR = "http://127.0.0.1:8400 http://[::1]:8400"
-NOWHERE = """http://judge.example http://11.0.0.1 https://192.168.1.1 https://10.0.0.1 https://[fe80::1] https://localhost https://nas.local
-    https://metadata.google.internal https://0.0.0.0 https://224.0.0.1 https://198.18.0.1 https://metadata.google.internal.
-    https://localhost. https://router https://0x7f000001 https://0x7f.0.0.0x1 https://127.0.0.0x1 https://nas.home.arpa"""
+NOWHERE = """http://judge.example http://11.0.0.1 https://192.168.1.1 https://10.0.0.1 https://[fe80::1]
+    https://localhost https://nas.local https://metadata.google.internal https://0.0.0.0
+    https://224.0.0.1 https://198.18.0.1
+    https://metadata.google.internal. https://localhost. https://router
+    https://0x7f000001 https://0x7f.0.0.0x1 https://127.0.0.0x1 https://nas.home.arpa"""
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,14 @@ def book() -> AddressBook:
 @pytest.mark.parametrize(
     "host, group",
     [
-        ("203.0.113.7", "203.0"), ("203.0.200.1", "203.0"), ("203.1.113.7", "203.1"), ("2001:db8:1:2::3", "20010db8"),
-        ("2001:db8:ffff::", "20010db8"), ("2001:db9::", "20010db9"), ("::ffff:203.0.113.7", "203.0"), ("2002:cb00:7107::1", "203.0"),
-        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "192.0"), ("64:ff9b::203.0.113.7", "203.0"), ("::ffff:10.0.0.1", LOCAL),
-        *((host, LOCAL) for host in ("127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.1", "169.254.0.1", "::1", "fd00::1")),
+        ("203.0.113.7", "203.0"), ("203.0.200.1", "203.0"), ("203.1.113.7", "203.1"),
+        ("2001:db8:1:2::3", "20010db8"),
+        ("2001:db8:ffff::", "20010db8"), ("2001:db9::", "20010db9"), ("::ffff:203.0.113.7", "203.0"),
+        ("2002:cb00:7107::1", "203.0"),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "192.0"), ("64:ff9b::203.0.113.7", "203.0"),
+        ("::ffff:10.0.0.1", LOCAL),
+        *((host, LOCAL) for host in ("127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.1")),
+        *((host, LOCAL) for host in ("100.64.0.1", "169.254.0.1", "::1", "fd00::1")),
         ("fe80::1%eth0", LOCAL), ("172.32.0.1", "172.32"),
         *((host, None) for host in ("224.0.0.1", "255.255.255.255", "0.0.0.0", "::", "ff02::1", "x", "")),
     ],
@@ -506,10 +510,12 @@ def file(**change: Any) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": 1, "peers": []}', b'{"schema": 1}']
-    + [file(**wrong) for wrong in ({"key": "00"},  {"key": "zz" * 16}, {"key": None}, {"anchors": 7}, {"anchors": None}, {"schema": 2})]
+    + [file(**wrong) for wrong in ({"key": "00"}, {"key": "zz" * 16}, {"key": None})]
+    + [file(**wrong) for wrong in ({"anchors": 7}, {"anchors": None}, {"schema": 2})]
     + [file(peers=wrong) for wrong in ([{}], ["x"], 1)]
-    + [file(peers=[ENTRY | wrong]) for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300}, {"id": "x"}, {"misses": None})]
-    + [file(peers=[ENTRY | wrong]) for wrong in ({"id": None}, {"last_success": "then"}, {"last_success": None})]
+    + [file(peers=[ENTRY | wrong]) for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300})]
+    + [file(peers=[ENTRY | wrong]) for wrong in ({"id": "x"}, {"misses": None}, {"id": None})]
+    + [file(peers=[ENTRY | wrong]) for wrong in ({"last_success": "then"}, {"last_success": None})]
     + [file(peers=[ENTRY | {"addresses": wrong}]) for wrong in ("x", [7], None)],
 )  # fmt: skip
 def test_a_damaged_file_is_set_aside(

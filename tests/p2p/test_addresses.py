@@ -22,8 +22,9 @@ def test_addresses_of_each_kind(host: str) -> None:
     "text",
     ["", "/", "example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/p2p/" + A]
     + [f"/ip4/127.0.0.1/tcp/4001/p2p/{A}{more}" for more in ("x", "/")]
-    + [f"/ip4/{part}/p2p/{A}" for part in ("1.2.3.256/tcp/1", "1.2.3.4/tcp/65536", "1.2.3.4/tcp/-1", "1.2.3.4/tcp/٣", "1.2.3.4/tcp/0")]
-    + [f"/{part}/p2p/{A}" for part in ("ip4/1.2.3.4/udp/1", "dns4/-a/tcp/1", "dns4//tcp/1", "dns4/a b/tcp/1", "unix/x/tcp/1")],
+    + [f"/ip4/1.2.3.4/tcp/{port}/p2p/{A}" for port in ("65536", "-1", "٣", "0")]
+    + [f"/{part}/p2p/{A}" for part in ("ip4/1.2.3.256/tcp/1", "ip4/1.2.3.4/udp/1", "dns4/-a/tcp/1")]
+    + [f"/{part}/p2p/{A}" for part in ("dns4//tcp/1", "dns4/a b/tcp/1", "unix/x/tcp/1")],
 )  # fmt: skip
 def test_what_is_no_bootstrap_address_is_named_and_shown_right(text: str) -> None:
     with pytest.raises(BadAddress) as raised:

@@ -144,8 +144,10 @@ def test_another_spelling_of_the_same_values_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("position", "value"),
     [
-        (2, b"x" * 15), (2, b"x" * 17), (2, "x" * 16), (3, b"x" * 31), (3, None), (4, -1), (4, 2**63), (4, 1.0), (4, True), (4, "7"),
-        (5, -1), (5, 2**53), (5, 1.5), (6, ""), (6, "Rollouts"), (6, "a b"), (6, "a\n"), (6, "a" * 33), (6, b"rollouts"), (6, "ａ"),
+        (2, b"x" * 15), (2, b"x" * 17), (2, "x" * 16), (3, b"x" * 31), (3, None), (4, -1), (4, 2**63),
+        (4, 1.0), (4, True), (4, "7"),
+        (5, -1), (5, 2**53), (5, 1.5), (6, ""), (6, "Rollouts"), (6, "a b"), (6, "a\n"), (6, "a" * 33),
+        (6, b"rollouts"), (6, "ａ"),
         (7, "body"), (7, [1, 2]), (7, {"a": 1}), (7, None), (0, "swarme"),
     ],
 )  # fmt: skip

@@ -43,7 +43,8 @@ TOOLS = [
 READ = ("scripts/setup", "scripts/test", "pyproject.toml", "constraints.txt", "overrides.txt")
 READ += ("engines/vllm/pyproject.toml", "engines/hivemind/pyproject.toml")
 PYTHON = """case "$*" in
-    "-m venv --clear .venv") mkdir -p .venv/bin; cp "{folder}/pip" .venv/bin/pip; ln -sf "{folder}/python" .venv/bin/python ;;
+    "-m venv --clear .venv") mkdir -p .venv/bin
+        cp "{folder}/pip" .venv/bin/pip; ln -sf "{folder}/python" .venv/bin/python ;;
     *) exec {real} "$@" ;;
 esac"""
 INSTALLER = 'echo "${{0##*/}} $*" >> "{folder}/log"; [ ! -e "{folder}/fails" ]'
@@ -169,7 +170,8 @@ def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_p
     program(
         own / "pip",
         f"""case "$1" in
-            config) printf '%s\\n' "global.find-links='\\\\n/wheels\\\\n/more'" ":env:.extra-index-url='file:///index'" ;;
+            config) printf '%s\\n' "global.find-links='\\\\n/wheels\\\\n/more'"
+                printf '%s\\n' ":env:.extra-index-url='file:///index'" ;;
             install) {INSTALLER.format(folder=own)}; cp "{own}/uv" .venv/bin/uv ;;
         esac""",
     )

@@ -50,9 +50,7 @@ def test_the_unit_starts_a_node_the_parser_accepts() -> None:
     node_config(words)
 
 
-def test_the_unit_waits_for_the_round_in_hand_restarts_what_a_restart_can_mend_and_may_no_more_than_it_needs() -> (
-    None
-):
+def test_the_unit_waits_for_the_round_restarts_where_that_helps_and_has_few_rights() -> None:
     unit = read_unit()
     assert float(unit["Service.TimeoutStopSec"][0]) > GRACE
     assert unit["Service.KillMode"] == ["mixed"]  # SIGTERM to the daemon alone: it tells its trainer itself

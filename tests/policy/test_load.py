@@ -275,18 +275,15 @@ SAID = {
         True
     ),
     "Invalid buffer size: 9.75 GB": True,
-    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.": (
-        True
-    ),
-    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.": (
-        True
-    ),
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 8 bytes.": True,
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: "
+    "you tried to allocate 8 bytes.": True,
     "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)": False,
     "CUDA error: an illegal memory access was encountered": False,
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": False,
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.": (
-        False
-    ),
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
+    "non-contiguous input.": False,
 }
 
 

@@ -1,4 +1,4 @@
-"""Text to answer: the same as ReasoningGYM's on every text, in linear time, and nothing unsafe gets through."""
+"""Text to answer: as ReasoningGYM's on every text, in linear time, and nothing unsafe gets through."""
 
 import time
 

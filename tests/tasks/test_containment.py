@@ -111,7 +111,9 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
         ended = []
         for payload in [*CODE, *SLOW[:7]]:
             specialty = "propositional_logic" if "∨" in payload or "→" in payload else "binary_matrix"
-            text = f"<answer>{payload.format(path=target.path, port=target.port) if payload in CODE else payload}</answer>"
+            if payload in CODE:
+                payload = payload.format(path=target.path, port=target.port)
+            text = f"<answer>{payload}</answer>"
             (judgement,) = verifier.judge(
                 [(TaskRef(specialty, rng.randrange(1000)), [Completion(text, True)])]
             )[0]

@@ -32,9 +32,11 @@ from swarmd.tasks.curriculum import CURRICULA
 order = sys.argv[1]
 for name, c in sorted(CURRICULA.items()):
     tasks = CurriculumTasks(c)
-    refs = [TaskRef(s, n) for s in c.specialties for n in (0, 1, 7, 977, 899_999_999, 1_000_000_007, 2**31 - 1)]
+    numbers = (0, 1, 7, 977, 899_999_999, 1_000_000_007, 2**31 - 1)
+    refs = [TaskRef(s, n) for s in c.specialties for n in numbers]
     entries = {r: tasks.task(r) for r in (reversed(refs) if order == "backwards" else refs)}
-    document = json.dumps([entries[r] and [entries[r].question, entries[r].entry] for r in refs], sort_keys=True, default=repr)
+    told = [entries[r] and [entries[r].question, entries[r].entry] for r in refs]
+    document = json.dumps(told, sort_keys=True, default=repr)
     print(name, c.digest, hashlib.sha256(document.encode()).hexdigest())
 """
 

@@ -1,4 +1,4 @@
-"""The verifier process: what it makes of nonsense on its input, and of being killed, stopped and left alone."""
+"""The verifier process: nonsense on its input, and being killed, stopped and left alone."""
 
 import os
 import random

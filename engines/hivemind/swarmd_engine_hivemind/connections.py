@@ -102,7 +102,7 @@ class HivemindConnections:
         return self._present.get(topic, 0)
 
     async def identified(self) -> list[AddressRecord]:
-        """Of new peers. p2pd answers for connected peers from what they told it, without asking the network."""
+        """Look up the addresses of new peers. For connected ones p2pd answers without asking the network."""
         news = []
         for peer in sorted(self._unidentified):
             with contextlib.suppress(P2pdRefused):  # it is gone again

@@ -241,10 +241,8 @@ def _code(text: str) -> str:
         import segno
     except ImportError:
         return ""
-    return (
-        "<div"
-        f' class="qr">{segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)}</div>'
-    )
+    code = segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)
+    return f'<div class="qr">{code}</div>'
 
 
 def _cost(usage: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ LARGEST_TILE: Final = 2**20  # pairs: bounds what an attention kernel without ti
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of a stream that see the spans of their prefix, and of themselves what came before."""
+    """Consecutive tokens of a stream that see the spans of their prefix and their own earlier tokens."""
 
     start: int
     length: int

@@ -92,13 +92,13 @@ def card(origin: Origin, figures: Figures) -> str:
     )
     merged = ", merged into the base weights" if origin.lora_rank and not origin.adapter_only else ""
     rounding = [f"- {lost}"] if (lost := loss_of(origin)) else []
+    linked = f"[{origin.base}](https://huggingface.co/{origin.base})" if origin.repository else f"`{name}`"
     text = [
         f"# {name}, trained with swarmd",
         "",
         (
-            f"{what} {f'[{origin.base}](https://huggingface.co/{origin.base})' if origin.repository else f'`{name}`'}{at},"
-            f" by swarmd {origin.version}: GRPO on ReasoningGYM questions, on a node's own rollouts and on"
-            " those that other nodes of a swarm"
+            f"{what} {linked}{at}, by swarmd {origin.version}: GRPO on ReasoningGYM questions,"
+            " on a node's own rollouts and on those that other nodes of a swarm"
         ),
         "shared with it (SAPO, arXiv 2509.08721). Every reward was computed by the node itself.",
         "",

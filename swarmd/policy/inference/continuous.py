@@ -103,7 +103,7 @@ class ContinuousEngine(BuiltInEngine):
     def _batching(
         self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int
     ) -> ContinuousBatchingConfig:
-        """Return settings with pages for all rows at once, or for as many as the budget holds, at least one."""
+        """Return settings with pages for all rows, or for as many as the budget holds (at least 1)."""
         page = PAGE.get(self._network.device.type, SMALL_PAGE)
 
         def pages(tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Batched sampling: each prompt is computed once for all its completions, and finished rows leave the batch."""
+"""Batched sampling: computes each prompt once for all its completions; finished rows leave the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

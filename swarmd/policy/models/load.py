@@ -84,8 +84,9 @@ def load_model(
     network = load_weights(hub.with_weights(place, report), found.architecture, found.dtype, place.source)
     if not found.tried and not agrees_with_itself(network):
         raise NoModel(
-            f"{place.source} ({network.config.model_type}) does not compute the same token by token, in a batch, as in one pass with the "  # type: ignore[union-attr]
-            "installed transformers, so it would learn from answers that it did not give. Choose another"
+            f"{place.source} ({network.config.model_type})"  # type: ignore[union-attr]
+            " does not compute the same token by token, in a batch, as in one pass with the installed"
+            " transformers, so it would learn from answers that it did not give. Choose another"
             " model; `swarmd models` names some."
         )
     fingerprint = fingerprint_of(network)
