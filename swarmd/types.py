@@ -283,7 +283,7 @@ class RoundReport:
         Mapping[str, int],
         Figure(
             "unfit",
-            "others' rollouts that our model cannot be trained on: reason and count ([peers.md](peers.md))",
+            "others' rollouts that our model cannot be trained on: reason and count ([p2p.md](p2p.md))",
         ),
     ] = field(default_factory=dict)
     gated: Annotated[

@@ -4,7 +4,7 @@
 
 All nodes start within a minute; rounds last --seconds, all the same, or from the first to the second of two
 numbers (5,120; log-uniform). Figures are of ten minutes after the swarm has had ten to settle, or twenty from
-1,000 nodes on. docs/simulation.md has the model.
+1,000 nodes on. docs/p2p.md has the model.
 """
 
 import argparse

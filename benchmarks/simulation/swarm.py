@@ -2,7 +2,7 @@
 
 Each node has the daemon's own `Outgoing` and `Pacing`; frames are signed and offers encoded by the real code.
 GossipSub is not played: an offer is heard by all DELAY seconds later, and costs each what was counted when it
-was (docs/simulation.md). In a swarm of more than OWN_EARS nodes all share one `Heard`, since all hear the
+was (docs/p2p.md). In a swarm of more than OWN_EARS nodes all share one `Heard`, since all hear the
 same.
 """
 
@@ -35,7 +35,7 @@ STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.
 TRIES = 12  # rollouts that a node chooses for one place of a round, one after the other
 
 # Bytes received, IP headers included; of a simulation of the whole protocol that was here before
-# (docs/simulation.md).
+# (docs/p2p.md).
 COPIES = 5.4  # of a frame
 AROUND = 257  # of a copy: GossipSub, yamux and Noise, IP and TCP
 CONTROL = 1320  # of an offer: IHAVE, IWANT, GRAFT and PRUNE

@@ -9,7 +9,7 @@ this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to M
 only for what it could check itself (the REJECT checks) and for how much it sends; what only regeneration
 finds is the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED,
 but for MAX_BAN_PASSED_ON at most, because some engines pass on frames before they are checked
-(docs/network.md).
+(docs/p2p.md).
 
 Bounded: PEERS records. Banned peers are forgotten last.
 """

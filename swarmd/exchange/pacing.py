@@ -19,7 +19,7 @@ votes, so there is nothing to lie about.
   LONG seconds, when we tried; where we tried none, not at all, once anybody has served. So a crowd of free
   keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
 
-The constants are measured by `benchmarks.simulation`; docs/simulation.md has the figures.
+The constants are measured by `benchmarks.simulation`; docs/p2p.md has the figures.
 """
 
 import math

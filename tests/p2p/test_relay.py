@@ -267,7 +267,7 @@ def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not
     assert dialable([b"junk", b"", *raw]) == fine[:NAMED]
 
 
-MENDED = "py-libp2p has mended this: see whether its own can be used now (docs/network.md)"
+MENDED = "py-libp2p has mended this: see whether its own can be used now (docs/p2p.md)"
 
 
 async def test_the_librarys_relay_is_still_not_to_be_used() -> None:

@@ -23,7 +23,7 @@ REFUSED = 30.0  # a stream that was one too many
 # Of these, a second: some 200 RPCs with an entry each, as many as messages may come
 RATE, BURST = 3000.0, 12_000.0
 NAMES = 32  # lines of a negotiation: a hello, and as many protocols as the other side knows for one thing
-# That a peer may open, a second: ten times what members need (docs/network.md)
+# That a peer may open, a second: ten times what members need (docs/p2p.md)
 STREAMS, STREAMS_AT_ONCE = 20.0, 200.0
 RELAYED = 5.0  # times as many by all who come through one relay, where a new key costs nothing
 

@@ -4,7 +4,7 @@ Circuit relay v2 (github.com/libp2p/specs, relay/circuit-v2.md), the relay's sid
 
 The messages are py-libp2p's. Its relay (`CircuitV2Protocol`) is not used: in version 0.8.1 it takes
 reservations in others' names, lets one asker have every circuit of a peer, and does not end a circuit on
-which nothing moves (docs/network.md).
+which nothing moves (docs/p2p.md).
 """
 
 import contextlib
