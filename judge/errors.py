@@ -23,16 +23,11 @@ class DatabaseInUse(JudgeError):
 
 
 class NotTogether(JudgeError):
-    """A judge with --shared evaluates no uploads (--verified-bytes): they lie in a folder of its own.
-
-    Leave one out.
-    """
+    """--shared allows no uploads, which lie in one judge's folder: leave --shared or --verified-bytes out."""
 
 
 class NotAlone(JudgeError):
-    """--verified-hub and --verified-model do nothing without --verified-bytes, which allows uploads of
-    weights. Give it too.
-    """
+    """--verified-hub and --verified-model need --verified-bytes, which allows uploads: give it too."""
 
 
 class JudgeCannotListen(JudgeError):

@@ -1,6 +1,4 @@
-"""Durable writes: after a power cut a file has its old content or the new one, whole, and a folder all its
-files or no name.
-"""
+"""Durable writes: after a power cut a file or a folder is wholly the old one or wholly the new one."""
 
 import contextlib
 import errno

@@ -115,8 +115,9 @@ class Identity:
         return cls.load(path)  # another process may have been first: then its key counts
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
-        """64 bytes. `domain` (1 to 64 bytes) names what is signed, so that no signature serves in another
-        place.
+        """Return the 64-byte signature of `message` in a domain.
+
+        domain: 1 to 64 bytes that name what is signed, so that no signature can serve in another place.
         """
         return self._key.sign(_separated(domain, message))
 

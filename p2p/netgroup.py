@@ -60,8 +60,9 @@ def share_group_of_host(host: str) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def group_of_host(host: str) -> str | None:
-    """The group of an IP address as text, or None where it is none that a peer can have (multicast, reserved,
-    not an address).
+    """Return the group of an IP address.
+
+    None where it is none that a peer can have: multicast, reserved or malformed.
     """
     ip = _ip(host)
     if ip is None or ip.is_multicast or ip.is_unspecified:

@@ -60,9 +60,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class LogprobPolicy(Protocol):
-    """Optional in a policy: log-probabilities, with which external rollouts can be replayed off-policy, like
-    our own.
-    """
+    """Optional in a policy: log-probabilities, so that external rollouts can be replayed like our own."""
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return each rollout's completions as our tokens, with the current policy's log-probabilities.
@@ -73,9 +71,7 @@ class LogprobPolicy(Protocol):
 
     @property
     def parameters(self) -> int:
-        """The model's size, by which the gate acts on these log-probabilities or only reports
-        (`experience.gate`).
-        """
+        """Return the model's size, by which the gate acts or only reports (`experience.gate`)."""
 
 
 @runtime_checkable

@@ -1,5 +1,4 @@
-"""Signed receipts: what the judge found, for the peer to keep, and for anyone to check without the judge.
-Pure.
+"""Signed receipts of what the judge found, which anyone can check without the judge. Pure.
 
 A receipt is a JSON text and the judge's Ed25519 signature of it in the domain DOMAIN. docs/judge-protocol.md
 lists its fields.

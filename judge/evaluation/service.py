@@ -324,9 +324,7 @@ class JudgeService:
         )
 
     async def _turn_windows(self) -> None:
-        """Open the next window when its time has come, and reveal the seed of the last when none of its
-        questions is open.
-        """
+        """Open the next window when it is time, and reveal the last one's seed when nothing of it is open."""
         now = self._wall()
         ahead = not self.settings.shared and dated_ahead(self._next_window, now, int(self.settings.window))
         if now >= self._next_window.terms.opens or self._hidden_windows or ahead:

@@ -144,8 +144,9 @@ def _enough(arm: Mapping[int, BinSums]) -> set[int]:
 
 
 def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
-    """Pair by pair: difference of the means, half its 95 % interval, and the two-sided p of Welch's t
-    (Biometrika 34, 1947).
+    """Test each pair: difference of means, half its 95 % interval, and the two-sided p of Welch's t test.
+
+    Welch, Biometrika 34, 1947.
 
     Where neither arm varies nothing is known of chance: the interval is unbounded and p is 1.
     """
@@ -177,8 +178,7 @@ def holm(p: Sequence[float] | Reals) -> list[float]:
 
 
 def benjamini_hochberg(p: Sequence[float] | Reals) -> list[float]:
-    """p-values adjusted by Benjamini and Hochberg (JRSS B 57, 1995), as scipy.stats.false_discovery_control
-    has them.
+    """Adjust p-values by Benjamini and Hochberg (JRSS B 57, 1995), like scipy's false_discovery_control.
 
     Not called from there: importing scipy.stats takes 0.8 s of CPU, which every start of a judge would pay.
     """
@@ -194,8 +194,9 @@ def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
 
 
 def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
-    """Find the first round from which on every (round, difference, adjusted p) is significant, with the sign
-    of the last.
+    """Find the first round from which all differences are significant and have the last one's sign.
+
+    tests: round, difference and adjusted p of each bin, in order.
     """
     first = None
     for round_number, difference, p in reversed(tests):

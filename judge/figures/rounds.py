@@ -1,5 +1,4 @@
-"""Normalised rounds: a peer's rewards by how many rounds it has trained (SAPO, arXiv 2509.08721, section 6
-and Figure 3). Pure.
+"""Normalised rounds: rewards by how often a peer has trained (SAPO, section 6 and Figure 3). Pure.
 
 Nodes come and go, so neither the time of day nor the count of evaluations puts two of them side by side. Here
 the normalised round of an evaluation is the node's own round, signed with its request: how often it has

@@ -158,9 +158,7 @@ def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator
 
 
 def _counted_otherwise(db: Connection) -> Iterator[Difference]:
-    """Check that a peer's questions have the numbers 1, 2, 3 …, and that their totals add up to what the peer
-    has.
-    """
+    """Check that each peer's questions are numbered 1, 2, 3 … and add up to the peer's totals."""
     c = evaluations.c
     counting = (
         select(c.peer, c.number, c.reward, c.total, c.state)

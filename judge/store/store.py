@@ -68,8 +68,9 @@ Counts = Row[*tuple[Any, ...]]
 
 
 class AskedElsewhere(Exception):
-    """Another judge of this database asked the peer its first question at the same time, perhaps for a copy
-    of the same request.
+    """Another judge of this database asked the peer its first question at the same moment.
+
+    Perhaps it received a copy of the same request.
     """
 
 

@@ -29,9 +29,7 @@ QUESTIONS = 1_000  # of a set; a peer that asks for more meets them again
 
 
 def dated_ahead(window: QuestionWindow, now: float, seconds: int) -> bool:
-    """Whether it was published by a clock that was ahead by more than a window's length, and has been set
-    back.
-    """
+    """Return whether the window's date is over a window's length ahead, as after the clock was set back."""
     return window.published > now + seconds
 
 

@@ -1,6 +1,4 @@
-"""Starts the process that evaluates weights (worker.py), gives it a limited time, and reads its reply, which
-is bounded and checked.
-"""
+"""Runs the process that evaluates weights (worker.py) in limited time, and checks its bounded reply."""
 
 import asyncio
 import contextlib

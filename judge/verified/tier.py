@@ -1,5 +1,4 @@
-"""The verified tier: takes uploaded weights, has a contained process answer fresh held-out questions with
-them, scores the answers itself.
+"""The verified tier: has uploaded weights answer fresh held-out questions, and scores the answers itself.
 
 One upload is evaluated at a time; the others wait in a bounded queue. Weights that a peer names on the hub
 wait there too, and are fetched when their turn has come. The questions are drawn after the weights have

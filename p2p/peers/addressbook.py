@@ -127,8 +127,9 @@ class AddressBook:
             self._set(known, [known.proved, *known.addresses])
 
     def still_connected(self, peers: Iterable[PeerId], now: float) -> None:
-        """Noted once an hour: after a month a peer that was connected all the time would count as gone, and
-        be dialled after no restart.
+        """Note hourly that these peers are connected.
+
+        Otherwise a peer that was connected for a month would count as gone, and no restart would dial it.
         """
         for peer in peers:
             known = self._known.get(peer)

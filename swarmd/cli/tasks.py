@@ -1,6 +1,4 @@
-"""`swarmd task`: show questions of a curriculum, own tasks among them, and score answers with the contained
-verifier.
-"""
+"""`swarmd task`: shows a curriculum's questions, and scores answers with the contained verifier."""
 
 import json
 import sys

@@ -1,6 +1,4 @@
-"""`swarmd verify`: checks an evaluation, or has a judge evaluate this node's weights itself and shows what it
-found.
-"""
+"""`swarmd verify`: checks an evaluation, or has a judge evaluate this node's weights itself."""
 
 import os
 import re

@@ -1,5 +1,6 @@
-"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich at most twice a second, and
-seldom while nothing happens.
+"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich.
+
+It is drawn at most twice a second, and seldom while nothing happens.
 """
 
 import contextlib
@@ -97,9 +98,7 @@ class LiveView:
 
 
 class Page:
-    """A status document and the last events, as a rich renderable of the terminal's width and at most its
-    height.
-    """
+    """A status document and the last events, as a rich renderable that fits the terminal."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.document: Mapping[str, Any] | None = None

@@ -1,6 +1,4 @@
-"""Validator of `swarm.curriculum`: one of swarmd's curricula, a file of own tasks, or tasks of an installed
-package. Runs none of them.
-"""
+"""Validator of `swarm.curriculum`: a built-in name, a file of tasks, or an installed plug-in. Runs none."""
 
 from importlib.metadata import entry_points
 from pathlib import Path

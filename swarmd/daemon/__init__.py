@@ -1,3 +1,1 @@
-"""The daemon process: the p2p member, the control API, supervision of the trainer, the judge's client,
-bootstrap nodes.
-"""
+"""The daemon process: p2p member, control API, supervision of the trainer, the judge's client."""

@@ -1,5 +1,6 @@
-"""Choices a state folder remembers (swarm, curriculum, bootstrap addresses, judge, model), so that the next
-`swarmd join` needs no flags.
+"""Choices that a state folder remembers, so that the next `swarmd join` needs no flags.
+
+They are swarm, curriculum, bootstrap addresses, judge and model.
 
 They are the last that flags, variables or an invitation made (choices.json), and limits that were changed
 while the node ran. They are written once the model is loaded with them, so a choice that fails is not

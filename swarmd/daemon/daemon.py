@@ -1,5 +1,4 @@
-"""The daemon: holds the key and the p2p engine, serves the control API, supervises the trainer, talks to the
-judge. Never imports torch.
+"""The daemon: holds key and p2p engine, supervises the trainer, talks to the judge. Never imports torch.
 
 One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the
 link; what the trainer publishes is sealed and sent. A crash of the trainer does not drop the node from the
@@ -380,9 +379,7 @@ class Daemon:
             await self._listens.wait()
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keep to other limits from now on, and after the next start, unless the configuration says
-        otherwise.
-        """
+        """Keep to other limits from now on, and after a restart unless the configuration says otherwise."""
         self.limits = limits = changed(
             self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p"
         )

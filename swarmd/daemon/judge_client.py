@@ -129,9 +129,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. `whole` bounds a call from the first byte out to the last byte in, whatever trickles
-    meanwhile.
-    """
+    """Time limits of a call, in seconds. `whole` is from the first byte sent to the last received."""
 
     connect: float = 5.0
     read: float = 20.0  # an answer may wait for others to be scored
@@ -368,9 +366,7 @@ class JudgeClient:
         return await self._send(last, path, body)
 
     async def _targets(self) -> Sequence[httpx2.URL]:
-        """Where to dial: the origin itself, or the addresses that its name was found to have, so that no
-        second look-up says otherwise.
-        """
+        """Return what to dial: the origin, or its name's addresses as checked before."""
         origin = httpx2.URL(self.origin)
         if self._resolve is None or _is_ip(origin.host):
             return [origin]

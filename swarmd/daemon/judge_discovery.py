@@ -1,5 +1,6 @@
-"""Judge discovery: a node that knows a judge announces itself in the DHT, under a key of the curriculum, and
-tells its URL on request.
+"""Judge discovery: a node with a judge announces itself in the DHT and tells the judge's URL on request.
+
+The key in the DHT is the curriculum's.
 
 Question: byte 2. Answer: up to 4 web addresses, each after its length as one byte. `swarmd bootstrap --judge`
 answers; a node with judge.url = "auto" asks. An address from a peer is a stranger's word: it is used only

@@ -1,6 +1,4 @@
-"""The node's judge: configured or found in the swarm, its questions on their way to the trainer, and its
-grades.
-"""
+"""The node's judge, configured or found in the swarm: hands on its questions and keeps its grades."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,6 +1,4 @@
-"""Starts and ends the processes that hand the node's figures to experiment trackers
-(`swarmd.state.tracking`).
-"""
+"""Starts and ends the processes that hand the node's figures to experiment trackers."""
 
 import logging
 import subprocess

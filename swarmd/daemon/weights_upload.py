@@ -1,6 +1,4 @@
-"""Uploads weights to a judge that evaluates them itself, and reads what it found. docs/judge-verified.md
-describes the protocol.
-"""
+"""Uploads weights to a judge that evaluates them itself, and reads the result (docs/judge-verified.md)."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

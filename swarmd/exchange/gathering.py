@@ -133,9 +133,7 @@ class Gatherer:
         return self._board.round
 
     def document(self) -> dict[str, int]:
-        """For the status: rollouts on offer, fetched and missed since the start, authors set aside, bytes
-        fetched and served.
-        """
+        """Return the status: rollouts offered, fetched and missed, authors set aside, bytes both ways."""
         fetched, sent = self._member.fetcher.received, self._member.server.sent
         aside = self._serving.aside(self._clock())
         return {

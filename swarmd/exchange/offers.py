@@ -158,8 +158,9 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
 
 
 def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
-    """Return the body of a `rollouts` frame and the rollout in it, or why this is not the blob that was
-    offered. Never raises.
+    """Return a blob as the body of a `rollouts` frame and its rollout, or why it is not what was offered.
+
+    Never raises.
 
     blob: what has the offered id, so whoever offered it is to blame for it.
     """

@@ -131,11 +131,11 @@ class Serving:
         now: float,
         tried: int = 0,
     ) -> Sequence[Offered]:
-        """At most `count` by `choice` for the round's places, and beside them some of those on trial, of whom
-        `tried` are under way.
+        """Choose at most `count` for the round's places, and beside them some offers of authors on trial.
 
-        For the places: from all that are neither set aside nor on trial, or first of all from those who
-        serve.
+        The places go to authors that are neither set aside nor on trial, or first to those who serve.
+
+        choice: draws them. tried: how many trial fetches are under way.
         """
         back = [
             item

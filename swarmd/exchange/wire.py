@@ -60,8 +60,9 @@ _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def tagged(kind: str, modality: str) -> str:
-    """The envelope's kind of rollouts or of an offer in this modality, which is of lower-case letters, digits
-    and hyphens.
+    """Return the envelope's kind of rollouts or of an offer in this modality.
+
+    modality: lower-case letters, digits and hyphens.
     """
     return kind if modality == TEXT else f"{kind}-{modality}"
 

@@ -208,8 +208,9 @@ class _Room:
 
 
 def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, in_order: bool) -> list[int]:
-    """Candidates of groups beyond the median group's count, and in a group of authors beyond its median
-    author's, in the order they come.
+    """Return the candidates beyond the median group's count, and within a group beyond its median author's.
+
+    They are in the order in which they may be taken.
 
     Which ones are beyond is drawn. First come those of whoever has least of them, one of each in turn, so
     that who has a few more than the middle is not crowded out by who has many. Authors of unknown group are

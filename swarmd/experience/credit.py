@@ -44,8 +44,9 @@ class UselessRollouts:
 
 
 def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]:
-    """For each author, how many of these rollouts have an advantage by our own verifier and are no copy of
-    another author's.
+    """Count for each author the rollouts that have an advantage and copy nobody else's text.
+
+    The advantage is by our own verifier's rewards.
 
     known: what we have besides, our own included. A text about a task is its first sender's, and a rollout of
     others' texts alone, or of a part of them, is a copy: copying earns nothing.

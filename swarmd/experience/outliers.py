@@ -139,8 +139,9 @@ class Gate:
         return looks
 
     def take_refused(self) -> Mapping[str, int]:
-        """Rollouts turned away since the last call (where it does not act: found odd), by the first trait
-        that was over its limit.
+        """Return how many rollouts were refused since the last call, by the first trait over its limit.
+
+        Where the gate does not act they are those it found odd.
         """
         refused, self.refused = self.refused, Counter()
         return dict(refused)

@@ -1,6 +1,4 @@
-"""The replay schedule: updates per round, and the guard that pauses reuse when the policy has moved too far.
-Pure.
-"""
+"""The replay schedule: updates per round, and the guard that pauses reuse when it goes too far. Pure."""
 
 from dataclasses import dataclass, field
 

@@ -1,5 +1,6 @@
-"""How much reuse pays: Theorem 3.5 of "Efficient RL Training for LLMs with Experience Replay", in forms that
-are stable everywhere. Pure.
+"""How much reuse pays: Theorem 3.5 of "Efficient RL Training for LLMs with Experience Replay". Pure.
+
+The forms used here are numerically stable everywhere.
 
 mu here is always section 2's: the cost of generating a rollout over the cost of training on it (6.84 measured
 there for Qwen3-0.6B). The theorem itself counts c = R + mu·B, where the same letter multiplies *training*, so
@@ -58,8 +59,7 @@ def cost(reuse: Reuse, mu: float, rho: float, alpha: float) -> float:
 
 
 def compute_ratio(mu: float, generated: float, trained: float) -> float:
-    """gamma: the cost of generating and training on so many rollouts, over that of a run that generates each
-    one it trains on.
+    """Return gamma: the cost of so much generating and training, over that of a run without reuse.
 
     (generated·mu + trained) / (trained·(1 + mu)). The paper's (1 + W/T) / (1 + mu) is the same number where
     its W generators and T trainers are kept busy, W/T = mu·generated/trained. ValueError where nothing is

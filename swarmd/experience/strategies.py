@@ -198,9 +198,7 @@ TAKES: Mapping[str, Take] = {
 
 
 class SharingSettings(BaseModel):
-    """`[sharing]`: what each node decides for itself about others' rollouts (SAPO section 3.2 leaves it
-    open).
-    """
+    """`[sharing]`: each node's own choices about others' rollouts, which SAPO section 3.2 leaves open."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -271,8 +269,9 @@ class Sharing:
         return weigh
 
     def _likely(self, own: Sequence[Scored], theirs: Sequence[Scored]) -> Sequence[Sequence[float]]:
-        """Of each completion: the probability of its tokens over that of our own text's, geometric means, at
-        most 1.
+        """Return how likely our policy finds each completion, relative to our own texts, at most 1.
+
+        It is the geometric mean of its tokens' probabilities over that of our own text's.
         """
         if self.logprobs is None:
             return [(1.0,) * len(s.rewards) for s in theirs]

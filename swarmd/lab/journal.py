@@ -1,6 +1,4 @@
-"""A file of JSON lines that is written line by line, and taken back to an earlier point that was written
-durably.
-"""
+"""A file of JSON lines that can be cut back to an earlier point that was durable."""
 
 import fcntl
 import os

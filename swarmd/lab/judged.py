@@ -1,5 +1,4 @@
-"""`swarmd lab run --judge`: the nodes of every run ask a real judge for evaluations, as in the paper's open
-demo (SAPO, section 6).
+"""`swarmd lab run --judge`: the nodes of every run ask a real judge, as in the paper's open demo (section 6).
 
 The judge is a process of its own on loopback, with its database in the results folder; all runs of the
 experiment share it. A node asks it after every EVERY rounds that it has trained, by the client and with the

@@ -1,5 +1,4 @@
-"""Starts the processes of one run of `swarmd lab run --engine torch`, one for each node, and ends them all
-where one fails.
+"""Starts a process for each node of a run of `swarmd lab run --engine torch`; one failure ends them all.
 
 `python -m swarmd.lab.ranks FOLDER SETTING SEED`. Prints the number of each finished round; where it fails,
 the node and its last words.

@@ -1,5 +1,4 @@
-"""Saves of a run under way, so that one that was cut off goes on from the last, with the lines it would have
-had.
+"""Saves of a run under way: a run that was cut off goes on from the last, with the lines it would have had.
 
     OUT/runs/<setting>/seed-<n>.saved/said             a line for each round: what each node gave to the
     network

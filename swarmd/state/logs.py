@@ -34,8 +34,7 @@ def log_with(**fields: object) -> None:
 
 
 def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
-    """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr
-    for people.
+    """Send all logs, the libraries' and ours, to `log_file` as JSON lines and to stderr for people.
 
     log_file: rotated at 5 MiB, three kept; one process a file (rotation is not safe for two). None: no file.
     stderr: False while a live view owns the terminal. Called once, early in each process. Raises

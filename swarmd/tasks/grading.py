@@ -1,5 +1,4 @@
-"""Grades answers: with ReasoningGYM's scorer, or with our own comparison where that scorer would `eval` the
-answer.
+"""Grades answers by ReasoningGYM's scorer, or by our own comparison where that scorer would `eval` them.
 
 Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py). The strict curricula use stricter rules
 (strict.py). Answers of other peers are graded only in the contained process (verifier.py), after

@@ -142,8 +142,9 @@ class Checkpoints:
         return final
 
     def require_room(self, size: int) -> None:
-        """Ask before there is anything to lose whether a checkpoint of `size` bytes would fit on the disk.
-        DiskFull.
+        """Raise DiskFull if a checkpoint of `size` bytes would not fit on the disk.
+
+        It is asked at the start, when there is nothing to lose yet.
         """
         there = self.folder if self.folder.is_dir() else self.folder.parent
         if (free := shutil.disk_usage(there).free) < size:

@@ -94,9 +94,7 @@ def for_generator(config: NodeConfig) -> NodeConfig:
 
 @dataclass
 class LagMeter:
-    """Notes how many updates lie between the weights that our own tokens of a batch were drawn from and those
-    they train.
-    """
+    """Measures how many updates old the weights were that drew the tokens of our own in a batch."""
 
     version: Callable[[], int]
     _means: list[float] = field(default_factory=list)

@@ -1,5 +1,4 @@
-"""Restarting child processes: how long to wait after one died, when to give up, and how it ended in words.
-Pure.
+"""How long to wait before a dead child process is restarted, when to give up, and how it ended. Pure.
 
 The daemon's trainer (trio) and the trainer's workers (threads) are restarted by the same rules.
 """

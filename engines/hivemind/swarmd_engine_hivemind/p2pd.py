@@ -1,5 +1,4 @@
-"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT), as a child of this process, and its
-control socket.
+"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT), as a child process, and its socket.
 
 Of hivemind two files are used, the program and the description of its messages, and neither hivemind nor
 torch is imported: hivemind's client knows nothing of pubsub, and it cannot live in one process with
@@ -275,9 +274,10 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
 
 @contextlib.contextmanager
 def _batch_priority() -> Iterator[None]:
-    """A process started meanwhile does not preempt others when it wakes up (SCHED_BATCH, sched(7)). p2pd
-    wakes up for each copy of each message. That it handles several at a time saves a fifth of an exchange on
-    a busy machine, and the machine's user is served first.
+    """Start child processes under the scheduler's batch policy (SCHED_BATCH): waking up they preempt nobody.
+
+    p2pd wakes up for each copy of each message. Handling several at a time saves a fifth of an exchange on a
+    busy machine, and the machine's user is served first.
     """
     if not hasattr(os, "sched_getscheduler"):  # macOS
         yield

@@ -117,8 +117,9 @@ class VllmEngine:
             return list(pool.map(one, range(len(prompts))))
 
     def _check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
-        """A server that was started by somebody else tells log-probabilities before temperature, unless it
-        was told to.
+        """Check that the server's log-probabilities are those after temperature.
+
+        A server that somebody else started gives those before it, unless it was told to.
         """
         ((_, logprobs),) = self._client.complete(
             self._model,

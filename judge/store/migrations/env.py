@@ -1,6 +1,4 @@
-"""Alembic's entry point: runs the migrations in the connection and transaction that it is given
-(judge/store/database.py).
-"""
+"""Alembic's entry point: runs the migrations in the transaction that judge/store/database.py gives it."""
 
 from alembic import context
 

@@ -1,6 +1,4 @@
-"""py-libp2p for `p2p.engines.libp2p.discovery`: dialling, hanging up, pinging, who is in which topic, and the
-DHT's provider records.
-"""
+"""Dials, closes and pings connections for discovery; knows a topic's peers, asks the DHT for providers."""
 
 import contextlib
 import itertools
@@ -132,8 +130,9 @@ class Libp2pConnections:
         return LOCAL if groups == {LOCAL} else min(groups - {LOCAL}, default="") if near else "unknown"
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """Each address by itself: the library tries one address of a kind and then refuses the peer for a
-        minute.
+        """Dial the addresses one by one.
+
+        Given all, the library would try one address of a kind and then refuse the peer for a minute.
         """
         answered = await self._first_to_answer(_id_of(peer), addresses)
         if not answered:

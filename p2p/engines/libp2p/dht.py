@@ -1,6 +1,4 @@
-"""py-libp2p's Kademlia for provider records, with bounds on what one peer may ask and on what is kept for
-others.
-"""
+"""py-libp2p's Kademlia for provider records, with bounds on what a peer may ask and have us keep."""
 
 import time
 from collections import Counter

@@ -348,8 +348,9 @@ class Network(Swarm):  # type: ignore[misc]
         )
 
     async def _make_room(self, group: str) -> bool:
-        """Where all places are taken, the network group with most connections loses its youngest to a group
-        with fewer.
+        """Make room where all places are taken, at the cost of the network group with most connections.
+
+        It loses its youngest, if the newcomer's group has fewer.
         """
         if sum(map(len, self.inbound.values())) < self.max_inbound:
             return True
@@ -374,9 +375,7 @@ class Network(Swarm):  # type: ignore[misc]
             return await super().new_stream(peer_id)
 
     async def close_peer(self, peer_id: Any) -> None:
-        """Closes the sockets first: the library says goodbye before, and so waits for a peer that does not
-        read.
-        """
+        """Close the sockets first: before that the library says goodbye, which waits for a deaf peer."""
         for connection in self.get_connections(peer_id):
             await close_socket(connection)
         await super().close_peer(peer_id)

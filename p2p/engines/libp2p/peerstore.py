@@ -35,9 +35,11 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
         self._own = peer_id
 
     def _enforce_peer_limit(self) -> None:
-        """The library lets entries without addresses go first, and the first of these is our own, with our
-        key. It does not count: put back into a full store it would be one too many, and each added address
-        would sort all peers and let another one go.
+        """Enforce the limit without our own entry, which holds our key.
+
+        The library first drops entries without addresses, and ours would be the first. It is left out of the
+        count as well. Put back into a full store it would be one too many: each added address would sort all
+        peers and drop another one.
         """
         own = self.peer_data_map.pop(self._own, None)
         super()._enforce_peer_limit()

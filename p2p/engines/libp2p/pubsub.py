@@ -243,8 +243,10 @@ class Router(GossipSub):  # type: ignore[misc]
     def _get_peers_to_send(
         self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None
     ) -> Sequence[Any]:
-        """What is ours goes to every peer of the topic that is not shunned, not to the mesh alone (GossipSub
-        1.1, "flood publishing"): a crowd can fill the mesh, but keeps no neighbour from hearing us.
+        """Send our own messages to every peer of the topic that is not graylisted, not to the mesh alone.
+
+        This is GossipSub 1.1's flood publishing: a crowd can fill our mesh, but cannot keep neighbours from
+        hearing us.
         """
         peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
         if origin == self.pubsub.my_id:
@@ -302,8 +304,10 @@ class Router(GossipSub):  # type: ignore[misc]
         await super().emit_iwant(msg_ids[:WANTED], to_peer)
 
     async def tidy(self) -> None:
-        """Three of the router's records only grow, or keep a thousand whole messages, while adaptive gossip
-        is off.
+        """Trim the router's records now and then.
+
+        While adaptive gossip is off, the library lets two of them only grow, and keeps a thousand whole
+        messages in the third.
         """
         while True:
             await trio.sleep(10)

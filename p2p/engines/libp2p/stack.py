@@ -83,8 +83,9 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         self.admits_stream: Callable[[Any, str], bool] = lambda *_: True
 
     def get_addrs(self) -> list[Any]:
-        """Cached for some seconds: the library asks for each message that it sends, and it takes a
-        millisecond.
+        """Return our addresses, cached for some seconds.
+
+        The library asks for them with each message that it sends, and they take a millisecond.
         """
         now = trio.current_time()
         if not self._addrs or now - self._addrs_at > ADDRESSES_FOR:

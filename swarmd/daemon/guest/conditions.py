@@ -1,5 +1,4 @@
-"""When the node pauses: facts about machine and hour in, pauses out, each with its cause, its end and a
-remedy. Pure.
+"""Decides when the node pauses, and gives for each pause its cause, its end and a remedy. Pure.
 
 A condition that comes and goes around its limit would stop and start the node all the time. So the load and
 the temperature end a pause at less than what began it, and the load only after some quiet.

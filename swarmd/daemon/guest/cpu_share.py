@@ -1,6 +1,4 @@
-"""The CPU share: when the node must rest so that it takes no more than its part of the machine over minutes.
-Pure.
-"""
+"""The CPU share: when the node must rest to stay within its part of the machine over minutes. Pure."""
 
 from typing import Final
 

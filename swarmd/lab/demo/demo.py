@@ -76,9 +76,7 @@ class Story:
 
 
 def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output: bool = False) -> int:
-    """Run it, and print the table (or with `json_output` one JSON object on the last line of standard
-    output).
-    """
+    """Run it, and print the table; with `json_output` one JSON object on the last line of standard output."""
     if nodes < 2 or rounds < 2:
         raise SwarmdError("a demo needs at least 2 nodes and 2 rounds")
     folder = (out or Path(f"demo-{datetime.now():%Y%m%d-%H%M%S}")).absolute()

@@ -1,6 +1,4 @@
-"""Packing: sequences laid end to end in one stream, each prompt stored once, and which tokens attend to
-which.
-"""
+"""Packed sequences: one stream, each prompt stored once, and which tokens attend to which."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,8 +55,9 @@ def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class PackedLayout:
-    """The layout of spans that together cover [0, T). Gives the same result on every call, as gradient
-    checkpointing calls it again.
+    """The layout of spans that together cover [0, T).
+
+    It gives the same result on every call, as gradient checkpointing calls it again.
     """
 
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:

@@ -1,6 +1,4 @@
-"""Benchmark of inference engines: finds the quicker one on this device by a small real round, and caches the
-result in a file.
-"""
+"""Benchmark of inference engines: finds this device's quickest by a small real round, and caches it."""
 
 import json
 import logging

@@ -1,5 +1,4 @@
-"""The interface of inference engines, which turn prompts into samples, and how plugins are found
-(docs/engines.md).
+"""The interface of inference engines, which turn prompts into samples (docs/engines.md).
 
 `own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own,
 found by their entry point in the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives

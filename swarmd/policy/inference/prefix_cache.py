@@ -1,6 +1,4 @@
-"""Prefix cache: decoding many completions of a prompt whose keys and values are stored once and shared by all
-of them.
-"""
+"""Prefix cache: a prompt's keys and values are stored once and shared by all its completions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final

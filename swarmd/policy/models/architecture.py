@@ -85,9 +85,7 @@ def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
 
 
 def has_other_parts(document: dict[str, Any]) -> bool:
-    """Return whether a config.json is of a model with a language model inside it, beside one that sees or
-    hears.
-    """
+    """Return whether a config.json's model has parts beside its language model, to see or hear."""
     return "text_config" in document
 
 

@@ -107,9 +107,7 @@ SLOW_AT_BF16: Final = {
 
 
 def limit_memory(config: NodeConfig, device: torch.device) -> None:
-    """Keep torch in this process to its part of `limits.gpu_memory`, which the processes of this run on one
-    device have together.
-    """
+    """Keep torch in this process to its part of `limits.gpu_memory`, which a device's processes share."""
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
         workers = config.workers
         apart = workers.apart == "on" or workers.generators + workers.trainers > 2
@@ -175,9 +173,7 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
 
 
 def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:
-    """Set torch's threads: `threads_for` on a CPU, elsewhere as many as the configuration says, or torch's
-    own choice.
-    """
+    """Set torch's threads: `threads_for` on a CPU, else as configured, or torch's own choice."""
     if config.model.threads or device.type == "cpu":
         torch.set_num_threads(threads_for(config, parameters))
 

@@ -1,5 +1,6 @@
-"""Chooses device, precision and memory plan for a model, from its config.json and the free memory, before its
-weights are fetched.
+"""Chooses device, precision and memory plan for a model before its weights are downloaded.
+
+It needs the model's config.json and the free memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,4 @@
-"""LoRA (arXiv 2106.09685): what an adapted layer computes, which of a network's layers are adapted, and
-folding adapters in.
+"""LoRA (arXiv 2106.09685): adapted layers, which layers are adapted, and folding adapters in.
 
 Whoever uses the policy computes the same: the update, the sampler, the judge. In a 16-bit base two usual ways
 lose a young adapter (docs/performance.md, "A young adapter in bfloat16"): W + s B A rounded back into the
@@ -65,8 +64,7 @@ def folded(layer: "LoraLinear") -> Tensor:
 
 @torch.no_grad()
 def fold(network: nn.Module) -> float:
-    """Write W + s B A into every adapted layer's own W, rounded to its dtype, and leave the adapters where
-    they are, for `unload`.
+    """Add s B A to every adapted layer's W, rounded to its dtype, and leave the adapters for `unload`.
 
     Returns the share of the adapter's energy that rounding loses: the squared length of what is missing over
     that of s B A.

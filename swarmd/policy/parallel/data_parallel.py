@@ -1,5 +1,4 @@
-"""Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, and every rank takes the same
-step.
+"""Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, all ranks take the same step.
 
 A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is
 the batch's gradient. Every rank holds the sum, the same bits, from the same all-reduce, and so the same

@@ -1,5 +1,4 @@
-"""AdamW on the trained weights, with float32 master copies or stochastic rounding for 16-bit ones, and its
-state for checkpoints.
+"""AdamW with float32 master copies or stochastic rounding for 16-bit weights, and its saved state.
 
 Weights in float32 are stepped as they are. One in bfloat16 has 8 significant bits: a step below a 512th of it
 is rounded away, and at the learning rates of post-training nearly all are. So trained weights in 16 bits are

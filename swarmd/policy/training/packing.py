@@ -1,6 +1,4 @@
-"""Packing: rollouts to tensors, completions behind their shared prompt in one stream, in micro-batches that
-fit.
-"""
+"""Packing: makes tensors of rollouts, each completion behind its shared prompt, in micro-batches that fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
