@@ -1,4 +1,4 @@
-"""The verified tier over HTTP. docs/judge-verified.md describes it."""
+"""The verified tier over HTTP. docs/judge-protocol.md describes it."""
 
 from collections.abc import AsyncIterator
 from functools import partial

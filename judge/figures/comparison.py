@@ -5,7 +5,7 @@ and a thousand of them are still one node. So each peer gives one value at each 
 cumulative reward so far (rounds.py), and the means of peers are compared by Welch's t, which wants neither
 equal variances nor equal numbers: solo peers are few. A permutation test would need every peer's value at
 every look; Welch needs three sums, and among 6 peers or more its level was within a percent of it in
-simulations (docs/judge-statistics.md).
+simulations (docs/judge-protocol.md).
 
 The values at successive rounds contain each other, so their tests depend on each other. Holm's correction
 holds under any dependence, and bounds the chance of one false round among all. Benjamini and Hochberg's

@@ -1,4 +1,4 @@
-"""The pages, and what else browsers and crawlers ask for. docs/judge-protocol.md lists the addresses."""
+"""The pages, and what else browsers and crawlers ask for. docs/judge.md lists the addresses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import wraps

@@ -1,4 +1,4 @@
-"""Uploads weights to a judge that evaluates them itself, and reads the result (docs/judge-verified.md)."""
+"""Uploads weights to a judge that evaluates them itself, and reads the result (docs/judge-protocol.md)."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

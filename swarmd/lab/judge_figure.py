@@ -1,4 +1,4 @@
-"""SAPO's Figure 3, drawn from a judge's /v1/comparison (docs/judge-statistics.md)."""
+"""SAPO's Figure 3, drawn from a judge's /v1/comparison (docs/judge-protocol.md)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -36,7 +36,7 @@ from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.lab.saving import NodeOutput
 from swarmd.protocols import Reward
 
-# Rounds: a bin of the judge's (docs/judge-statistics.md), and seldom enough for its limit of a question a
+# Rounds: a bin of the judge's (docs/judge-protocol.md), and seldom enough for its limit of a question a
 # second
 EVERY = 5
 
