@@ -111,10 +111,19 @@ IO = {
 MODELS = {"torch", "transformers", "peft", "safetensors"}
 
 LONGEST = 300  # statements of a file; a longer one probably holds two nouns
-# Modules and folders, but for __init__ and __main__.
-MOST_ROOMS = {"swarmd": 17, "p2p": 17, "judge": 14, "swarmd/policy": 7, "p2p/engines": 3}
-MOST_ROOMS |= {
-    f"judge/{folder}": 14 for folder in ("api", "pages", "evaluation", "store", "figures", "verified")
+ROOMS = 14  # modules and folders of a folder, but for __init__ and __main__
+# Other limits: of the packages, whose vocabulary stands on top; and what was larger when the limit came.
+MOST_ROOMS = {
+    "swarmd": 17,
+    "p2p": 17,
+    "swarmd/policy": 7,
+    "p2p/engines": 3,
+    "swarmd/cli": 12,
+    "swarmd/daemon": 28,
+    "swarmd/tasks": 19,
+    "swarmd/lab": 19,
+    "swarmd/policy/models": 19,
+    "p2p/engines/libp2p": 17,
 }
 TWICE = 3  # class names that exist twice
 
@@ -296,10 +305,11 @@ def test_rooms_and_files_stay_small() -> None:
         ]
         return sum(p.name not in {"__init__.py", "__main__.py", "__pycache__"} for p in entries)
 
+    folders = {str(parent) for path in OURS for parent in Path(path).parents} - {"."}
     none(
         f"{folder} has {found} rooms"
-        for folder, most in MOST_ROOMS.items()
-        if (found := rooms(folder)) > most
+        for folder in sorted(folders)
+        if (found := rooms(folder)) > MOST_ROOMS.get(folder, ROOMS)
     )
     lengths = {
         path: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for path, tree in OURS.items()

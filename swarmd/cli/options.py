@@ -1,14 +1,19 @@
 """Options shared by several commands, and JSON output."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
+
+if TYPE_CHECKING:
+    pass
 
 StateDir = Annotated[
     Path | None,
@@ -92,3 +97,14 @@ def answer(document: Mapping[str, Any], text: str, as_json: bool) -> None:
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one document on one line of standard output, and flush it."""
     print(json.dumps(document), flush=True)
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "nothing was done: there is no terminal to ask at. Add --yes to go on without a question."
+        )
+    typer.confirm(question, abort=True, err=True)

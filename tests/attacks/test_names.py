@@ -19,7 +19,7 @@ import trio
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import Verdict
-from swarmd.cli.view_plain import PlainView
+from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.daemon import Daemon

@@ -8,7 +8,7 @@ import pytest
 
 from swarmd import link
 from swarmd.cli.app import main
-from swarmd.cli.view_plain import PlainView
+from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember, remember_limits

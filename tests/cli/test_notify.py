@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.cli.view_notify import LONG, NotifyView, notifier
-from swarmd.cli.view_plain import PlainView
+from swarmd.cli.views.notify import LONG, NotifyView, notifier
+from swarmd.cli.views.plain import PlainView
 from tests.cli.conftest import Run
 from tests.cli.test_view import document
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swarmd.cli.view_live import LiveView, Page, braille
-from swarmd.cli.view_log import LINES, LogView
-from swarmd.cli.view_plain import JsonView, PlainView, StartView
+from swarmd.cli.views.live import LiveView, Page, braille
+from swarmd.cli.views.log import LINES, LogView
+from swarmd.cli.views.plain import JsonView, PlainView, StartView
 from swarmd.daemon.status_words import peer_lines, round_sentence, state_sentence, status_lines, workers_words
 from swarmd.testing import PATIENCE
 from tests.processes import killed_after
@@ -228,7 +228,7 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 
 NO_READER = """
 import sys
-from swarmd.cli.view_plain import JsonView, PlainView
+from swarmd.cli.views.plain import JsonView, PlainView
 view = JsonView(sys.stdout, PlainView(sys.stderr))
 sys.stdin.readline()
 for number in range(3):

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from swarmd.cli.pausing import pause_end
+from swarmd.cli.status import pause_end
 from swarmd.errors import SwarmdError
 
 NOW = datetime(2026, 11, 23, 12, 30).timestamp()

@@ -110,7 +110,7 @@ def node(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("swarmd.cli.verify.POLL", 0.05)
+    monkeypatch.setattr("swarmd.cli.judge.POLL", 0.05)
     yield
 
 

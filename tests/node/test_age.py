@@ -17,7 +17,7 @@ from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import ReceivedBody, Verdict
 from swarmd import link
-from swarmd.cli.view_plain import JsonView, PlainView
+from swarmd.cli.views.plain import JsonView, PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.exchange import offers, wire

@@ -16,7 +16,7 @@ import trio
 from p2p.identity import Identity
 from p2p.member import Member
 from swarmd import link
-from swarmd.cli.view_plain import PlainView
+from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import daemon as daemon_module
 from swarmd.daemon.daemon import Daemon

@@ -1,27 +1,102 @@
-"""`swarmd answer`: a person answers questions as a peer of the swarm."""
+"""`swarmd bootstrap` and `swarmd answer`: peers of a swarm that train no model."""
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarmd.cli.inspect import config_file
-from swarmd.cli.options import ConfigFile, SwarmName
+from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
+from swarmd.cli.settings import config_file
 from swarmd.terminal import printable
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
     from swarmd.daemon.answering import AnsweringPeer, Judged
+    from swarmd.daemon.bootstrap import Bootstrapped
     from swarmd.types import Task
+
+
+def bootstrap(
+    swarm: SwarmName = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of the nodes that --judge evaluates. Nodes of all models are helped.",
+            show_default="tiny",
+        ),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="port 4001, everywhere"
+        ),
+    ] = None,
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--bootstrap", help="Address of another node of the swarm to connect to. Repeatable."),
+    ] = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a judge to advertise, https://…. Repeatable.", show_default="none"),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT."""
+    from swarmd.config.config import NodeConfig
+    from swarmd.config.sources import resolve
+    from swarmd.daemon.bootstrap import PORT, run_bootstrap
+    from swarmd.daemon.judge_discovery import advertised
+    from swarmd.state.folder import StateFolder, default_state_dir
+
+    judges = advertised(judge or ())
+    flags: dict[str, object] = {"swarm": swarm, "model": model, "listen": listen, "bootstrap": other}
+    resolved = resolve(config_file(config), os.environ, flags)
+    node_config: NodeConfig = resolved.config
+    if resolved.origins["swarm.listen"] == "default":
+        port = (f"/ip4/0.0.0.0/tcp/{PORT}",)
+        node_config = node_config.model_copy(
+            update={"swarm": node_config.swarm.model_copy(update={"listen": port})}
+        )
+    with StateFolder.open(state_dir or default_state_dir().with_name("bootstrap")) as state:
+
+        def announce(node: "Bootstrapped") -> None:
+            _announce(node.document(), as_json)
+
+        code = run_bootstrap(node_config, state, announce, judges)
+    if not as_json:
+        print("Node stopped.", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _announce(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print the addresses to standard output, for copying, and everything else to standard error."""
+    from swarmd.daemon.bootstrap import announcement
+
+    if as_json:
+        print_json(document)
+        return
+    for line in announcement(document):
+        print(line, file=sys.stderr, flush=True)
+    for entry in document["addresses"]:
+        print(entry["address"], flush=True)
+
 
 HOW = """\
 Type an answer and press Enter. It is put between <answer> and </answer> unless you write the tags yourself.
 End a line with \\ to go on in the next. /skip: another question. /quit or Ctrl-D: leave."""
 
 
-def answer(
+def answer_by_hand(
     swarm: SwarmName = None,
     curriculum: Annotated[
         str | None,

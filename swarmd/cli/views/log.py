@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.cli.view_plain import MINUTE, MinuteOfRounds
+from swarmd.cli.views.plain import MINUTE, MinuteOfRounds
 from swarmd.daemon.status_words import many, state_sentence, who
 from swarmd.protocols import View
 

@@ -1,17 +1,30 @@
-"""`swarmd models`, `swarmd doctor model` and `swarmd export`.
-
-What models need on this machine, and the trained model as files.
-"""
+"""`swarmd models`, `doctor`, `plan` and `export`: what fits this machine, and the trained model as files."""
 
 import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarmd.cli.inspect import config_file
-from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, answer, as_state_dir
-from swarmd.terminal import tell
+from swarmd.cli.options import (
+    AsJson,
+    ConfigFile,
+    DeviceName,
+    ModelName,
+    StateDir,
+    answer,
+    as_state_dir,
+)
+from swarmd.cli.settings import config_file
+from swarmd.errors import Unreachable
+from swarmd.terminal import printable, tell
+
+if TYPE_CHECKING:
+    from swarmd.daemon.reachability_report import Diagnosis
 
 RECORDED = 50  # rounds whose median says how long one takes
 doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
@@ -34,6 +47,63 @@ def doctor_model(
     found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
     answer(found.document(), "\n".join(found.lines()), as_json)
     found.require()
+
+
+def doctor_network(
+    state_dir: StateDir = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="If no node runs: a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable."
+        ),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="If no node runs: address to listen on, /ip4/…/tcp/<port>.", show_default="as configured"
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether others can reach this node, and what to change.
+
+    If no node runs, joins for some seconds. Exit code 4 if it cannot.
+    """
+    diagnosis, found = _examine(as_state_dir(state_dir), config, {"bootstrap": bootstrap, "listen": listen})
+    answer(diagnosis.document(found), "\n".join(map(printable, diagnosis.lines())), as_json)
+    if not diagnosis.takes_part:
+        raise typer.Exit(Unreachable.exit_code)
+
+
+def _examine(
+    folder: Path, config: Path | None, flags: Mapping[str, object]
+) -> "tuple[Diagnosis, Mapping[str, Any]]":
+    """Return the running node's survey; if none runs, make one with the folder's key, if it has one."""
+    from p2p.errors import CannotListen, PortInUse
+    from p2p.identity import Identity
+    from swarmd.config.sources import load
+    from swarmd.daemon.control import call
+    from swarmd.daemon.reachability_report import diagnose, no_network, no_port
+    from swarmd.daemon.reachability_survey import survey_alone
+    from swarmd.state.folder import IDENTITY_FILE, StateFolder, in_use
+
+    if in_use(folder):
+        found = call(folder, "network", timeout=45.0)
+        return (diagnose(found) if found["engine"] is not None else no_network()), found
+    node_config = load(config_file(config), os.environ, flags)
+    if node_config.swarm.engine == "none":
+        return no_network(), {}
+    with ExitStack() as stack:
+        if (folder / IDENTITY_FILE).exists():
+            folder = stack.enter_context(StateFolder.open(folder)).path
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="swarmd-doctor-")))
+        try:
+            found = survey_alone(node_config, folder, Identity.load_or_create(folder / IDENTITY_FILE))
+        except (PortInUse, CannotListen) as error:
+            return no_port(error, node_config.swarm.listen), {}
+    return diagnose(found), found
 
 
 def export(
@@ -120,3 +190,36 @@ def models(
     )
     document = {"schema": 1, "device": where, "models": [model.document() for model in listed]}
     answer(document, "\n".join(lines(where, listed)), as_json)
+
+
+plan_app = typer.Typer(help="Measure this machine and suggest settings.", no_args_is_help=True)
+
+
+@plan_app.command(epilog="Example: swarmd plan replay --model qwen2.5-0.5b")
+def replay(
+    model: ModelName = None,
+    device: DeviceName = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds to measure, after one of warm-up.", min=1, max=1000)
+    ] = 5,
+    rho: Annotated[
+        float, typer.Option(help="Assumed correlation of two uses of one rollout.", min=0, max=1)
+    ] = 0.1,
+    alpha: Annotated[
+        float, typer.Option(help="Assumed growth of variance with age, below 0.5.", min=0.01, max=0.49)
+    ] = 0.15,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure whether training several times on each rollout pays here, and with which settings.
+
+    Saves nothing.
+    """
+    from swarmd.config.sources import load
+    from swarmd.trainer.replay_plan import document, lines, plan_replay
+
+    node_config = load(config_file(config), os.environ, {"model": model, "device": device})
+    made = plan_replay(
+        node_config, rounds, rho, alpha, lambda download: print(download.words, file=sys.stderr)
+    )
+    answer(document(made), "\n".join(lines(made)), as_json)

@@ -1,0 +1,404 @@
+"""`swarmd join`, `swarmd invite` and `swarmd leave`: into a swarm, others with you, and out of it.
+
+What was joined is written to the state folder, so that the next `swarmd join` needs no arguments.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from p2p.errors import OperatorError
+from swarmd.cli.options import (
+    AsJson,
+    ConfigFile,
+    DeviceName,
+    ModelName,
+    StateDir,
+    SwarmName,
+    Yes,
+    as_state_dir,
+    confirm,
+    print_json,
+)
+from swarmd.cli.settings import config_file
+from swarmd.errors import ConfigError, NotRunning
+from swarmd.terminal import printable, tell
+
+if TYPE_CHECKING:
+    from swarmd.cli.views.notify import Send
+    from swarmd.config.config import NodeConfig
+    from swarmd.config.invitation import Invitation
+    from swarmd.config.sources import Resolved
+    from swarmd.protocols import View
+    from swarmd.state.leaving import Leaving
+
+
+def join(
+    invitation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[swarm:…]", help="An invitation, as `swarmd invite` prints it.", show_default=False
+        ),
+    ] = None,
+    model: ModelName = None,
+    swarm: SwarmName = None,
+    curriculum: Annotated[
+        str | None,
+        typer.Option(
+            help="What the swarm asks: sapo-9, tiny-9, -strict, or own tasks: a .py or .jsonl file.",
+            show_default="auto",
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable."),
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="URL of the judge that evaluates this node.", show_default="none")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Stop after this many rounds; 0: run until stopped.", show_default="0")
+    ] = None,
+    local: Annotated[
+        int | None, typer.Option(help="Own questions to answer each round.", show_default="4")
+    ] = None,
+    external: Annotated[
+        int | None,
+        typer.Option(help="Rollouts of other nodes to train on each round, at most.", show_default="4"),
+    ] = None,
+    device: DeviceName = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random choices.", show_default="drawn once and kept")
+    ] = None,
+    state_dir: StateDir = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port"
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    pace: Annotated[
+        float | None,
+        typer.Option(
+            help="Shortest time of a round, in seconds. Leaves the machine to other programs.",
+            show_default="0",
+        ),
+    ] = None,
+    train: Annotated[
+        bool | None,
+        typer.Option(
+            "--train/--no-train",
+            help="Train; or answer and share with a frozen model.",
+            show_default="--train",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Set of settings: default, or sapo-paper.", show_default="default")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per round on standard output.")
+    ] = False,
+) -> None:
+    """Join the swarm and train until stopped.
+
+    Ctrl-C finishes the round, saves and exits; the next join resumes.
+    """
+    if sys.stderr.isatty():
+        tell("starting swarmd …")
+    from swarmd.config.sources import resolve
+
+    flags: dict[str, object] = {
+        "model": model,
+        "swarm": swarm,
+        "bootstrap": bootstrap,
+        "judge": judge,
+        "rounds": rounds,
+        "local": local,
+    }
+    flags |= {
+        "external": external,
+        "device": device,
+        "seed": seed,
+        "listen": listen,
+        "pace": pace,
+        "profile": profile,
+    }
+    flags["curriculum"] = curriculum
+    flags["train"] = None if train is None else "on" if train else "off"
+    accepted = accept(invitation) if invitation is not None else None
+    resolved = resolve(config_file(config), os.environ, flags, accepted.settings() if accepted else {})
+    raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
+
+
+def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:
+    from swarmd.daemon.choices import recalled, remember, require_tasks
+    from swarmd.policy.models import preflight
+    from swarmd.state.folder import StateFolder
+
+    node_config, notes = recalled(resolved, folder)
+    for note in notes:
+        tell(note)
+    require_tasks(resolved, node_config, folder)
+    if accepted:
+        say_what_is_joined(accepted, resolved, node_config)
+    preflight.check(node_config.model)
+    with StateFolder.open(folder) as state:
+        state.require_room()
+        from swarmd.cli.views.log import LogView
+        from swarmd.cli.views.notify import NotifyView
+        from swarmd.cli.views.plain import StartView
+
+        view = NotifyView(LogView(StartView(_view(as_json))), _notifier(node_config.notify))
+        try:
+            from swarmd.daemon.daemon import run_node
+
+            code = run_node(node_config, state, view, lambda: remember(resolved, folder))
+            view.ended(None)
+        except OperatorError as error:
+            view.ended(str(error))
+            raise
+        finally:
+            view.close()
+        return code
+
+
+def _notifier(wanted: str) -> "Send":
+    from swarmd.cli.views.notify import nothing, notifier
+
+    found = notifier() if wanted == "on" else nothing
+    if found is None:
+        print(
+            'notify is "on", and there is neither notify-send nor osascript here: nothing will be shown',
+            file=sys.stderr,
+        )
+    return found or nothing
+
+
+def _view(as_json: bool) -> "View":
+    """Choose the view: JSON if asked for, the live page on a terminal that can show it, else plain lines."""
+    from swarmd.cli.views.plain import JsonView, PlainView
+
+    if as_json:
+        return JsonView(sys.stdout, PlainView(sys.stderr))
+    if (
+        sys.stderr.isatty()
+        and os.environ.get("TERM") not in (None, "dumb")
+        and sys.stderr.encoding.lower().replace("-", "") == "utf8"
+    ):
+        from swarmd.cli.views.live import LiveView
+
+        return LiveView()
+    return PlainView(sys.stderr)
+
+
+def invite(
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    qr: Annotated[
+        bool, typer.Option("--qr", help="Also draw it as a QR code; needs `pip install 'swarmd\\[qr]'`.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
+    from swarmd.config.invitation import as_link
+
+    if qr and as_json:
+        raise ConfigError("--qr draws for people and --json prints for programs. Choose one.")
+    document = _document(as_state_dir(state_dir), config_file(config))
+    for note in document["notes"]:
+        print(printable(note), file=sys.stderr)
+    text = document["invitation"]
+    if as_json:
+        print_json({**document, "link": as_link(text)})
+        return
+    print(text)
+    if qr:
+        _draw(as_link(text))
+
+
+def _document(folder: Path, file: Path | None) -> dict[str, Any]:
+    """Return the invitation of the node that runs in `folder`, else of one configured like it."""
+    from swarmd.config.sources import resolve
+    from swarmd.daemon import control
+    from swarmd.daemon.choices import recalled
+    from swarmd.daemon.inviting import invite as compose
+    from swarmd.exchange.swarm_id import curriculum_of
+
+    try:
+        return control.call(folder, "invitation", timeout=30.0)
+    except NotRunning:
+        node_config, _ = recalled(resolve(file, os.environ, {}), folder)
+    if not node_config.swarm.bootstrap:
+        raise NotRunning(
+            f"No node is running in {folder}, and no bootstrap address is configured: nobody could be"
+            " dialled. Start the node with `swarmd join`, then invite; or set swarm.bootstrap."
+        )
+    return compose(node_config, curriculum_of(node_config))
+
+
+def _draw(text: str) -> None:
+    try:
+        import segno
+    except ImportError:
+        raise ConfigError(
+            "no QR code can be drawn: segno is missing. Run `pip install 'swarmd[qr]'`, or leave --qr out."
+        ) from None
+    segno.make(text, error="l", micro=False).terminal(compact=True)
+
+
+def accept(text: str) -> "Invitation":
+    """Read an invitation, and check what only this machine can tell. ConfigError."""
+    from swarmd.config.invitation import read_invitation
+    from swarmd.policy.models.hub import is_folder
+
+    invitation = read_invitation(text)
+    if invitation.model and is_folder(invitation.model):
+        raise ConfigError(
+            f"the invitation cannot be used: its model is {invitation.model}, and that is a folder here. Run"
+            " it in another folder."
+        )
+    return invitation
+
+
+def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: "NodeConfig") -> None:
+    """Print what will be joined, and each setting in which a flag overrides the invitation.
+
+    Raises ConfigError where the settings name another swarm.
+    """
+    from swarmd.config.sources import INVITED, flatten
+    from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+
+    values, swarm = flatten(node_config), node_config.swarm
+    for key, value in invitation.settings().items():
+        said = list(value) if isinstance(value, tuple) else value
+        if values[key] != said:
+            origin = resolved.origins[key]
+            whose = origin if origin != INVITED else "this state folder"
+            print(
+                printable(
+                    f"{key}: {_words(values[key])}, as {whose} says; the invitation says {_words(said)}"
+                ),
+                file=sys.stderr,
+            )
+    curriculum = curriculum_of(node_config)
+    if invitation.digest and swarm_digest(curriculum) != invitation.digest:
+        raise ConfigError(_another_swarm(invitation, curriculum.name))
+    judge = f"judged by {node_config.judge.url}" if node_config.judge.url else "no judge"
+    count = len(swarm.bootstrap)
+    first = f"{count} address{'es' * (count != 1)} to dial first"
+    print(
+        printable(
+            f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
+        ),
+        file=sys.stderr,
+    )
+
+
+def _another_swarm(invitation: "Invitation", here: str) -> str:
+    """Explain why the node would never meet those who invited it."""
+    from swarmd.config.curriculum_name import BUILT_IN
+    from swarmd.state.logs import installed_version
+
+    versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
+    if invitation.curriculum == here and here in BUILT_IN:
+        return (
+            f"the invitation is from another version: its {here} is not that of {versions}, which is here."
+            " Update both to the same."
+        )
+    if invitation.curriculum == here:
+        return (
+            f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and"
+            " give it with --curriculum."
+        )
+    if invitation.curriculum in BUILT_IN:
+        return (
+            f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet."
+            " Leave one of the two out."
+        )
+    return (
+        f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks,"
+        " or those of a newer version. Get the file from whoever invited you and name it with --curriculum,"
+        " or update."
+    )
+
+
+def _words(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value or "none")
+
+
+def leave(
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Also remove the key, the training and the logs.")
+    ] = False,
+    yes: Yes = False,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop the node and forget the swarm: what was joined, and who was met.
+
+    The key, the training and its figures stay.
+    """
+    from swarmd.daemon import control
+    from swarmd.state.folder import StateFolder, in_use
+    from swarmd.state.leaving import leaving
+
+    folder = as_state_dir(state_dir)
+    if not folder.is_dir():
+        raise NotRunning(
+            f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir."
+        )
+    _refuse_a_service(folder)
+    plan = leaving(folder, everything=everything)
+    if not yes:
+        _show_leaving(plan, running=in_use(folder))
+        confirm("Leave?")
+    elif in_use(folder):
+        tell("the node stops: it finishes its round and saves")
+    if in_use(folder):
+        control.call(folder, "stop")
+        control.wait_until_gone(folder, 660.0)
+    with StateFolder.open(folder):
+        plan = leaving(folder, everything=everything)
+        plan.carry_out()
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "removed": [path.name for path in plan.removed],
+                "stays": [path.name for path in plan.stays],
+            }
+        )
+    else:
+        tell(printable(f"{folder}: removed {_names(plan.removed)}"))
+        tell("You left the swarm.")
+
+
+def _show_leaving(plan: "Leaving", *, running: bool) -> None:
+    """Say what would happen."""
+    if running:
+        tell("the node would stop: it finishes its round and saves")
+    tell(printable(f"in {plan.folder}"))
+    tell(printable(f"would be removed: {_names(plan.removed)}"))
+    tell(printable(f"would stay: {_names(plan.stays)}"))
+    tell("downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`")
+    if any(path.name == "identity.key" for path in plan.removed):
+        tell(
+            "without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want"
+            " it back"
+        )
+
+
+def _names(paths: Any) -> str:
+    return ", ".join(path.name for path in paths) or "nothing"
+
+
+def _refuse_a_service(folder: Path) -> None:
+    """Raise ConfigError if a service is installed: it would start the node again, in the default swarm."""
+    from swarmd.cli.service import installed_for
+
+    if (file := installed_for(folder)) is not None:
+        raise ConfigError(f"{file} starts the node again. Run `swarmd service uninstall` first.")

@@ -1,0 +1,450 @@
+"""`swarmd leaderboard` and `swarmd verify`: read what judges say, check it, upload weights to them."""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, print_json
+from swarmd.cli.settings import config_file
+from swarmd.errors import ConfigError, SwarmdError, Unreachable
+
+if TYPE_CHECKING:
+    from swarmd.config.config import NodeConfig
+    from swarmd.daemon.evidence import EvidenceCheck
+    from swarmd.daemon.judge_reader import JudgedBoard, PublicEvaluation
+    from swarmd.daemon.weights_upload import UploadedWeights, VerifiedOutcome
+    from swarmd.tasks.curriculum import Curriculum
+
+POLL = 2.0  # seconds
+# Of a checkpoint; of what was exported
+WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")
+NAMED = r"[\w.-]+/[\w.-]+@\S*"  # on a hub
+COMMIT = r"\S+@[0-9a-f]{40}"
+
+
+def verify(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID | PATH | REPO@COMMIT]",
+            help="An evaluation to check, or an upload to see what became of it. With --upload: a safetensors"
+            " file, a folder with one, or a commit on the judge's hub, which the judge fetches.",
+            show_default="the newest checkpoint",
+        ),
+    ] = None,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Upload weights for the judge to evaluate.")
+    ] = False,
+    judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
+    answers: Annotated[
+        int,
+        typer.Option(
+            help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16
+        ),
+    ] = 1,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Rank of an adapter on the hub: r in its adapter_config.json.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
+    curriculum: Annotated[
+        str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")
+    ] = None,
+    model: ModelName = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check an evaluation from public data; with --upload, have the judge evaluate weights itself.
+
+    ID: makes the question again from the seed that the judge published, and scores the answers again.
+
+    Exit code 0: signature, answers, commitment, question and score hold. 1: one does not. 4: not all known.
+
+    --upload: on questions that the judge draws after the upload. The node may keep running.
+
+    This proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
+    """
+    from swarmd.config.sources import resolve
+    from swarmd.daemon import weights_upload
+    from swarmd.daemon.choices import recalled
+    from swarmd.daemon.evaluation import RECEIPTS_FILE, ReceiptFile
+    from swarmd.daemon.judge_reader import NothingThere
+    from swarmd.errors import ConfigError
+
+    folder = as_state_dir(state_dir)
+    if not upload and what is not None:
+        url = judges_of([judge] if judge else None, config, folder)[0]
+        try:
+            check_evaluation(url, what, folder, curriculum, as_json)
+        except NothingThere:
+            try:
+                found = weights_upload.outcome(url, what)
+            except NothingThere:
+                raise ConfigError(
+                    f"the judge at {url} has no evaluation and no upload of this id;"
+                    " check the id, and --judge."
+                ) from None
+            _tell(found, as_json)
+        return
+    node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
+    if node.judge.url in ("", "auto"):
+        raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
+    if not upload:
+        raise ConfigError(
+            "give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload."
+        )
+    found = _uploaded(
+        node, folder, _weights(node, folder, what, answers, lora_rank), wait=wait, quiet=as_json
+    )
+    if found.state == "done":
+        ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
+    _tell(found, as_json)
+
+
+def _tell(found: "VerifiedOutcome", as_json: bool) -> None:
+    answer(_upload_document(found), _upload_words(found), as_json)
+    if found.state == "refused":
+        raise typer.Exit(1)
+
+
+def _uploaded(
+    node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, wait: bool, quiet: bool
+) -> "VerifiedOutcome":
+    from p2p.identity import Identity
+    from swarmd.daemon import weights_upload
+    from swarmd.state.folder import IDENTITY_FILE
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def told(sent: int) -> None:
+        if sys.stderr.isatty() and not quiet:
+            print(
+                f"\rsending {sent / 1e6:.1f} of {len(weights.data) / 1e6:.1f} MB",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
+    say(f"\n{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
+    found = weights_upload.outcome(node.judge.url, id)
+    while wait and not found.over:
+        before = found.state, found.place
+        time.sleep(POLL)
+        found = weights_upload.outcome(node.judge.url, id)
+        if (found.state, found.place) != before and not found.over:
+            say(_upload_words(found))
+    return found
+
+
+def _weights(
+    node: "NodeConfig", folder: Path, what: str | None, answers: int, lora_rank: int | None
+) -> "UploadedWeights":
+    """Build the description of the weights to upload or to name.
+
+    Raises ConfigError and SwarmdError.
+    """
+    import msgspec
+
+    from swarmd.daemon.weights_upload import UploadedWeights
+    from swarmd.errors import ConfigError
+    from swarmd.exchange.swarm_id import curriculum_of
+    from swarmd.trainer.snapshot import read_snapshot
+
+    origin: dict[str, Any] = {}
+    path, about = None if what is None else Path(what).expanduser(), Path("policy.json")
+    if what and re.fullmatch(NAMED, what) and not Path(what).exists():
+        if not re.fullmatch(COMMIT, what):
+            raise ConfigError(
+                f"{what}: name the whole commit, 40 hex digits: a branch may be another tomorrow."
+            )
+        return UploadedWeights(
+            b"", node.model.name, curriculum_of(node).digest, lora_rank, None, answers, what
+        )
+    try:
+        if path is None:
+            files = read_snapshot(folder, ("policy.json", WEIGHTS[0])).files
+            data, origin = files[WEIGHTS[0]], msgspec.json.decode(files["policy.json"])["base"]
+        else:
+            file = (
+                next((path / name for name in WEIGHTS if (path / name).is_file()), path)
+                if path.is_dir()
+                else path
+            )
+            data = file.read_bytes()
+            if (about := file.with_name("policy.json")).is_file():
+                origin = msgspec.json.decode(about.read_bytes())["base"]
+            elif (about := file.with_name("adapter_config.json")).is_file():
+                origin = _of_adapter(msgspec.json.decode(about.read_bytes()))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror or error}. Give a safetensors file, or a folder with one."
+        ) from None
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        raise ConfigError(f"{about} cannot be read. Use the version of swarmd that wrote it.") from None
+    name, rank = str(origin.get("source", node.model.name)), origin.get("lora_rank")
+    of = node.model_copy(update={"model": node.model.model_copy(update={"name": name})})
+    base = None if rank is None else origin.get("fingerprint")
+    return UploadedWeights(data, name, curriculum_of(of).digest, rank, base, answers)
+
+
+def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the adapter's description from its adapter_config.json.
+
+    Raises ConfigError, KeyError, TypeError.
+    """
+    from swarmd.errors import ConfigError
+
+    if config["lora_alpha"] != 2 * config["r"]:
+        raise ConfigError(
+            "the adapter's lora_alpha is not twice its rank r, as swarmd's is: the judge cannot evaluate it."
+        )
+    return {"lora_rank": int(config["r"])}
+
+
+def _upload_document(found: "VerifiedOutcome") -> dict[str, Any]:
+    from msgspec import structs
+
+    return {"schema": 1, **structs.asdict(found)}
+
+
+def _upload_words(found: "VerifiedOutcome") -> str:
+    from swarmd.terminal import printable
+
+    if found.state == "queued":
+        return f"waiting, number {found.place or '?'} in the queue"
+    if found.state == "running":
+        return f"the judge {'evaluates' if found.weights else 'fetches'} the weights"
+    if found.state == "refused":
+        return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
+    return (
+        f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}),"
+        f" {found.right} of {found.n} questions\n"
+        f"weights {found.weights}\nreceipt {printable(found.receipt)}\nsignature {found.signature}"
+    )
+
+
+DIFFERS, NOT_YET = 1, 4
+Judges = Annotated[
+    list[str] | None, typer.Option("--judge", help="URL of a judge. Repeatable.", show_default="the node's")
+]
+
+
+def leaderboard(
+    judge: Judges = None,
+    after: Annotated[int, typer.Option(help="Show the ranks behind this one.", min=0)] = 0,
+    config: ConfigFile = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leaderboard of the swarm's judges.
+
+    Each node's score is pass@1 with its 95 % interval; nodes are ranked by its lower end.
+    """
+    from swarmd.daemon.judge_reader import JudgedBoard, read
+
+    found: list[tuple[str, JudgedBoard, dict[str, Any]]] = []
+    silent: list[str] = []
+    for url in judges_of(judge, config, as_state_dir(state_dir)):
+        try:
+            found.append((url, *read(url, f"/v1/leaderboard?after={after}", JudgedBoard)))
+        except Unreachable as error:
+            silent.append(str(error))
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "judges": [{"url": url, **document} for url, _, document in found],
+                "errors": silent,
+            }
+        )
+    else:
+        print("\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found))
+    if silent:
+        raise Unreachable("\n".join(f"swarmd: {line}" for line in silent) if len(silent) > 1 else silent[0])
+
+
+def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as_json: bool) -> None:
+    """Check an evaluation from public data, and say what holds.
+
+    Exit code 0: all of it; 1: not all; 4: not all can be checked yet.
+
+    Raises NothingThere where the judge has no such evaluation.
+    """
+    from swarmd.daemon.evidence import examine, said
+    from swarmd.daemon.judge_reader import PublicEvaluation, read
+    from swarmd.tasks.scoring import Verifier
+    from swarmd.tasks.source import open_tasks
+
+    evaluation, _ = read(url, f"/v1/evaluations/{quote(id, safe='')}", PublicEvaluation)
+    fields = said(evaluation)
+    if fields is None:
+        raise SwarmdError(
+            f"{url} gives a receipt that is not signed by the judge that it names. Nothing else was checked."
+        )
+    found = _curriculum(str(fields.get("curriculum", "")), curriculum)
+    with Verifier(found) as verifier:
+        tasks = open_tasks(found, verifier)
+        findings = examine(id, evaluation, _own_receipt(folder, id), tasks, verifier.judge)
+        shown = _question(fields, tasks)
+    holds = (
+        False
+        if any(f.holds is False for f in findings)
+        else None
+        if any(f.holds is None for f in findings)
+        else True
+    )
+    if as_json:
+        rows = [{"what": f.what, "holds": f.holds, "why": f.why} for f in findings]
+        print_json({"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows})
+    else:
+        print("\n".join(_evaluation_lines(shown, evaluation, findings)))
+    if holds is not True:
+        raise typer.Exit(DIFFERS if holds is False else NOT_YET)
+
+
+def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> list[str]:
+    """Return the judges to ask: `given`, else the running node's, else the next join's."""
+    from swarmd.config.sources import resolve
+    from swarmd.daemon.choices import recalled
+    from swarmd.daemon.control import call
+    from swarmd.errors import NotRunning
+
+    if given:
+        return given
+    try:
+        if url := (call(folder, "status").get("judge") or {}).get("url"):
+            return [str(url)]
+    except (NotRunning, Unreachable):
+        pass
+    url = recalled(resolve(config_file(config), os.environ, {}), folder)[0].judge.url
+    if url == "auto":
+        raise ConfigError(
+            "judge.url is auto, and no running node of this state folder has found a judge. Start the node,"
+            " or give --judge URL."
+        )
+    if not url:
+        raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
+    return [url]
+
+
+def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
+    from swarmd.terminal import printable
+
+    lines = [
+        printable(
+            f"{url}: {board.curriculum.name}, {board.listed} nodes listed, {board.unlisted} with too few"
+            " answers"
+        )
+    ]
+    rows: list[tuple[str, ...]] = [
+        ("#", "node", "score", "95 % interval", "questions", "answers", "last seen", "model")
+    ]
+    for peer in board.peers:
+        name = peer.said.get("name")
+        node = f"{peer.nickname} …{peer.peer[-6:]}" + (f' "{name}"' if isinstance(name, str) else "")
+        interval, ago = f"{peer.low:.3f} to {peer.high:.3f}", _ago(now - peer.last_seen)
+        row = (peer.rank, node, f"{peer.score:.3f}", interval, peer.n, f"{peer.answered:,}", ago, peer.model)
+        rows.append(tuple(printable(str(cell))[:60] for cell in row))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines += [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
+
+
+def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:
+    """Return the receipt of evaluation `id` that this folder's node has kept, or None."""
+    from swarmd.daemon.evaluation import RECEIPTS_FILE
+
+    try:
+        lines = (folder / RECEIPTS_FILE).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if id in line:
+            try:
+                return {name: str(json.loads(line)[name]) for name in ("receipt", "signature")}
+            except (ValueError, KeyError, TypeError):
+                continue
+    return None
+
+
+def _curriculum(digest: str, given: str | None) -> "Curriculum":
+    from swarmd.tasks.curriculum import CURRICULA
+    from swarmd.tasks.own import find_curriculum
+
+    found = (
+        find_curriculum(given)
+        if given
+        else next((one for one in CURRICULA.values() if one.digest == digest), None)
+    )
+    if found is None or (digest and found.digest != digest):
+        raise ConfigError(
+            f"the judge asks tasks of the digest {digest[:16] or 'unknown'}, which are not these. Use the"
+            " judge's version of swarmd and reasoning-gym; for own tasks give --curriculum with the same"
+            " file."
+        )
+    return found
+
+
+def _question(fields: Any, tasks: Any) -> dict[str, Any]:
+    """Regenerate the question that a receipt names, with a right answer to it."""
+    from swarmd.tasks.grading import solution
+    from swarmd.tasks.source import CurriculumTasks
+    from swarmd.types import TaskRef
+
+    specialty, n = fields.get("specialty"), fields.get("n")
+    task = tasks.task(TaskRef(specialty, n)) if isinstance(specialty, str) and type(n) is int else None
+    right = solution(tasks, task) if task is not None and isinstance(tasks, CurriculumTasks) else None
+    return {
+        "peer": fields.get("peer"),
+        "specialty": specialty,
+        "n": n,
+        "question": task.question if task else None,
+        "right": right,
+    }
+
+
+def _evaluation_lines(
+    shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]"
+) -> list[str]:
+    from swarmd.terminal import printable
+
+    lines = [
+        f"Node: {printable(str(shown['peer']))}",
+        f"Question: {printable(str(shown['specialty']))} {shown['n']}",
+        "",
+    ]
+    lines += [str(shown["question"]), "", f"A right answer: {shown['right']}"]
+    lines += [f"Given: {printable(answer.text[-200:])}" for answer in evaluation.answers] + [""]
+    words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
+    lines += [f"{words[f.holds]:<14} {f.what}: {printable(f.why)}" for f in findings]
+    failed, open_ = (
+        [f.what for f in findings if f.holds is False],
+        [f.what for f in findings if f.holds is None],
+    )
+    if failed:
+        return [*lines, "", f"This evaluation is not as the judge says: {', '.join(failed)}."]
+    return [
+        *lines,
+        "",
+        f"All that can be checked holds; not checked: {', '.join(open_)}." if open_ else "All of it holds.",
+    ]

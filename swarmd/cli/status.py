@@ -1,0 +1,351 @@
+"""Commands for a running node: status, peers, ui, logs and bug-report; pause, resume and stop."""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarmd.cli.options import (
+    AsJson,
+    ConfigFile,
+    StateDir,
+    Yes,
+    answer,
+    as_state_dir,
+    confirm,
+    print_json,
+)
+from swarmd.cli.settings import config_file
+from swarmd.errors import SwarmdError
+from swarmd.terminal import printable, tell
+
+if TYPE_CHECKING:
+    from swarmd.protocols import View
+
+
+def status(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep running and show every change.")] = False,
+) -> None:
+    """Show the node's state, last round, reward, peers and refused messages."""
+    from swarmd.daemon.control import call
+    from swarmd.daemon.status_words import status_lines
+
+    folder = as_state_dir(state_dir)
+    if watch:
+        _watch(folder, as_json)
+    document = call(folder, "status")
+    answer(document, "\n".join(status_lines(document)), as_json)
+
+
+def _watch(folder: Path, as_json: bool) -> None:
+    """Show the running node until interrupted or until it stops (NotRunning, exit code 6)."""
+    from swarmd.cli.views.plain import PlainView
+    from swarmd.daemon.control import call
+
+    view: View = PlainView(sys.stdout)
+    if not as_json and sys.stdout.isatty():
+        from rich.console import Console
+
+        from swarmd.cli.views.live import LiveView
+
+        view = LiveView(Console())
+    shown: Mapping[str, Any] | None = None
+    try:
+        while True:
+            document = call(folder, "status")
+            if as_json and document != shown:
+                print_json(document)
+            elif not as_json:
+                view.status(document)
+                if shown is not None and document["last"] and document["last"] != shown["last"]:
+                    view.round(document["last"])
+            shown = document
+            time.sleep(1)
+    finally:
+        view.close()
+
+
+def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List connected peers, and peers whose rollouts arrive through others."""
+    from swarmd.daemon.control import call
+    from swarmd.daemon.status_words import peer_lines
+
+    document = call(as_state_dir(state_dir), "peers")
+    answer(document, "\n".join(peer_lines(document)), as_json)
+
+
+_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+
+
+def pause(
+    for_: Annotated[
+        str | None,
+        typer.Option("--for", help="How long, such as 2h, 1h30m or 45m.", show_default="until resumed"),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Until a time, such as 18:00 or 2026-11-24T08:00.", show_default="until resumed"),
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pause training at once, within a round if need be.
+
+    The node stays in the swarm. A pause outlasts a restart of the node.
+    """
+    from swarmd.daemon.control import call
+
+    end = pause_end(for_, until, time.time())
+    document = call(as_state_dir(state_dir), "pause", until=end)
+    if as_json:
+        print_json(document)
+    else:
+        words = (
+            f"until {datetime.fromtimestamp(end):%a %H:%M}; `swarmd resume` ends it earlier"
+            if end
+            else "`swarmd resume` continues"
+        )
+        print(f"pausing; {words}", file=sys.stderr)
+
+
+def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Resume training, whatever pauses it.
+
+    Your own pause ends. A condition that holds now (battery, hours, ...) is set aside until it has ended.
+    """
+    from swarmd.daemon.control import call
+
+    document = call(as_state_dir(state_dir), "resume")
+    if as_json:
+        print_json(document)
+    else:
+        print("training resumed", file=sys.stderr)
+
+
+def pause_end(for_: str | None, until: str | None, now: float) -> float | None:
+    """Return when the pause ends, in seconds since the epoch, or None for a pause without an end.
+
+    Raises SwarmdError.
+    """
+    if for_ is not None and until is not None:
+        raise SwarmdError("--for and --until both say when the pause ends. Give one of them.")
+    if for_ is not None:
+        return now + _duration_s(for_)
+    return _moment(until, now) if until is not None else None
+
+
+def _duration_s(text: str) -> float:
+    parts = re.fullmatch(
+        r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?", text.strip().lower()
+    )
+    seconds = (
+        sum(
+            int(number) * size
+            for number, size in zip(parts.groups(), _SECONDS.values(), strict=True)
+            if number
+        )
+        if parts
+        else 0
+    )
+    if not seconds:
+        raise SwarmdError(
+            f"--for {text!r} is no length of time. Give hours and minutes, such as 2h, 1h30m or 45m."
+        )
+    return seconds
+
+
+def _moment(text: str, now: float) -> float:
+    local = datetime.fromtimestamp(now)
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}", text.strip()):
+            hour, _, minute = text.strip().partition(":")
+            found = local.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
+            found += timedelta(days=found <= local)
+        else:
+            found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise SwarmdError(
+            f"--until {text!r} is no time. Give one such as 18:00, or 2026-11-24T08:00."
+        ) from None
+    if found.timestamp() <= now:
+        raise SwarmdError(f"--until {text}: that has passed.")
+    return found.timestamp()
+
+
+def stop(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait until it has stopped.", min=0, max=86_400)
+    ] = 660.0,
+) -> None:
+    """Stop the node: it finishes its round, saves and exits. Waits until it has."""
+    from swarmd.daemon.control import wait_until_gone
+    from swarmd.errors import Unreachable
+
+    _tell(state_dir, "stop", False, "finishing the current round, then stopping …", quiet=as_json)
+    folder = as_state_dir(state_dir)
+    if not wait_until_gone(folder, timeout):
+        raise Unreachable(
+            f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"
+            " `swarmd status`."
+        )
+    if as_json:
+        print_json({"schema": 1, "stopped": True})
+    else:
+        print("Node stopped.", file=sys.stderr)
+
+
+def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, quiet: bool = False) -> None:
+    from swarmd.daemon.control import call
+
+    document = call(as_state_dir(state_dir), operation)
+    if as_json:
+        print_json(document)
+    elif not quiet:
+        print(said, file=sys.stderr)
+
+
+OPENER = "ui.html"  # in the state folder
+
+
+def ui(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open it in a browser, where there is a screen.")
+    ] = True,
+) -> None:
+    """Open the running node's page in a browser, and print its address.
+
+    The address holds a secret: whoever has it can stop the node.
+    """
+    from swarmd.daemon.control import call
+
+    folder = as_state_dir(state_dir)
+    document = call(folder, "ui")
+    answer(document, document["address"], as_json)
+    if browser and not as_json and not _open(folder / OPENER, document["address"]):
+        port = document["address"].partition("/?")[0].rpartition(":")[2]
+        print(
+            f"No screen here. On a machine with one: ssh -L {port}:127.0.0.1:{port} HOST, and open that"
+            " address.",
+            file=sys.stderr,
+        )
+
+
+def _open(file: Path, address: str) -> bool:
+    """Open a browser at a file that leads to the address.
+
+    The address itself would be read in the list of processes by everybody.
+    """
+    import webbrowser
+
+    screen = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if os.environ.get("SSH_CONNECTION") or not screen:
+        return False
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(
+            '<!doctype html><meta name="referrer" content="no-referrer"><meta http-equiv="refresh"'
+            f' content="0;url={address}">'
+        )
+    return webbrowser.open(file.as_uri())
+
+
+def logs(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, until Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.", min=0)] = 50,
+    trainer: Annotated[
+        bool, typer.Option("--trainer", help="The trainer's log in place of the node's.")
+    ] = False,
+    state_dir: StateDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Lines as they are: the node's log is JSON lines.")
+    ] = False,
+) -> None:
+    """Show the node's log."""
+    from swarmd.state import log_reader
+    from swarmd.state.folder import LOG_FILE
+
+    path = as_state_dir(state_dir) / ("trainer.log" if trainer else LOG_FILE)
+    for line in log_reader.follow(path, lines) if follow else log_reader.last_lines(path, lines):
+        print(line if as_json else log_reader.for_people(line), flush=follow)
+
+
+def bug_report(
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, a new one.", show_default="swarmd-bug-report.zip")
+    ] = None,
+    hide_addresses: Annotated[
+        bool, typer.Option("--hide-addresses", help="Leave out IP addresses and host names.")
+    ] = False,
+    yes: Yes = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Put versions, settings, status, figures and logs into one file, without secrets, and send nothing.
+
+    A terminal shows it first.
+    """
+    from swarmd.state.bug_report import collect, write_report
+
+    folder = as_state_dir(state_dir)
+    files = collect(folder, _of_running_node(folder, config), Path.home(), addresses=hide_addresses)
+    to = (out or Path("swarmd-bug-report.zip")).expanduser().absolute()
+    listing = [f"{len(text.encode()):>9,} bytes  {name}" for name, text in files.items()]
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        import pydoc
+
+        shown = "\n".join([*listing, *(f"\n=== {name}\n{text.rstrip()}" for name, text in files.items())])
+        pydoc.pager("\n".join(map(printable, shown.splitlines())) + "\n")
+        confirm(f"Write these {len(files)} files to {to}?")
+    else:
+        print("\n".join(listing))
+    write_report(files, to)
+    tell(
+        printable(
+            f"{to}: written, for you alone to read; nothing was sent. Look through it before you hand it on."
+        )
+    )
+
+
+def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
+    """Collect versions, settings and, where a node runs, its status, as files by name."""
+    import platform
+
+    from swarmd.config.sources import flatten, resolve
+    from swarmd.daemon import control
+    from swarmd.state.logs import installed_version
+
+    packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")
+    versions = {"system": platform.platform(), "python": sys.version} | {
+        name: installed_version(name) for name in packages
+    }
+    found = {"versions.json": json.dumps(versions, indent=1)}
+    try:
+        resolved = resolve(config_file(config), os.environ, {})
+        values = {
+            key: {"value": value, "origin": resolved.origins[key]}
+            for key, value in flatten(resolved.config).items()
+        }
+        found["settings.json"] = json.dumps(values, indent=1)
+    except SwarmdError as error:
+        found["settings.json"] = str(error)
+    for operation in ("status", "peers"):
+        try:
+            found[f"{operation}.json"] = json.dumps(control.call(folder, operation), indent=1)
+        except SwarmdError as error:
+            found[f"{operation}.json"] = str(error)
+    return found
