@@ -20,7 +20,7 @@ from swarmd.experience.outliers import Gate
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Rollout, Scored, Task
 from tests.attacks.learners import COMPLETIONS, Swarm, settings

@@ -21,7 +21,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import HELD_OUT
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.types import TaskRef

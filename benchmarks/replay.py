@@ -42,7 +42,7 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts

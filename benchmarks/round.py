@@ -41,7 +41,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round

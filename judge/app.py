@@ -29,7 +29,7 @@ from judge.pages.routes import add_page_routes, refused_page
 from judge.store.store import Grade
 from judge.types import Signed, network_of
 from p2p.rate_limit import TokenBuckets
-from swarmd.tasks.scoring import Completion
+from swarmd.tasks.sandbox.client import Completion
 
 B = TypeVar("B", bound=Body)
 

@@ -389,7 +389,7 @@ def verify(
     with _its_packages():
         from judge.store import archive
         from swarmd.tasks.own import find_curriculum
-        from swarmd.tasks.scoring import Verifier
+        from swarmd.tasks.sandbox.client import Verifier
     lessons = find_curriculum(curriculum)
     with Verifier(lessons) as verifier:
         answers, differences = archive.verify(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from tests.engines.p2pd import p2pd_missing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -120,7 +120,6 @@ MOST_ROOMS = {
     "p2p/engines": 3,
     "swarmd/cli": 12,
     "swarmd/daemon": 28,
-    "swarmd/tasks": 19,
     "swarmd/lab": 19,
     "swarmd/policy/models": 19,
     "p2p/engines/libp2p": 17,
@@ -242,7 +241,7 @@ def test_only_the_policy_imports_torch() -> None:
 @pytest.mark.parametrize(
     "modules, banned",
     [
-        ("swarmd.tasks.scoring, swarmd.tasks.source, swarmd.tasks.curriculum", "torch matplotlib"),
+        ("swarmd.tasks.sandbox.client, swarmd.tasks.source, swarmd.tasks.curriculum", "torch matplotlib"),
         # The verifier starts before those are loaded
         ("swarmd.trainer.__main__", "torch transformers reasoning_gym"),
         ("swarmd.trainer.trainer", "peft matplotlib libp2p"),

@@ -15,7 +15,7 @@ from judge.logs import survived
 from judge.types import QuestionWindow
 from swarmd.tasks.held_out import Regenerating
 from swarmd.tasks.own import NoQuestion
-from swarmd.tasks.scoring import VerifierFailed
+from swarmd.tasks.sandbox.client import VerifierFailed
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 

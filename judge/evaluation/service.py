@@ -67,7 +67,7 @@ from p2p.types import PeerId
 from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
 log = logging.getLogger("judge")

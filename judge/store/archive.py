@@ -17,7 +17,7 @@ from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.figures.leaderboard import WINDOW
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
-from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
+from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
 
 ROWS = 500  # at a time,
 ROW_GROUP = 10_000  # and in a Parquet file

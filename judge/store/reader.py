@@ -45,7 +45,7 @@ from judge.store.tables import evaluations, peers, verifications
 from judge.store.tables import listed as enough
 from judge.store.verifications import VerificationRecords, newest
 from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
-from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
+from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
 HISTORY_PAGE = 500  # answers of a peer, at most,

@@ -27,7 +27,7 @@ from judge.types import ATTRIBUTES as NAMES
 from judge.types import OpenQuestion, QuestionWindow
 from p2p.identity import nickname
 from p2p.types import PeerId
-from swarmd.tasks.scoring import Completion, GradeReason
+from swarmd.tasks.sandbox.client import Completion, GradeReason
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
 SAID = tuple(name for name in NAMES if name not in ("round", "model"))

@@ -3,8 +3,8 @@
 The only part of the judge with torch.
 
 It loads the judge's own copy of the model, tokenizer and template, and then gives up files, sockets and
-processes (swarmd/tasks/containment.py). Only after that it reads the weights, from a file that was opened for
-it. It never learns what the right answers are.
+processes (swarmd/tasks/sandbox/containment.py). Only after that it reads the weights, from a file that was
+opened for it. It never learns what the right answers are.
 """
 
 import os
@@ -29,8 +29,8 @@ from p2p.errors import OperatorError
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import compile_nothing
-from swarmd.tasks import seccomp
-from swarmd.tasks.containment import contain
+from swarmd.tasks.sandbox import seccomp
+from swarmd.tasks.sandbox.containment import contain
 from swarmd.types import Completion
 
 BATCH = 64  # questions answered at once

@@ -282,7 +282,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
     """
     from swarmd.daemon.evidence import examine, said
     from swarmd.daemon.judge_reader import PublicEvaluation, read
-    from swarmd.tasks.scoring import Verifier
+    from swarmd.tasks.sandbox.client import Verifier
     from swarmd.tasks.source import open_tasks
 
     evaluation, _ = read(url, f"/v1/evaluations/{quote(id, safe='')}", PublicEvaluation)

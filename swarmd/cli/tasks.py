@@ -98,7 +98,7 @@ def show(
     from contextlib import closing
 
     from swarmd.tasks.grading import solution
-    from swarmd.tasks.scoring import Verifier
+    from swarmd.tasks.sandbox.client import Verifier
     from swarmd.tasks.source import CurriculumTasks, open_tasks
 
     with closing(Verifier(found)) as maker:
@@ -134,7 +134,7 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
     They are scored in the contained process: no code in them runs here. One that is too long earns 0.
     """
     from swarmd.tasks.answers import GradeReason
-    from swarmd.tasks.scoring import Verifier
+    from swarmd.tasks.sandbox.client import Verifier
 
     with Verifier(_check(specialty, n, curriculum)) as verifier:
         for completion in _completions(sys.stdin):

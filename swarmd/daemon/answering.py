@@ -47,7 +47,7 @@ from swarmd.experience.strategies import SHARES
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.tasks.answers import GradeReason, extract
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.types import Completion, Rollout, Scored, Task
 

@@ -40,7 +40,7 @@ from swarmd.lab.saving import EVERY, NodeOutput, RoundOutput, RunSaves
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.own import OwnCurriculum
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import build, resume, run_state

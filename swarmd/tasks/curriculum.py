@@ -39,7 +39,7 @@ class Curriculum:
 
     # What runs the process that scores, behind `python -m`; and seconds that each answer may take there
     # beyond what any does.
-    command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
+    command: ClassVar[Sequence[str]] = ("swarmd.tasks.sandbox.verifier",)
     patience: ClassVar[float] = 0.0
 
     @property

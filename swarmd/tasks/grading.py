@@ -1,7 +1,7 @@
 """Grades answers by ReasoningGYM's scorer, or by our own comparison where that scorer would `eval` them.
 
 Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py). The strict curricula use stricter rules
-(strict.py). Answers of other peers are graded only in the contained process (verifier.py), after
+(strict.py). Answers of other peers are graded only in the contained process (sandbox/verifier.py), after
 `answers.read`.
 """
 
@@ -29,7 +29,7 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
 
 
 def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
-    """Grade a whole completion of our own; those of others go through `scoring.Verifier`."""
+    """Grade a whole completion of our own; those of others go through `sandbox.client.Verifier`."""
     answer = read(task.ref.specialty, text)
     return grade(tasks, task, answer) if isinstance(answer, str) else answer
 

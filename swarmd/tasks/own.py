@@ -1,7 +1,7 @@
 """Own tasks: curricula of task plug-ins, which a node names in its configuration (docs/own-tasks.md).
 
 No code of a plug-in runs here: a contained process loads it, makes its questions and scores answers
-(plugin_process.py).
+(sandbox/plugin_process.py).
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
 from swarmd.tasks.curriculum import CURRICULA, TASKS, Curriculum, DrawnTasks
-from swarmd.tasks.pipe import Made, PluginDescription
-from swarmd.tasks.scoring import describe
+from swarmd.tasks.sandbox.client import describe
+from swarmd.tasks.sandbox.pipe import Made, PluginDescription
 from swarmd.types import Task, TaskRef
 
 TRIES = 16  # references drawn for one question, before the plug-in is given up
@@ -50,7 +50,7 @@ class OwnCurriculum(Curriculum):
 
     @property
     def command(self) -> Sequence[str]:  # type: ignore[override]
-        return ("swarmd.tasks.plugin_process", self.source, self._described.digest)
+        return ("swarmd.tasks.sandbox.plugin_process", self.source, self._described.digest)
 
     @property
     def patience(self) -> float:  # type: ignore[override]
@@ -97,7 +97,7 @@ def _own(source: str) -> OwnCurriculum:
 
 @runtime_checkable
 class QuestionMaker(Protocol):
-    """`scoring.Verifier`, for one."""
+    """`sandbox.client.Verifier`, for one."""
 
     def make(self, ref: TaskRef) -> Made:
         """Return the question that a reference names, or why there is none."""

@@ -1,6 +1,6 @@
 """Task plug-ins: the interface, and loading one.
 
-Used in the contained process alone (plugin_process.py); docs/own-tasks.md is for authors.
+Used in the contained process alone (sandbox/plugin_process.py); docs/own-tasks.md is for authors.
 
 A plug-in is a Python file, an object that an installed package offers under the entry point group
 `swarmd.tasks`, or a file of questions and answers (question_file.py).
@@ -22,8 +22,8 @@ import msgspec
 
 from swarmd.config.curriculum_name import GROUP
 from swarmd.tasks.answers import PASS, GradeReason
-from swarmd.tasks.contained_worker import PluginRefused, Prepared, TaskFault
-from swarmd.tasks.pipe import PluginDescription, TaskLimits
+from swarmd.tasks.sandbox.pipe import PluginDescription, TaskLimits
+from swarmd.tasks.sandbox.worker import PluginRefused, Prepared, TaskFault
 from swarmd.terminal import printable
 
 LONGEST_SOURCE = 64 * 2**20  # bytes of a file
@@ -78,7 +78,7 @@ class LoadedPlugin:
         self.description = PluginDescription(name, version, _specialties(plugin.specialties), limits, digest)
 
     def prepare(self, curriculum: str, specialty: str, n: int) -> Prepared | None:  # noqa: ARG002
-        """Prepare a question as `contained_worker.Work` asks."""
+        """Prepare a question as `sandbox.worker.Work` asks."""
         if specialty not in self.description.specialties:
             return None
         # Some plug-ins forget to make a generator of their own.
@@ -233,7 +233,7 @@ def _told(error: BaseException) -> str:
     place = ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
-        if not str(file).startswith((sys.base_prefix, "<")) and file.parent != Path(__file__).parent:
+        if not str(file).startswith((sys.base_prefix, "<")) and Path(__file__).parent not in file.parents:
             place = f" ({file.name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return printable(text[:200]) + place

@@ -2,19 +2,23 @@
 
 JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md).
 
-A tenth of the questions, by a hash of their text, is held out.
+A tenth of the questions, by a hash of their text, is held out. An answer of a mathematical kind is compared
+exactly, as a fraction, the rest as text: nothing is rounded, evaluated or parsed beyond that. The comparison
+is linear in the text.
 """
 
 import hashlib
+import re
+import unicodedata
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Annotated
 
 import msgspec
 
-from swarmd.tasks.contained_worker import PluginRefused
 from swarmd.tasks.curriculum import HELD_OUT
-from swarmd.tasks.pipe import LONGEST_OWN_ANSWER, LONGEST_OWN_QUESTION
-from swarmd.tasks.same_answer import same_answer
+from swarmd.tasks.sandbox.pipe import LONGEST_OWN_ANSWER, LONGEST_OWN_QUESTION
+from swarmd.tasks.sandbox.worker import PluginRefused
 
 HELD_OUT_SHARE = 0.1
 SPECIALTY = "questions"  # of lines that name none
@@ -109,3 +113,42 @@ def _place(question: str) -> float:
     So it stays on its side of the held-out split when others are added to the file.
     """
     return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64
+
+
+_DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?)"
+_NUMBER = re.compile(rf"([-+]?{_DECIMAL})(?:[eE]([-+]?[0-9]{{1,3}}))?")
+_RATIO = re.compile(
+    rf"([-+]?)({_DECIMAL})\s*/\s*({_DECIMAL})|([-+]?)\\[dt]?frac\s*{{\s*({_DECIMAL})\s*}}\s*{{\s*({_DECIMAL})\s*}}"
+)
+_MIXED = re.compile(r"([-+]?)([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
+
+
+def same_answer(expected: str, given: str) -> bool:
+    """Return whether both are the same number or text, but for case, spacing and a full stop at the end."""
+    wanted = number(expected)
+    if wanted is not None:
+        return number(given) == wanted
+    return _plain(given) == _plain(expected)
+
+
+def number(text: str) -> Fraction | None:
+    """Return the value of a number, fraction or mixed number; None for anything else."""
+    text = text.replace("−", "-").strip().strip("$").strip()
+    if found := _NUMBER.fullmatch(text):
+        return Fraction(found[1].replace(",", "")) * Fraction(10) ** int(found[2] or 0)
+    if found := _MIXED.fullmatch(text):
+        sign, whole, top, bottom = found.groups()
+    elif found := _RATIO.fullmatch(text):
+        sign, top, bottom = (part or "" for part in (found.groups()[:3] if found[2] else found.groups()[3:]))
+        whole = "0"
+    else:
+        return None
+    divisor = Fraction(bottom.replace(",", ""))
+    if not divisor:
+        return None
+    value = Fraction(whole) + Fraction(top.replace(",", "")) / divisor
+    return -value if sign == "-" else value
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split()).removesuffix(".").strip()

@@ -69,8 +69,8 @@ def open_tasks(
 ) -> CurriculumTasks | OwnTasks:
     """Open the tasks of a curriculum.
 
-    maker: makes the questions of own tasks; a `scoring.Verifier`. asked: specialties to draw from; all if
-        empty.
+    maker: makes the questions of own tasks; a `sandbox.client.Verifier`. asked: specialties to draw from; all
+        if empty.
     """
     if not isinstance(curriculum, OwnCurriculum):
         return CurriculumTasks(curriculum, asked)

@@ -48,7 +48,7 @@ def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
 def _value(expression: str) -> Fraction:
     """Evaluate an expression that a generator wrote: numbers, signs, the four operations, parentheses.
 
-    Python's own parser is shut out of the process that marks (containment.py).
+    Python's own parser is shut out of the process that marks (sandbox/containment.py).
     """
     return _sum(re.findall(r"[\d.]+|[-+*/()]", expression)[::-1])
 

@@ -17,7 +17,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.priority import lower_cpu_priority, lower_disk_priority
 from swarmd.trainer.trainer_link import TrainerLink
 

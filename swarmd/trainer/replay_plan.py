@@ -18,7 +18,7 @@ from swarmd.experience.replay_theory import PAYS_FROM, Reuse, best_reuse, comput
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.progress import Download
 from swarmd.protocols import Policy, TaskSource
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
 

@@ -25,7 +25,7 @@ from swarmd.policy.training.checkpoint import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
 from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts

@@ -19,7 +19,7 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import BatchBuilder
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import Clock, memory_member
 from swarmd.trainer.node import build

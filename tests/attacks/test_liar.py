@@ -26,7 +26,7 @@ from p2p.envelope import MAX_BODY
 from swarmd.exchange import wire
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from tests.attacks.harness import Attack, show

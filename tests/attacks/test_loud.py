@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from tests.attacks.harness import Attack, show
 from tests.attacks.test_singles import NOBODY, play
 

@@ -21,7 +21,7 @@ from swarmd.exchange.wire import MAX_COMPLETIONS
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import grade_text, solution
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
 from tests.attacks.harness import Attack, show

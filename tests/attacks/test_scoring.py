@@ -15,7 +15,7 @@ from statistics import fmean
 from p2p.types import Reason
 from swarmd.exchange import wire
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.harness import Attack, show

@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from swarmd.tasks.seccomp import die_with_parent
+from swarmd.tasks.sandbox.seccomp import die_with_parent
 from swarmd.testing import PATIENCE, wait_until
 
 USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs

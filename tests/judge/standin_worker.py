@@ -18,8 +18,8 @@ from judge.verified.messages import (
     ModelTensors,
     WorkerRefusal,
 )
-from swarmd.tasks import seccomp
-from swarmd.tasks.containment import contain
+from swarmd.tasks.sandbox import seccomp
+from swarmd.tasks.sandbox.containment import contain
 
 SHAPES = {"a.weight": (4, 3), "b.bias": (5,)}
 ADAPTER = {"a.lora_A.default.weight": (1, 3), "a.lora_B.default.weight": (4, 1)}

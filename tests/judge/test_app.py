@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from judge import config
 from judge.app import create_app
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
-from swarmd.tasks.scoring import Verifier, VerifierFailed
+from swarmd.tasks.sandbox.client import Verifier, VerifierFailed
 from tests.judge.conftest import Court, eventually
 from tests.judge.peers import ORIGIN, SigningPeer, answering, encode, wish
 

@@ -19,7 +19,7 @@ from judge.store.store import Store
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
 from tests.judge.test_store import ALICE, BOB, evaluate, question

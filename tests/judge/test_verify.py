@@ -22,7 +22,7 @@ from swarmd.daemon.weights_upload import JudgeLied, outcome
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
 

@@ -25,7 +25,7 @@ from swarmd.lab.results import FILE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import interval, pass_at, roughness
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import wait_until
 from tests.p2p.real import SECONDS

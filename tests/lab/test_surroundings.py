@@ -13,7 +13,7 @@ from swarmd.lab.experiment import Setting, parse_experiment
 from swarmd.lab.hostile import MARK
 from swarmd.lab.play import PlayedSwarm
 from swarmd.lab.statistics import figures
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.testing import memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts

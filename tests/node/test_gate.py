@@ -11,7 +11,7 @@ from swarmd.daemon.status_words import round_sentence
 from swarmd.experience.outliers import MEASURED_TO
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.node import build
 from swarmd.types import Scored, Tokens
 from tests.cli.test_metrics import report

@@ -20,7 +20,7 @@ from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOW
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import identity, memory_member
 from swarmd.trainer.node import build

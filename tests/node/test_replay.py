@@ -9,7 +9,7 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Tokens

@@ -18,7 +18,7 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.advantages import within_group
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import resume, run_state

@@ -22,7 +22,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.metrics import read_metrics
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.sandbox.client import Verifier
 from swarmd.testing import PATIENCE
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver

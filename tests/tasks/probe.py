@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from swarmd.tasks import containment, seccomp
+from swarmd.tasks.sandbox import containment, seccomp
 
 PATH = sys.argv[2]
 libc = ctypes.CDLL(None, use_errno=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.tasks import seccomp
-from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, Verifier
+from swarmd.tasks.sandbox import seccomp
+from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests.tasks.hostile import CODE, SLOW
 from tests.tasks.watched import cpu_seconds, descendants, watched

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
-from swarmd.tasks.scoring import Completion, GradeReason, Verifier
+from swarmd.tasks.sandbox.client import Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests.tasks.hostile import answers
 from tests.tasks.watched import cpu_seconds, descendants, watched

@@ -13,11 +13,11 @@ from swarmd.config.curriculum_name import GROUP
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.tasks.answers import GradeReason
-from swarmd.tasks.contained_worker import PluginRefused
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.tasks.own import NoQuestion, OwnCurriculum, OwnTasks, find_curriculum
 from swarmd.tasks.plugin import load
-from swarmd.tasks.scoring import Completion, TaskRef, Verifier, VerifierFailed, describe
+from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
+from swarmd.tasks.sandbox.worker import PluginRefused
 from swarmd.tasks.source import open_tasks
 from tests.tasks.unruly import FATAL, MADE, WRONG
 from tests.tasks.watched import descendants
@@ -119,12 +119,12 @@ def test_it_says_where_it_went_wrong_and_repeats_itself_rarely(
     unruly.faults.clear()
     assert (
         unruly.make(TaskRef("raises", 10)).fault
-        == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 38)"
+        == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 51)"
     )
     with caplog.at_level(logging.WARNING):
         unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(25)])
     first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
-    assert "times" not in first and tenth.endswith("(unruly.py, line 38), 10 times by now")
+    assert "times" not in first and tenth.endswith("(unruly.py, line 51), 10 times by now")
     assert unruly.faults["raises score: ValueError"] == 25
 
 

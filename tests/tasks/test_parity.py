@@ -21,7 +21,7 @@ from swarmd.tasks.answers import PASS, GradeReason
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.grading import grade, grade_text, solution
 from swarmd.tasks.logic import proves, table
-from swarmd.tasks.scoring import Completion, Verifier
+from swarmd.tasks.sandbox.client import Completion, Verifier
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
 from tests.tasks.hostile import CODE
 from tests.tasks.watched import watched

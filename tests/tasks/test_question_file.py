@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.tasks.contained_worker import PluginRefused
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile
-from swarmd.tasks.same_answer import number, same_answer
-from swarmd.tasks.scoring import Completion, TaskRef, Verifier
+from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, same_answer
+from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier
+from swarmd.tasks.sandbox.worker import PluginRefused
 from swarmd.tasks.source import open_tasks
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,7 +11,7 @@ from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier
+from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
 
 ROOT = Path(__file__).parents[2]
@@ -79,13 +79,11 @@ def test_an_unused_or_closed_verifier_is_no_process() -> None:
 
 @pytest.mark.net
 @pytest.mark.parametrize(
-    "modules, banned", [("scoring", "torch reasoning_gym"), ("source, verifier", "torch")]
+    "modules, banned",
+    [("sandbox.client", "torch reasoning_gym"), ("source, swarmd.tasks.sandbox.verifier", "torch")],
 )
 def test_what_an_import_loads(modules: str, banned: str) -> None:
-    program = (
-        f"import sys; from swarmd.tasks import {modules}; print([m for m in {banned.split()} if m in"
-        " sys.modules])"
-    )
+    program = f"import sys, swarmd.tasks.{modules}; print([m for m in {banned.split()} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )

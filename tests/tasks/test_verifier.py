@@ -15,10 +15,19 @@ import msgspec
 import psutil
 import pytest
 
-from swarmd.tasks import pipe, scoring
 from swarmd.tasks.grading import solution
-from swarmd.tasks.pipe import Judgements, Made, Reply, Request, ScoreItem, VerifierReady, VerifierRefused
-from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox import client as client_module
+from swarmd.tasks.sandbox import pipe
+from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.pipe import (
+    Judgements,
+    Made,
+    Reply,
+    Request,
+    ScoreItem,
+    VerifierReady,
+    VerifierRefused,
+)
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import PATIENCE
 from tests.tasks.watched import descendants
@@ -132,8 +141,9 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
 
 def test_it_leaves_when_its_client_is_killed() -> None:
     program = (
-        "from swarmd.tasks.scoring import *\nwith Verifier('tiny-9') as v:\n v.judge([(TaskRef('bf', 1),"
-        " [Completion('<answer>x</answer>', True)])])\n print(v.pid, flush=True)\n input()"
+        "from swarmd.tasks.sandbox.client import *\nwith Verifier('tiny-9') as v:\n"
+        " v.judge([(TaskRef('bf', 1), [Completion('<answer>x</answer>', True)])])\n"
+        " print(v.pid, flush=True)\n input()"
     )
     client = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -268,7 +278,7 @@ def test_what_never_runs_is_an_error_with_cause_and_remedy(command: tuple[str, .
 
 
 def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "START_SECONDS", 0.02)
+    monkeypatch.setattr(client_module, "START_SECONDS", 0.02)
     begun = time.monotonic()
     command = (sys.executable, "-c", "import time; time.sleep(600)")
     with Verifier("tiny-9", command) as slow, pytest.raises(VerifierFailed, match="did not answer in time"):

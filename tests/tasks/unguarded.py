@@ -7,11 +7,11 @@ Run as a command by test_containment.py. The argument leaves one layer out, to s
 
 import sys
 
-from swarmd.tasks import containment, seccomp
 from swarmd.tasks.answers import GradeReason
-from swarmd.tasks.contained_worker import Prepared, Work, run
+from swarmd.tasks.sandbox import containment, seccomp
+from swarmd.tasks.sandbox.verifier import warm_up
+from swarmd.tasks.sandbox.worker import Prepared, Work, run
 from swarmd.tasks.source import TaskRef, tasks_of
-from swarmd.tasks.verifier import warm_up
 
 
 def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:

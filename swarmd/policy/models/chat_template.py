@@ -142,8 +142,8 @@ def render_contained(template: str, special_tokens: Mapping[str, str], system: s
 
 def main() -> None:
     """Serve as the contained process: one request on standard input, one reply on standard output."""
-    from swarmd.tasks import seccomp
-    from swarmd.tasks.containment import limit_resources
+    from swarmd.tasks.sandbox import seccomp
+    from swarmd.tasks.sandbox.containment import limit_resources
 
     template, special_tokens, system = json.load(sys.stdin)
     for first in WARM_UP:  # so that everything is imported

@@ -1,4 +1,4 @@
-"""A verifier process and its contained worker: generates questions and scores answers for `scoring.Verifier`.
+"""A verifier process and its contained worker: generates questions and scores answers for `client.Verifier`.
 
 Two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in: plugin_process.py)
 and talks to its client over standard input and output; it scores nothing itself. Its worker, a fork, gives up
@@ -24,10 +24,10 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import psutil
 
-from swarmd.tasks import pipe, seccomp
 from swarmd.tasks.answers import GradeReason
-from swarmd.tasks.containment import MEMORY, contain, marking
-from swarmd.tasks.pipe import (
+from swarmd.tasks.sandbox import pipe, seccomp
+from swarmd.tasks.sandbox.containment import MEMORY, contain, marking
+from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
     PluginDescription,

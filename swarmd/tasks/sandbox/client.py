@@ -25,10 +25,10 @@ from typing import IO, NamedTuple, Self, TypeVar
 import msgspec
 
 from swarmd.errors import ConfigError, SwarmdError
-from swarmd.tasks import pipe
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum, curriculum
-from swarmd.tasks.pipe import (
+from swarmd.tasks.sandbox import pipe
+from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
     PluginDescription,
@@ -228,7 +228,7 @@ def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
     """
     child = None
     try:
-        child = _Child((sys.executable, "-m", "swarmd.tasks.plugin_process", source, ""), seconds)
+        child = _Child((sys.executable, "-m", "swarmd.tasks.sandbox.plugin_process", source, ""), seconds)
         plugin = child.ready().plugin
     except _Failed as failure:
         raise ConfigError(
@@ -356,7 +356,7 @@ def _environment() -> dict[str, str]:
 
     One BLAS thread, for the verifier forks.
     """
-    here = str(Path(__file__).parents[2])
+    here = str(Path(__file__).parents[3])
     return {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([here, *(p for p in sys.path if Path(p).is_absolute())])),
         "PYTHONHASHSEED": "0",

@@ -15,7 +15,7 @@ import msgspec
 
 from swarmd.tasks.answers import GradeReason
 
-# Bytes; a full request (scoring.MOST_ANSWERS answers of LONGEST_OWN_ANSWER characters) is below that
+# Bytes; a full request (client.MOST_ANSWERS answers of LONGEST_OWN_ANSWER characters) is below that
 LONGEST_FRAME = 4 * 2**20
 LONGEST_OWN_ANSWER = 1000  # characters, of tasks that are not swarmd's own
 LONGEST_OWN_QUESTION = 16_384  # characters

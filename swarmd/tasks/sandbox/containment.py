@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from swarmd.tasks import seccomp
+from swarmd.tasks.sandbox import seccomp
 
 MEMORY = 256 * 2**20  # bytes of address space beyond what the process has already
 CPU_SECONDS = 60  # in the life of a worker; it is replaced long before

@@ -1,9 +1,9 @@
 """The contained process of a task plug-in.
 
-`python -m swarmd.tasks.plugin_process SOURCE [DIGEST]`, started by `scoring.Verifier`.
+`python -m swarmd.tasks.sandbox.plugin_process SOURCE [DIGEST]`, started by `client.Verifier`.
 
 The plug-in is loaded here, with a limit on memory, and may read and import what it needs. Its `generate` and
-`score` run in a worker that has given all that up (contained_worker.py, containment.py).
+`score` run in a worker that has given all that up (worker.py, containment.py).
 """
 
 import contextlib
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from swarmd.tasks.contained_worker import Marker, PluginRefused, Work, run
-from swarmd.tasks.containment import address_space
 from swarmd.tasks.plugin import LoadedPlugin, load
+from swarmd.tasks.sandbox.containment import address_space
+from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Work, run
 
 LOADING_MEMORY = 4 * 2**30  # bytes of address space beyond what the process has already
 

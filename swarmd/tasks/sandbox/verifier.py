@@ -1,14 +1,14 @@
 """The contained process that scores answers to swarmd's own curricula.
 
-`python -m swarmd.tasks.verifier`, started by `scoring.Verifier`.
+`python -m swarmd.tasks.sandbox.verifier`, started by `client.Verifier`.
 
-It loads ReasoningGYM once; its workers (contained_worker.py) regenerate each task from its reference, and
+It loads ReasoningGYM once; its workers (worker.py) regenerate each task from its reference, and
 score.
 """
 
-from swarmd.tasks.contained_worker import Prepared, Work, run
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.grading import grade, solution
+from swarmd.tasks.sandbox.worker import Prepared, Work, run
 from swarmd.tasks.source import TaskRef, tasks_of
 
 
