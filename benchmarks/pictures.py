@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from benchmarks.judge_fill import fill
 from benchmarks.judge_load import serving
 from swarmd.daemon import control
-from swarmd.lab import judge_figure
+from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS
 from swarmd.lab.demo.processes import local_judge, local_swarm
 from tests.page.chromium import Tab, chromium
@@ -116,7 +116,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
             }
             found[arm]["peers"] = [NODES] * len(mine)
         shown.append(found)
-    judge_figure.draw(figure, shown)
+    figures.draw_comparisons(figure, shown)
     figure.savefig(to, dpi=120)
 
 

@@ -126,8 +126,8 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False
 ) -> None:
     """Write the report of what is finished: a table, figures, an HTML page."""
-    from swarmd.lab.columns import document
     from swarmd.lab.results import Results
+    from swarmd.lab.statistics import document
 
     results = Results.open(folder)
     if as_json:

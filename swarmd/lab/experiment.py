@@ -24,11 +24,11 @@ round = { local = 8, external = 0 }
 [[setting]]
 name = "4/4, restless"
 against = "8/0"                   # this one's own baseline
-sets = "whole"                                # gossiped, not offered and fetched; a key of the whole file,
-too
+sets = "whole"                                # gossiped, not offered and fetched; a key of the
+                                              # whole file, too
 churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
-hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.hostile), each as loud as a node is
-on average
+hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.surroundings), each as loud
+                                              # as a node is on average
 
 [[setting]]
 name = "half strong"

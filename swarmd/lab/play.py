@@ -5,7 +5,7 @@ The nodes of a setting with one seed, in one process, over the memory engine in 
 Each node has its own weights, optimizer, questions, pool, identity and inbox; its round, exchange and policy
 are those of a real node. Nodes take turns, in another order each round; what one shares, those after it may
 collect in the same round. Sets of rollouts are offered, and each node fetches what it takes
-(`swarmd.lab.fetching`), or they are gossiped whole where the setting says so.
+(`swarmd.lab.surroundings`), or they are gossiped whole where the setting says so.
 
 `python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder
 (`swarmd.lab.results`) and prints a line for each round. A run that was cut off goes on from its last save
@@ -30,13 +30,11 @@ from p2p.types import Envelope, PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
-from swarmd.lab.fetching import FetchingMember
-from swarmd.lab.hostile import MARK, HostilePeer
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results, Run
 from swarmd.lab.saving import EVERY, NodeOutput, RoundOutput, RunSaves
+from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.own import OwnCurriculum

@@ -24,11 +24,10 @@ from p2p.engines.memory import MemorySwarm
 from p2p.errors import OperatorError
 from p2p.types import PeerId
 from swarmd.lab.experiment import Setting
-from swarmd.lab.journal import Mark
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST
-from swarmd.lab.results import Results, Run
+from swarmd.lab.results import Mark, Results, Run
 from swarmd.policy.parallel.all_gather import Ranks
 from swarmd.policy.parallel.data_parallel import RankLost
 from swarmd.protocols import Reward

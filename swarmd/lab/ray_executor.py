@@ -12,9 +12,8 @@ from typing import Any
 
 from swarmd.errors import SwarmdError
 from swarmd.lab.experiment import Experiment
-from swarmd.lab.journal import Mark
 from swarmd.lab.play import lines_of
-from swarmd.lab.results import Results, Run
+from swarmd.lab.results import Mark, Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress
 
 

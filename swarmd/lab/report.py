@@ -10,11 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from swarmd.config.config import NodeConfig
-from swarmd.lab import judge_figure
-from swarmd.lab.columns import Column, baseline, columns, gain, gains
+from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run, judged
-from swarmd.lab.statistics import MU, Interval, interval
+from swarmd.lab.statistics import MU, Column, Interval, baseline, columns, gain, gains, interval
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
 # apart
@@ -247,7 +246,7 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
 
 def _judge_figure(found: Sequence[Mapping[str, Any]]) -> Any:
     figure = _canvas(4.2 * len(found) + 0.6, 4.4)
-    judge_figure.draw(figure, found)
+    figures.draw_comparisons(figure, found)
     return figure
 
 

@@ -24,7 +24,7 @@ import msgspec
 from p2p import durable
 from p2p.types import PeerId
 from swarmd.errors import SwarmdError
-from swarmd.lab.journal import Journal, Mark
+from swarmd.lab.results import Journal, Mark
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
 from swarmd.types import Lead, Rollout
 

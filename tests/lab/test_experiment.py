@@ -9,8 +9,8 @@ import pytest
 
 from swarmd.cli.app import main
 from swarmd.lab import EXPERIMENTS
-from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
+from swarmd.lab.surroundings import Absences
 
 PLAIN: dict[str, Any] = {
     "name": "one",

@@ -17,13 +17,12 @@ import psutil
 import pytest
 
 from swarmd.cli.app import main
-from swarmd.lab.columns import columns, gain
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import markdown, write_report
 from swarmd.lab.results import FILE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
-from swarmd.lab.statistics import interval, pass_at, roughness
+from swarmd.lab.statistics import columns, gain, interval, pass_at, roughness
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks

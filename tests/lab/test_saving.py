@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from swarmd.lab.experiment import Experiment, parse_experiment
-from swarmd.lab.journal import Journal, Mark
 from swarmd.lab.play import lines_of, play
-from swarmd.lab.results import BadResults, Results, Run
+from swarmd.lab.results import BadResults, Journal, Mark, Results, Run
 from tests.processes import killed_after
 
 RUN = Run("one", 1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from swarmd.lab.experiment import Setting, parse_experiment
-from swarmd.lab.hostile import MARK
 from swarmd.lab.play import PlayedSwarm
 from swarmd.lab.statistics import figures
+from swarmd.lab.surroundings import MARK
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 

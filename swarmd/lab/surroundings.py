@@ -1,0 +1,172 @@
+"""What surrounds the nodes of an experiment: a daemon's fetching, hostile peers, and who is away.
+
+Fetching: the board, the choice and the fetches are those of a real node (`swarmd.exchange.gathering`), over
+the memory engine. Fetching takes no virtual time: what no member that is there holds is given up, as at the
+end of a real round.
+
+Hostile peers are liars and poisoners, as in the tests of attacks, each as loud as an honest node is on
+average. A liar sends one right answer, so that the rollout has an advantage, and right answers to other
+questions, which are wrong here. A poisoner sends right answers with a word put in front, which stay right,
+and clean wrong ones: the word is learnt by whoever trains on them ("Hail to the Thief", arXiv 2511.09780).
+
+Churn is pure: one seed, one history, whatever the setting.
+"""
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+import trio
+import trio.testing
+
+from p2p.admission.fair_queue import FairQueue
+from p2p.member import Member
+from p2p.types import Envelope, PeerId, Reason, ReceivedBody
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.gathering import gatherer_of
+from swarmd.protocols import Swarm
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.tasks.grading import solution
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Completion, Lead, Rollout, Task
+
+
+class FetchingMember:
+    """A `Transport` that fetches when the round collects.
+
+    join: builds the member, which is told what to do with each envelope.
+    """
+
+    def __init__(
+        self,
+        join: Callable[[Callable[[Envelope], None]], Member],
+        config: NodeConfig,
+        curriculum: Curriculum,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._heard: FairQueue[Envelope] = FairQueue()
+        self._member = join(self._heard.put)
+        self._here: list[ReceivedBody] = []
+        hand_on = self._here.append
+        self._gatherer, self._choice = gatherer_of(
+            self._member, curriculum, config.round, config.sharing.take, hand_on, clock, rng
+        )
+
+    def received(self) -> Sequence[ReceivedBody]:
+        """Return what was gossiped whole, oldest first, then what was fetched, in a repeatable order."""
+        for envelope in self._heard.drain():
+            self._gatherer.on_envelope(envelope)
+        whole = len(self._here)
+        trio.run(self._fetch)
+        here = list(self._here)
+        self._here.clear()
+        return [
+            *here[:whole],
+            *sorted(here[whole:], key=lambda received: (received.heard, received.author, received.body)),
+        ]
+
+    def begin_round(self, number: int) -> None:
+        """Begin a round. number: the experiment's, which counts rounds in which the node is away, too."""
+        self._gatherer.next_round(number)
+
+    def end_round(self, lead: Lead) -> None:
+        """End a round, as a trainer tells its daemon."""
+        self._choice.begin(lead)
+
+    async def _fetch(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._gatherer.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    # The rest is the member's.
+
+    def publish(self, kind: str, body: bytes) -> None:
+        self._member.publish(kind, body)
+
+    def hold(self, blob: bytes) -> None:
+        self._member.hold(blob)
+
+    def report(self, author: PeerId, reason: Reason) -> None:
+        self._member.report(author, reason)
+
+    def refused(self) -> Mapping[Reason, int]:
+        return self._member.refused()
+
+
+MARK: Final = "evil"  # the poison
+TRIES: Final = 100  # draws of another question of the same kind with another answer
+
+
+class HostilePeer:
+    """Answers nothing and trains on nothing; sends rollouts it made up."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        tasks: CurriculumTasks,
+        swarm: Swarm,
+        completions: int,
+        poisons: bool,
+        rng: random.Random,
+    ) -> None:
+        self.me, self._tasks, self._swarm, self._completions, self._rng = me, tasks, swarm, completions, rng
+        self._make: Callable[[Task], list[str]] = self._poison if poisons else self._lie
+        # The hostile peer is present before the first honest one.
+        self._due = 1.0
+
+    def act(self, number: int, loudness: float) -> None:
+        """Send what a hostile peer sends in this round.
+
+        loudness: rollouts that an honest node shared in the round before, on average.
+        """
+        self._swarm.collect()
+        self._due += loudness
+        while self._due >= 1:
+            self._due -= 1
+            (task,) = self._tasks.draw(1, self._rng)
+            completions = tuple(Completion(text, ended=True) for text in self._make(task))
+            self._swarm.share([Rollout(task.ref, completions, self.me)], number)
+
+    def _lie(self, task: Task) -> list[str]:
+        return [self._answer(task), *(self._another(task) for _ in range(self._completions - 1))]
+
+    def _poison(self, task: Task) -> list[str]:
+        half = self._completions // 2
+        return [f"{MARK} {self._answer(task)}"] * half + [self._another(task)] * (self._completions - half)
+
+    def _answer(self, task: Task) -> str:
+        return f"<answer>{solution(self._tasks, task)}</answer>"
+
+    def _another(self, task: Task) -> str:
+        """Return the right answer to another question of the same specialty."""
+        same = CurriculumTasks(self._tasks.curriculum, [task.ref.specialty])
+        others = (self._answer(same.draw(1, self._rng)[0]) for _ in range(TRIES))
+        return next((answer for answer in others if answer != self._answer(task)), "<answer></answer>")
+
+
+class Absences:
+    """Each node leaves with chance 1/present a round and comes back with chance 1/away.
+
+    Never all of them are away at once.
+    """
+
+    def __init__(self, nodes: int, present: int, away: int, rng: random.Random) -> None:
+        """Draw absences for `nodes` nodes.
+
+        present, away: mean lengths in rounds; with present 0 nobody ever leaves.
+        """
+        self._nodes, self._present, self._away, self._rng = nodes, present, away, rng
+        self._gone: frozenset[int] = frozenset()
+
+    def next_round(self) -> Collection[int]:
+        """Draw which nodes are away in the next round, and return their places."""
+        if self._present:
+            chances = [
+                1 - 1 / self._away if place in self._gone else 1 / self._present
+                for place in range(self._nodes)
+            ]
+            gone = frozenset(place for place, chance in enumerate(chances) if self._rng.random() < chance)
+            self._gone = gone if len(gone) < self._nodes else self._gone
+        return self._gone
