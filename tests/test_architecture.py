@@ -120,7 +120,6 @@ MOST_ROOMS = {
     "p2p/engines": 3,
     "swarmd/cli": 12,
     "swarmd/daemon": 28,
-    "swarmd/policy/models": 19,
     "p2p/engines/libp2p": 17,
 }
 TWICE = 3  # class names that exist twice

@@ -172,8 +172,8 @@ def models(
     """
     from swarmd.config.sources import load
     from swarmd.daemon.choices import trained_from
+    from swarmd.policy.models.doctor import lines, list_models
     from swarmd.policy.models.hub import REPOSITORIES
-    from swarmd.policy.models.listing import lines, list_models
     from swarmd.state.folder import METRICS_FILE
     from swarmd.state.metrics import read_metrics
 

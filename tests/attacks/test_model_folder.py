@@ -10,9 +10,9 @@ import pytest
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models import config_json, preflight
+from swarmd.policy.models import preflight
 from swarmd.policy.models.architecture import read_config, skeleton_of
-from swarmd.policy.models.chat_template import ChatFrame, TemplateFails, frame_of, render, render_contained
+from swarmd.policy.models.chat import ChatFrame, TemplateFails, frame_of, render, render_contained
 from swarmd.policy.models.fit import fit
 from swarmd.policy.models.hub import Place
 from swarmd.policy.models.memory_plan import Workload
@@ -84,7 +84,7 @@ def test_parts_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
     [
         "{", "[]", "null", "3", "[" * 100_000, '{"a":' * 100_000,
         '{"model_type": "qwen2", "vocab_size": ' + "9" * 5_000 + "}",
-        " " * (config_json.MAX_BYTES + 1),
+        " " * (preflight.MAX_BYTES + 1),
     ],
 )  # fmt: skip
 def test_what_is_no_configuration_is_a_message(text: str, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from transformers import AutoConfig
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
+from swarmd.policy.models.doctor import DeviceSpeed, estimate, lines, list_models, measure_speed
 from swarmd.policy.models.fit import NAMED
 from swarmd.policy.models.hub import locate
-from swarmd.policy.models.listing import DeviceSpeed, estimate, lines, list_models, measure_speed
 from swarmd.policy.models.memory_plan import Workload, make_plan
 from tests.cli.conftest import Run, run  # noqa: F401  a fixture
 from tests.policy.conftest import QWEN_05B
@@ -83,7 +83,7 @@ def test_the_shapes_written_down_are_those_of_the_models() -> None:
 
 
 def test_the_command_loads_no_transformers() -> None:
-    program = "import sys, swarmd.policy.models.listing; print('transformers' in sys.modules)"
+    program = "import sys, swarmd.policy.models.doctor; print('transformers' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         == "False\n"

@@ -29,10 +29,9 @@ from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.doctor import examine
-from swarmd.policy.models.fit import fit, require, work_of
+from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, require, work_of
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Workload, make_plan
-from swarmd.policy.models.prompt_lengths import estimated_tokens, longest_questions, prompt_tokens
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
 from swarmd.tasks.curriculum import SAPO_9

@@ -20,9 +20,9 @@ from swarmd.errors import ConfigError, SwarmdError
 from swarmd.policy.export.model_card import Figures, Origin, card, figures_of
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts, read_config
-from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.models.lora import fold
+from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.training import checkpoint as saved
 from swarmd.state.logs import installed_version
 

@@ -28,8 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from swarmd.errors import NoModel
 from swarmd.policy.attention.attention import covers
 from swarmd.policy.models import hub
-from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.memory_plan import Shape
+from swarmd.policy.models.preflight import read_config_json
 from swarmd.terminal import printable
 
 MOST_MODULES: Final = 20_000  # of a network; 512 ordinary layers have some 7,000

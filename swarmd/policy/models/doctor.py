@@ -1,15 +1,39 @@
-"""`swarmd doctor model`: the memory plan of a model on this machine, as text and as a document."""
+"""Whether models fit this machine: `swarmd doctor model` about one, `swarmd models` about each named one.
 
-from collections.abc import Callable, Sequence
+As text and as documents: the memory plan, disk, seconds a round. Nothing is downloaded.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
-from transformers.utils import logging as transformers_logging
+from huggingface_hub import try_to_load_from_cache
 
 from swarmd.config.config import NodeConfig
-from swarmd.policy.models.device import LORA_FROM, SLOW_AT_BF16, free_memory, quick_at_bf16
-from swarmd.policy.models.fit import Fit, fit, gigabytes, measures_start, require, too_large, work_of
+from swarmd.policy.models.device import (
+    LORA_FROM,
+    SLOW_AT_BF16,
+    choose_device,
+    dtype_name,
+    free_memory,
+    quick_at_bf16,
+    use_threads,
+)
+from swarmd.policy.models.fit import (
+    NAMED,
+    Fit,
+    fit,
+    gigabytes,
+    measures_start,
+    plan_on,
+    require,
+    too_large,
+    work_of,
+)
+from swarmd.policy.models.hub import REPOSITORIES
+from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
 
 SCHEMA = 1
 PRECISION: Final = {
@@ -137,5 +161,185 @@ def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memor
 
     free: bytes free on a device. Raises NoModel and Unreachable.
     """
+    # Takes half a second to import, and `list_models` needs none of it.
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.disable_progress_bar()
     return Examination(fit(config.model, work_of(config), free))
+
+
+MEASURE: Final = 0.1  # seconds of each measurement of the device
+ON_THE_HUB: Final = 2  # bytes of a weight there: bfloat16
+# Seconds of a round: with fewer than 60 rounds an hour nothing is seen to rise while one waits
+SLOW: Final = 60.0
+CHECKPOINTS: Final = 2  # kept on the disk
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeed:
+    """The speed of a device in one data type."""
+
+    flops: float  # floating-point operations a second, of a matrix product
+    bandwidth: float  # bytes a second, read from its memory
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    name: str
+    parameters: int
+    plan: Plan
+    download: int  # bytes still to be fetched
+    checkpoints: int  # bytes
+    seconds: float  # of a round
+    measured: int  # rounds that these are the median of; 0: estimated from the device's speed
+
+    @property
+    def rounds_an_hour(self) -> float:
+        return 3600 / max(self.seconds, 1e-3)
+
+    def document(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "name": self.name,
+            "parameters": self.parameters,
+            "fits": plan.fits,
+            "dtype": plan.dtype,
+            "lora_rank": plan.lora_rank,
+            "memory": {"least": plan.least, "peak": plan.peak, "usable": plan.usable},
+            "disk": {"download": self.download, "checkpoints": self.checkpoints},
+            "seconds_a_round": {"value": _two_digits(self.seconds), "measured_rounds": self.measured},
+            "rounds_an_hour": _two_digits(self.rounds_an_hour),
+        }
+
+
+def list_models(
+    config: NodeConfig,
+    recorded: Mapping[str, Sequence[float]],
+    free: Callable[[torch.device], int] = free_memory,
+    speed: Callable[[torch.device, torch.dtype], DeviceSpeed] | None = None,
+) -> tuple[str, list[ListedModel]]:
+    """Return the device and the named models on it, smallest first.
+
+    recorded: seconds of rounds that were played with a model, by its short name. free: bytes free on a
+        device. Raises NoModel where the device is absent.
+    """
+    device = choose_device(config.model.device)
+    speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
+    batch = config.round.local + config.round.wanted
+    listed = []
+    for name, shape in NAMED.items():
+        work = work_of(config.model_copy(update={"model": config.model.model_copy(update={"name": name})}))
+        dtype, plan = plan_on(config.model, shape, device, there, work)
+        use_threads(config, device, shape.parameters)
+        if (way := (dtype, torch.get_num_threads())) not in speeds:
+            speeds[way] = speed(device, dtype)
+        rounds = sorted(recorded.get(name, ()))
+        seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, batch, speeds[way])
+        listed.append(
+            ListedModel(
+                name, shape.parameters, plan, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)
+            )
+        )
+    return str(device), listed[::-1]
+
+
+def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: DeviceSpeed) -> float:
+    """Estimate the seconds of a round with answers of full length and `batch` rollouts in its update.
+
+    Operations for each token and weight: two to compute it; to train, four more, of which an adapter saves
+    the base's weight gradients (two), and gradient checkpointing costs two. A decoding step reads all weights
+    once, for all answers. Attention, sampling and the verifier are left out.
+    """
+    work = work.within(shape.context)
+    weights, rows = shape.parameters, work.questions * work.completions
+    prefill = 2 * weights * work.questions * work.mean_prompt_tokens / speed.flops
+    step = max(2 * weights * rows / speed.flops, weights * ITEMSIZE[plan.dtype] / speed.bandwidth)
+    rollout = work.mean_prompt_tokens + work.completions * work.new_tokens
+    operations = 6 - 2 * (plan.lora_rank is not None) + 2 * plan.checkpointing
+    return prefill + work.new_tokens * step + operations * weights * batch * rollout / speed.flops
+
+
+def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
+    """Measure a device's speed, a tenth of a second for each figure."""
+    side, size = 512 if device.type == "cpu" else 4096, 2**26
+    square, long = (
+        torch.ones(shape, dtype=dtype, device=device)
+        for shape in ((side, side), (size // ITEMSIZE[dtype_name(dtype)],))
+    )
+    return DeviceSpeed(2 * side**3 / _seconds(lambda: square @ square), size / _seconds(long.sum))
+
+
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    """Return the shortest time of the runs that fit into MEASURE seconds."""
+    best, begun = float("inf"), time.perf_counter()
+    while time.perf_counter() - begun < MEASURE:
+        start = time.perf_counter()
+        work().reshape(-1)[0].item()  # waits for the device
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _to_fetch(name: str, shape: Shape) -> int:
+    if name not in REPOSITORIES or isinstance(
+        try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str
+    ):
+        return 0
+    return ON_THE_HUB * shape.parameters
+
+
+def _checkpoints(plan: Plan) -> int:
+    """Return the bytes of all kept checkpoints: the trained weights and Adam's two moments each."""
+    moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4)
+    return CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
+
+
+def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
+    """Format models for people: one a line, then what the figures mean."""
+    rows = [("MODEL", "WEIGHTS", "MEMORY", "DISK", "SECONDS A ROUND", "HERE")]
+    for model in models:
+        plan, size = model.plan, model.parameters
+        weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
+        seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
+        hourly = f"{_two_digits(model.rounds_an_hour):g}"
+        slow = f"slow: {hourly} round{'s' * (hourly != '1')} an hour" if model.seconds > SLOW else "yes"
+        here = (
+            slow + ", with LoRA" * bool(plan.lora_rank)
+            if plan.fits
+            else f"no, {gigabytes(plan.usable)} usable"
+        )
+        rows.append(
+            (
+                model.name,
+                weights,
+                gigabytes(plan.least),
+                gigabytes(model.download + model.checkpoints),
+                seconds,
+                here,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    found = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [
+        *found,
+        "",
+        (
+            f"On {device}. Memory: the least that training takes; with more, rounds are quicker. Disk: what"
+            " is still to be downloaded, and two"
+        ),
+        "checkpoints.",
+        (
+            "Seconds: measured is the median of this state folder's rounds; estimated is arithmetic from this"
+            " machine's speed, with answers"
+        ),
+        (
+            "of full length. `swarmd doctor model --model NAME` shows the plan; other models: a repository of"
+            " the hub, or a folder."
+        ),
+    ]

@@ -1,13 +1,19 @@
 """Chooses device, precision and memory plan for a model before its weights are downloaded.
 
-It needs the model's config.json and the free memory.
+It needs the model's config.json, the free memory, and the length of the curriculum's prompts: questions are
+sampled, and counted by the model's own tokenizer. Where there is no tokenizer yet (`swarmd models` downloads
+nothing), tokens are estimated from the text: a word, a digit, a run of signs and white space before anything
+but a word are one each, which is how byte-pair tokenizers part text. For sapo-9's longest question (arc_1d)
+it gives 526 where Qwen2.5's tokenizer makes 523.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -18,9 +24,9 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import LORA_FROM, choose_device, choose_dtype, dtype_name, free_memory
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
-from swarmd.policy.models.prompt_lengths import FRAME, estimated_tokens, longest_questions, prompt_tokens
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import optimizer
+from swarmd.tasks.curriculum import CURRICULA, SAPO_9
 
 NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
 
@@ -34,6 +40,43 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
         "tiny": Shape(851_584, 4, 2, 128, 128, 64, 384, 492, 1024, 4608, 5120),
     }
 )
+
+
+SAMPLES: Final = 32  # questions of each specialty
+FRAME: Final = 32  # tokens that a chat template puts around a question, where it is not known
+STEP: Final = 64  # tokens: lengths are rounded up to it, so that an estimate and a count give the same plan
+_PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
+
+
+@lru_cache(maxsize=4)
+def longest_questions(curriculum: str) -> tuple[str, ...]:
+    """Return the longest of SAMPLES questions of each specialty.
+
+    curriculum: `swarm.curriculum` of a model that is not tiny. Empty for own tasks, which only their
+        contained process can make.
+    """
+    known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
+    if known is None:
+        return ()
+    from swarmd.tasks.source import TaskRef, tasks_of  # ReasoningGYM takes a second to import
+
+    def longest(specialty: str) -> str:
+        found = (tasks_of(known.name).task(TaskRef(specialty, n)) for n in range(SAMPLES))
+        return max((task.question for task in found if task), key=estimated_tokens)
+
+    return tuple(longest(specialty) for specialty in known.specialties)
+
+
+def estimated_tokens(text: str) -> int:
+    return len(_PIECE.findall(text))
+
+
+def prompt_tokens(questions: Sequence[str], count: Callable[[str], int]) -> int:
+    """Return the tokens of the longest prompt, rounded up to STEP.
+
+    count: the tokens of a question's whole prompt.
+    """
+    return -(-max(map(count, questions)) // STEP) * STEP
 
 
 @dataclass(frozen=True, slots=True)

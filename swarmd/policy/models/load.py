@@ -21,10 +21,11 @@ from swarmd.errors import NoModel
 from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts
-from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.device import free_memory, is_out_of_memory
 from swarmd.policy.models.fit import fit, require
+from swarmd.policy.models.lora import adapted_linear
 from swarmd.policy.models.memory_plan import Plan, Workload
+from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.models.progress import Download
 
 if TYPE_CHECKING:
@@ -181,14 +182,12 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     """Add an adapter that changes nothing yet. seed: of its first weights.
 
     Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own
-    forward, as `adapted_linear.py` says.
+    forward, as `lora.adapted` says.
     """
     from peft import get_peft_model
 
-    from swarmd.policy.models.adapted_linear import AdaptedLinear
-
     config = lora_config(rank)
-    config._register_custom_module({nn.Linear: AdaptedLinear})
+    config._register_custom_module({nn.Linear: adapted_linear()})
     with torch.random.fork_rng(devices=[]):  # peft draws from torch's global source
         torch.manual_seed(seed)
         adapted: nn.Module = get_peft_model(network, config).get_base_model()

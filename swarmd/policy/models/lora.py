@@ -76,3 +76,24 @@ def fold(network: nn.Module) -> float:
         weight.copy_(whole)
         lost += float((whole - weight.float()).square().sum())
     return lost / energy if energy else 0.0
+
+
+def adapted_linear() -> type:
+    """Return peft's LoRA layer with another forward: that of `adapted`."""
+    # peft is slow to import, and only adapters need it.
+    from peft.tuners.lora import Linear as LoraLinear
+
+    class AdaptedLinear(LoraLinear):  # type: ignore[misc]
+        """The layer that training, answers and log-probabilities all go through."""
+
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            """Apply layer and adapter: x [..., n] -> [..., m]."""
+            base, factors = self.base_layer, lora_factors(self)
+            if factors is None:
+                alone: Tensor = base(x, *args, **kwargs)
+                return alone
+            return adapted(x.reshape(-1, x.shape[-1]), base.weight, base.bias, *factors).view(
+                *x.shape[:-1], -1
+            )
+
+    return AdaptedLinear
