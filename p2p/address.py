@@ -19,7 +19,7 @@ _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,6
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a TCP connection goes or is taken. `str()` is its multiaddress, without a peer id."""
+    """Where a TCP connection goes or is accepted. `str()` gives its multiaddress, without a peer id."""
 
     kind: str  # ip4, ip6, dns, dns4 or dns6
     host: str
@@ -30,7 +30,10 @@ class Endpoint:
 
 
 def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:
-    """A peer and where it listens. Raises BadAddress, naming the text and showing what one looks like."""
+    """Parse the address of a bootstrap node into its peer id and where it listens.
+
+    Raises BadAddress, which names the text and shows what an address looks like.
+    """
     try:
         return _bootstrap(text)
     except ValueError as error:
@@ -38,7 +41,10 @@ def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:
 
 
 def parse_listen(text: str) -> Endpoint:
-    """Where to listen. Raises BadAddress, naming the text and showing what one looks like."""
+    """Parse an address to listen at.
+
+    Raises BadAddress, which names the text and shows what an address looks like.
+    """
     try:
         return _listen(text)
     except ValueError as error:
@@ -48,9 +54,9 @@ def parse_listen(text: str) -> Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint | None:
-    """An address that another peer sent.
+    """Parse an address that another peer sent.
 
-    None, never an exception, where it is no TCP address or cannot be dialled, as one through a relay.
+    Returns None, and never raises, where it is no TCP address or cannot be dialled, as one through a relay.
     """
     if "/p2p-circuit" in text:
         return None  # its first half is the relay's

@@ -13,33 +13,31 @@ from pathlib import Path
 def replace(
     path: Path, data: bytes, mode: int = 0o600, step: Callable[[Path, Path], None] = os.replace
 ) -> None:
-    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched.
+    """Put `data` at `path`, whatever was there before.
 
-    step: moves the finished draft there; it may add to it.
+    step: moves the finished draft to its place; it may add to it. Raises OSError; the old file is then
+    untouched.
     """
     _place(path, data, mode, step)
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put `data` at `path` where nothing is yet.
+    """Put `data` at `path`, where nothing is yet.
 
-    Raises FileExistsError, or another OSError; an existing file is never touched.
+    An existing file is never touched. Raises FileExistsError, or another OSError.
     """
     _place(path, data, mode, _link)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be used, so that it can be looked into; returns where it is now."""
+    """Rename a file that cannot be used, so that it can be looked into. Returns its new path."""
     aside = path.with_name(f"{path.name}.corrupt")
     path.replace(aside)
     return aside
 
 
 def keep_aside(path: Path) -> Path:
-    """Rename a file or a folder that something else takes the place of, under a name that is free.
-
-    Returns where it is now.
-    """
+    """Rename a file or folder that something else is to replace. Returns its new path, which was free."""
     names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not name.exists() and not name.is_symlink())
     path.rename(aside)
@@ -47,9 +45,9 @@ def keep_aside(path: Path) -> Path:
 
 
 def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
-    """Rename a finished folder to `path`, once every file in it is on disk. Raises OSError.
+    """Rename a finished folder to `path` once every file in it is on disk. Raises OSError.
 
-    replacing: remove the folder that is there. Otherwise there may be none, or an empty one.
+    replacing: remove the folder that is there. Without it there may be none, or an empty one.
     """
     for entry in [*sorted(draft.rglob("*"), reverse=True), draft]:  # what is in a folder before the folder
         sync(entry)
@@ -75,7 +73,7 @@ def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None
 
 
 def sync(path: Path) -> None:
-    """Have a file or a folder on the disk when this returns. Raises OSError."""
+    """Wait until a file or folder is on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -84,9 +82,10 @@ def sync(path: Path) -> None:
 
 
 def _link(draft: Path, path: Path) -> None:
-    """A hard link refuses to replace a file, in one step.
+    """Move a draft to a path where no file is yet.
 
-    File systems without links get an exclusive create instead.
+    A hard link refuses to replace a file, in one step. File systems without links get an exclusive create
+    instead.
     """
     try:
         os.link(draft, path)

@@ -3,11 +3,11 @@
 A frame is one canonical msgpack array, and its form is frozen for version 1:
 
     [tag "swarmd", version 1, swarm id (16 bytes), author's public key (32 bytes), sequence, sent_at in ms,
-    kind, body, signature]
+     kind, body, signature]
 
 The signature covers the raw bytes of everything before it, the array's header included. msgpack has many
 spellings of one value (long integers, str for bin, trailing bytes). A frame that we would encode differently
-is refused: so one content has one id, and nobody can pass off an old frame as a new one.
+is refused, so one content has one id, and nobody can pass off an old frame as a new one.
 """
 
 from typing import Annotated
@@ -30,7 +30,7 @@ _SIGNATURE_TAIL = 2 + SIGNATURE_BYTES  # msgpack: bin 8, length, the bytes
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A parsed frame. Its signature is not checked yet."""
+    """A parsed frame whose signature is not checked yet."""
 
     tag: str
     version: int
@@ -48,9 +48,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: str, body: bytes) -> bytes:
-    """A signed frame.
+    """Sign a body and return the frame.
 
-    `now` in seconds since the epoch. Raises ValueError where no receiver would admit it.
+    now: seconds since the epoch. Raises ValueError where no receiver would admit the frame.
     """
     fields = (
         _TAG,
@@ -73,7 +73,7 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
 
 
 def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
-    """Check form, version and swarm, but neither size nor signature."""
+    """Check form, version and swarm; leave size and signature to others."""
     if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
         return Rejected(Reason.MALFORMED)
     version = frame[1 + len(_TAG_BYTES)]
@@ -94,7 +94,7 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
 
 
 def check(parsed: Frame, frame: bytes) -> Envelope | Rejected:
-    """Check the signature of a parsed frame. This is the expensive part, so it comes last."""
+    """Check the signature of a parsed frame. This check is expensive, so it comes last."""
     if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
         return Rejected(Reason.BAD_SIGNATURE)
     return Envelope(

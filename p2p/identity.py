@@ -1,7 +1,7 @@
-"""One Ed25519 key per node. The peer id is libp2p's, so it names the same node to every libp2p program.
+"""One Ed25519 key per node. The peer id is libp2p's, so every libp2p program knows the node by the same name.
 
-The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, peer-ids), seed ‖ public key,
-68 bytes. It holds its own check: a damaged file's two halves do not belong together.
+The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, peer-ids) with seed ‖ public
+key, 68 bytes. It checks itself: the two halves of a damaged file do not belong together.
 """
 
 import functools
@@ -44,7 +44,7 @@ _NOBODYS = frozenset(
 
 
 class Identity:
-    """A node's key. Hold one per node; never copy it to two running nodes."""
+    """A node's key. Hold one per node, and never copy it to two running nodes."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
@@ -58,25 +58,25 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The secret itself, 32 bytes: for an engine that must hand it to its library."""
+        """The secret itself, 32 bytes, for an engine that must hand it to its library."""
         return self._key.private_bytes_raw()
 
     @property
     def private_file(self) -> bytes:
         """The content of a key file, as secret as the seed.
 
-        Libp2p's PrivateKey message, which Go's libp2p reads too.
+        It is libp2p's PrivateKey message, which go-libp2p reads too.
         """
         return _PRIVATE_HEADER + self.seed + self.public_key
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "Identity":
-        """Raises ValueError unless `seed` has 32 bytes."""
+        """Make the identity of a seed. Raises ValueError unless the seed has 32 bytes."""
         return cls(seed)
 
     @classmethod
     def load(cls, path: Path) -> "Identity":
-        """Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
+        """Load the key at `path`. Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
         try:
             # Returns at once, where it is a pipe
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -107,7 +107,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """The key at `path`; a new random one, kept there, where there is none. Raises like `load`."""
+        """Load the key at `path`, or create one there. Raises like `load`."""
         try:
             return cls.load(path)
         except NoKeyFile:
@@ -122,10 +122,7 @@ class Identity:
         return self._key.sign(_separated(domain, message))
 
     def backup(self, path_to: Path) -> None:
-        """Copy the key to a new file, mode 0600.
-
-        Raises KeyFileUnusable; an existing file is never overwritten.
-        """
+        """Copy the key to a new file, mode 0600. Never overwrites one. Raises KeyFileUnusable."""
         self._write(path_to, exist_ok=False)
 
     def _write(self, path: Path, *, exist_ok: bool) -> None:
@@ -144,7 +141,7 @@ class Identity:
 
 @functools.lru_cache(maxsize=4096)  # asked for each frame, and base58 takes as long as a signature
 def peer_id_of(public_key: bytes) -> PeerId:
-    """libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
+    """Return libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
     if len(public_key) != KEY_BYTES:
         raise ValueError(f"an Ed25519 public key has {KEY_BYTES} bytes, not {len(public_key)}")
     number = int.from_bytes(_PEER_ID_HEADER + public_key, "big")
@@ -157,7 +154,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 @functools.lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
-    """The raw 32-byte public key in a peer id. Raises ValueError on anything but an Ed25519 peer id."""
+    """Return the raw 32-byte public key in a peer id. Raises ValueError on all but Ed25519 peer ids."""
     if len(peer_id) != _PEER_ID_LETTERS or not peer_id.startswith("1"):
         raise ValueError("not an Ed25519 peer id: it has 52 letters and starts with 12D3Koo")
     number = 0
@@ -173,9 +170,9 @@ def public_key_of(peer_id: str) -> bytes:
 
 
 def verify(peer_id: str, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether this peer signed this message in this domain.
+    """Return whether this peer signed this message in this domain.
 
-    False, never an exception, for what is no id or no signature.
+    A malformed id or signature gives False, never an exception.
     """
     try:
         return verify_key(public_key_of(peer_id), domain, message, signature)
@@ -184,7 +181,7 @@ def verify(peer_id: str, domain: bytes, message: bytes, signature: bytes) -> boo
 
 
 def verify_key(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
-    """`verify` for a raw 32-byte public key."""
+    """Return what `verify` does, for a raw 32-byte public key."""
     if len(public_key) == KEY_BYTES and public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _NOBODYS:
         return False
     try:
@@ -195,15 +192,16 @@ def verify_key(public_key: bytes, domain: bytes, message: bytes, signature: byte
 
 
 def nickname(peer_id: str) -> str:
-    """Two words that people can remember, as "brave-otter". For eyes only: many peers share one."""
+    """Return two words that people can remember, such as "brave-otter". Many peers share one."""
     digest = sha256(peer_id.encode()).digest()
     return f"{ADJECTIVES[digest[0] % len(ADJECTIVES)]}-{ANIMALS[digest[1] % len(ANIMALS)]}"
 
 
 def _separated(domain: bytes, message: bytes) -> bytes:
-    """The length byte keeps (domain, message) apart.
+    """Return what is signed for a message in a domain.
 
-    The first word keeps us apart from what libp2p signs with the same key.
+    The length byte separates the domain from the message. The first word separates our signatures from those
+    that libp2p makes with the same key.
     """
     if not 1 <= len(domain) <= 64:
         raise ValueError("a signing domain has 1 to 64 bytes")

@@ -1,7 +1,4 @@
-"""This node in one swarm.
-
-Its identity, its inbox, its engine, its blobs and its own sequence numbers, as one Transport.
-"""
+"""This node in one swarm: identity, inbox, engine, blobs and sequence numbers, as one Transport."""
 
 import dataclasses
 import logging
@@ -58,9 +55,9 @@ log = logging.getLogger(__name__)
 
 
 class _FirstStart:
-    """Tells of the engine's first start alone.
+    """Reports the engine's first start alone.
 
-    It starts again whenever the member comes back, and begins late where it was away.
+    The engine starts again whenever the member comes back, and starts late where the member was away.
     """
 
     def __init__(self, task_status: Started) -> None:
@@ -73,14 +70,15 @@ class _FirstStart:
 
 
 class Member:
-    """Implements `Transport`.
+    """Implements `Transport` over an engine.
 
-    `build_engine` is called once, with the engine's handlers; `run` runs the engine.
-
-    admitted: called with each admitted envelope; without it bodies wait for `received`. folder: for the
-    replay log and the scores of peers. knows: whether a kind is one that this version can use; what is not is
-    passed on at a low rate. also: other swarms whose members it helps meet. It passes on their frames after
-    an inbox of their own has admitted them; these are received, too. A node with `also` does not train.
+    Args:
+        build_engine: called once, with the engine's handlers; `run` runs the engine.
+        admitted: called with each admitted envelope; without it bodies wait for `received`.
+        folder: for the replay log and the scores of peers.
+        knows: whether this version can use a kind; frames of other kinds are passed on at a low rate.
+        also: other swarms whose members this node helps to meet. An inbox of their own admits their frames,
+            which are then received and passed on, too. A node with `also` does not train.
     """
 
     def __init__(
@@ -149,13 +147,13 @@ class Member:
 
     @property
     def rejected(self) -> Counter[Reason]:
-        """How many frames were refused for which reason, the trainer's reports included, since the start."""
+        """Return how many frames were refused since the start, by reason, the trainer's reports included."""
         return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Be in the swarm until cancelled (trio).
+        """Stay in the swarm until cancelled (trio).
 
-        With `nursery.start`, returns the addresses once others can reach us.
+        With `nursery.start` it returns our addresses once others can reach us.
         """
         now = self._clock()
         for peer, seconds in self.reputation.banned(now).items():
@@ -177,7 +175,7 @@ class Member:
 
     @property
     def topics(self) -> Sequence[Topic]:
-        """Of our swarm, and of those whose members it helps meet."""
+        """The topics of our swarm and of those whose members we help to meet."""
         return [self.topic, *self._also]
 
     def peers(self) -> Sequence[Peer]:
@@ -187,9 +185,10 @@ class Member:
         return self.engine.addresses()
 
     def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
-        """Called by the engine for every frame that arrives.
+        """Admit or refuse a frame that arrived, and tell the engine whether to pass it on.
 
-        Quick: an admitted frame is noted in a file without a sync.
+        The engine calls this for every frame. It is quick: an admitted frame is noted in a file, without a
+        sync.
         """
         return self._receive(self.inbox, frame, via)
 
@@ -211,7 +210,7 @@ class Member:
         return Verdict.IGNORE
 
     def score(self, peer: PeerId) -> float:
-        """Our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""
+        """Return our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""
         return self.reputation.score(peer, self._clock())
 
     def group(self, author: PeerId) -> str:
@@ -219,16 +218,17 @@ class Member:
         return self.reputation.group(author)
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
-        """Called by the engine for every question. Empty for an unknown one."""
+        """Answer a peer's question; an unknown one gets an empty answer. The engine calls this."""
         for request, answer in self.answers.items():
             if request.content(question) is not None:
                 return answer(peer, question)
         return b""
 
     def publish(self, kind: str, body: bytes) -> None:
-        """Sign and send.
+        """Sign a body and send it.
 
-        Nothing is sent while it has left, or while another node with our key runs that started earlier.
+        Nothing is sent while the member has left, or while another node with our key runs that started
+        earlier.
         Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word).
         """
         if self._left is None and ((twin := self.twin()) is None or not twin.later):
@@ -237,7 +237,7 @@ class Member:
             )
 
     def twin(self) -> Twin | None:
-        """Another node with our key that runs now, or did some seconds ago."""
+        """Another node with our key that runs now or ran some seconds ago."""
         return self._session.twin(self._clock())
 
     @property
@@ -264,9 +264,9 @@ class Member:
         self.blobs.put(blob)
 
     async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
-        """The blob, from its named holders or else from any member that we know. Cancel it at your deadline.
+        """Fetch a blob from its named holders, or else from any member that we know.
 
-        replies: filled with the reply of each holder so far.
+        Cancel it at your deadline. replies: filled with the reply of each holder so far.
         """
         now = self._clock()
         connected = (peer.id for peer in self.peers())
@@ -281,10 +281,7 @@ class Member:
         self._blame(author, reason, now)
 
     def ignore(self, reason: Reason) -> None:
-        """Count a frame that was admitted and that we cannot use.
-
-        Nobody is to blame, and it was passed on.
-        """
+        """Count an admitted frame that we cannot use. Nobody is to blame, and it was passed on."""
         self.inbox.counts[reason] += 1
 
     def refused(self) -> Mapping[Reason, int]:
@@ -293,10 +290,10 @@ class Member:
         return refused
 
     async def _be_there(self, task_status: Started) -> None:
-        """Run the engine.
+        """Run the engine, except while another node with our key runs that started earlier.
 
-        While another node with our key runs that started earlier, only come back now and then for a check:
-        otherwise each would end the other's connections at every member that both are connected to.
+        Both would otherwise end each other's connections at every member that they share. While there is one,
+        the engine only comes back now and then for a check.
         """
         first = _FirstStart(task_status)
         await self._stay_until_sent_away(first)
@@ -334,7 +331,7 @@ class Member:
             await trio.sleep(TWINS_EVERY if shown else 1.0)
 
     async def _leave_card(self, peer: PeerId, shown: list[bytes]) -> None:
-        """At most twice: a card that we are shown for the first time is answered at once."""
+        """Exchange cards with a peer, at most twice: a card that is new to the peer is answered at once."""
         with trio.move_on_after(TWINS_EVERY):
             try:
                 for _ in range(2):
@@ -352,7 +349,7 @@ class Member:
             self.engine.shut_out(peer, seconds)
 
     def _note_peers(self, now: float) -> None:
-        """Every NOTE_PEERS_EVERY seconds, as frames arrive: note the network groups of our peers."""
+        """Note the network groups of our peers, at most every NOTE_PEERS_EVERY_S, as frames arrive."""
         if 0 <= now - self._noted_at < NOTE_PEERS_EVERY:
             return
         self._noted_at = now

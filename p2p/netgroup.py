@@ -1,9 +1,9 @@
-"""The network group of an address: the addresses that one attacker gets cheaply. Pure.
+"""Network groups: addresses that one attacker gets cheaply count as one. Pure.
 
-/16 for IPv4 and /32 for IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of addresses in
-one data centre or at one provider are one group, thousands of groups are thousands of providers. Addresses of
-IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056, 4380, 6052) count as the IPv4 address. Loopback and private networks
-are one group together: somebody let those machines in.
+A group is a /16 of IPv4 or a /32 of IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of
+addresses in one data centre or at one provider are one group, thousands of groups are thousands of providers.
+IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056, 4380, 6052) counts as the IPv4 address. Loopback and all private
+networks are one group together, as somebody let those machines in.
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(maxsize=1 << 14)
 def group_of(address: str) -> str | None:
-    """The group of a multiaddress, or None where nobody can dial it."""
+    """Return the group of a multiaddress, or None where nobody can dial it."""
     endpoint = parse_endpoint(address)
     if endpoint is None:
         return None
@@ -40,9 +40,8 @@ def group_of(address: str) -> str | None:
 def share_group_of(address: str) -> str | None:
     """Return the group by which shares of what arrives are counted.
 
-    As `group_of`, but in local networks each machine is its own.
-
-    Somebody let a machine into a local network; the names on it are as many as it likes.
+    It is `group_of`, except that in a local network each machine is its own group: somebody let the machine
+    in, but the names on it are as many as it likes.
     """
     endpoint = parse_endpoint(address)
     return (
@@ -53,7 +52,7 @@ def share_group_of(address: str) -> str | None:
 
 
 def share_group_of_host(host: str) -> str | None:
-    """Return the same for an IP address as text."""
+    """Return what `share_group_of` does, for an IP address as text."""
     group = group_of_host(host)
     return f"{LOCAL} {machine_of_host(host)}" if group == LOCAL else group
 
@@ -75,16 +74,16 @@ def group_of_host(host: str) -> str | None:
 
 
 def is_public(host: str) -> bool:
-    """Whether this is an IP address on the internet: nothing of this machine, its networks, or reserved."""
+    """Return whether this is an IP address on the internet, neither private nor local nor reserved."""
     ip = _ip(host)
     return ip is not None and ip.is_global and group_of_host(host) not in (LOCAL, None)
 
 
 def machine_of_host(host: str) -> str:
-    """The part of its address that a machine cannot change by itself.
+    """Return the part of an address that a machine cannot change by itself.
 
-    Of IPv4 all, of IPv6 the /64 (RFC 4291 2.5.4), but all of a link-local one, as its /64 is that of all
-    machines on the link. Text that is no address stays as it is.
+    That is all of an IPv4 address and the /64 of an IPv6 one (RFC 4291 2.5.4); but all of a link-local one,
+    as its /64 is that of every machine on the link. Text that is no address is returned as it is.
     """
     ip = _ip(host)
     if isinstance(ip, ipaddress.IPv6Address) and not ip.is_link_local:
@@ -94,7 +93,7 @@ def machine_of_host(host: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def only_here(address: str) -> bool:
-    """Whether it is loopback or link-local: then the same address is another machine for another peer."""
+    """Return whether the address is loopback or link-local, and so names another machine to another peer."""
     endpoint = parse_endpoint(address)
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return False
@@ -103,7 +102,7 @@ def only_here(address: str) -> bool:
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Without its zone; of IPv4 where it is such an address inside IPv6."""
+    """Parse an IP address without its zone; give the IPv4 address where one is embedded in IPv6."""
     try:
         ip = ipaddress.ip_address(host.split("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Rate limits: the one token bucket, buckets by key, and bans of peers that send too much.
+"""Rate limits: the token bucket, buckets by key, and bans of peers that send too much.
 
 Pure; `now` is an argument, in seconds.
 """
@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TokenBucket:
-    """Holds `burst` tokens when full, and is refilled at `rate` a second.
+    """Holds `burst` tokens when full, and is refilled with `rate` tokens a second.
 
     A clock that was set back refills nothing.
     """
@@ -26,20 +26,17 @@ class TokenBucket:
         self.rate, self.burst, self.left, self._at = rate, burst, burst, now
 
     def refill(self, now: float) -> float:
-        """The tokens in it now."""
+        """Refill it, and return the tokens in it now."""
         self.left = min(self.burst, self.left + max(0.0, now - self._at) * self.rate)
         self._at = now
         return self.left
 
     def take(self, tokens: float) -> None:
-        """This may leave it in debt, of one burst at most."""
+        """Take tokens, even into debt of at most one burst."""
         self.left = max(-self.burst, self.left - tokens)
 
     def wait(self, now: float, tokens: float = 1.0) -> float:
-        """Take the tokens and return 0.0.
-
-        Where there are too few, take none, and return the seconds until there are enough.
-        """
+        """Take the tokens and return 0.0, or take none and return the seconds until there are enough."""
         if self.refill(now) >= tokens:
             self.take(tokens)
             return 0.0
@@ -47,9 +44,9 @@ class TokenBucket:
 
 
 class TokenBuckets(Generic[K]):
-    """A token bucket for each key. Bounded: at `most` keys the one not used for longest is forgotten.
+    """A token bucket for each key. At `most` keys the least recently used is forgotten.
 
-    A bucket that is not used fills up, so forgetting one gives away one burst at most.
+    An unused bucket fills up, so forgetting one gives away one burst at most.
     """
 
     def __init__(self, rate: float, burst: float, most: int = _PEERS) -> None:
@@ -60,7 +57,7 @@ class TokenBuckets(Generic[K]):
         return len(self._buckets)
 
     def of(self, key: K, now: float) -> TokenBucket:
-        """The bucket of this key; a new one is full."""
+        """Return the bucket of this key; a new one is full."""
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = TokenBucket(self.rate, self.burst, now)
@@ -76,10 +73,10 @@ class TokenBuckets(Generic[K]):
 class RateLimit:
     """Two token buckets for each peer: one for all frames, and a small one for broken frames.
 
-    For the engines. The peer that hands us a frame pays for it before anything in it is checked, as forged
-    and broken frames have no author. A peer in the mesh passes on everybody's frames, so its rate is that of
-    a busy swarm. A peer whose bucket is empty is banned for `ban` seconds, and for twice as long each time
-    that this happens again within a day, up to LONGEST.
+    Engines use it. The peer that hands us a frame pays for it before anything in it is checked, as forged and
+    broken frames have no author. A peer in the mesh passes on everybody's frames, so its rate is that of a
+    busy swarm. A peer whose bucket is empty is banned for `ban` seconds, and for twice as long each time that
+    this happens again within a day, up to LONGEST_BAN_S.
     """
 
     def __init__(
@@ -106,7 +103,7 @@ class RateLimit:
         return until is not None and until > now
 
     def pay(self, peer: str, now: float, *, frames: float = 1.0, broken: bool = False) -> bool:
-        """False: the peer had too few tokens, and is banned from now on."""
+        """Charge the peer, or ban it and return False where it has too few tokens."""
         paid = self.frames.of(peer, now).wait(now, frames) == 0
         if paid and (not broken or self.broken.of(peer, now).wait(now) == 0):
             return True
@@ -116,13 +113,13 @@ class RateLimit:
         return False
 
     def ban(self, peer: str, now: float, seconds: float) -> None:
-        """A longer ban that there is already stays."""
+        """Ban the peer, unless it has a longer ban already."""
         self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
         if len(self._banned) > _PEERS:
             self._banned.popitem(last=False)
 
     def ban_again(self, peer: str, now: float) -> float:
-        """Ban it for twice as long as the last time. Returns the seconds."""
+        """Ban the peer for twice as long as the last time. Returns the seconds."""
         times, until = self._again.get(peer, (0, now))
         times = times if now - until < _DAY else 0
         seconds = min(LONGEST, self.ban_seconds * float(1 << times))

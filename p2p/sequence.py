@@ -1,4 +1,4 @@
-"""Sequence numbers for our own frames: none is used twice, also after a crash or a power cut."""
+"""Sequence numbers of our own frames, none used twice even after a crash or a power cut."""
 
 import logging
 from collections.abc import Callable
@@ -11,14 +11,14 @@ log = logging.getLogger(__name__)
 
 
 class SequenceFile:
-    """An iterator of rising numbers. A block of them is reserved on disk before its first one is handed out.
+    """An iterator of rising numbers. Reserves a block of them on disk before it hands out the first.
 
     A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses
     fewer than a thousand a second can never have reached those.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
-        """Raises StateUnwritable where the file is there and cannot be read."""
+        """Read the file. Raises StateUnwritable where it exists and cannot be read."""
         self._path = path
         self._block = block
         self._next = self._reserved = max(self._stored(), int(clock() * 1000))
@@ -27,7 +27,10 @@ class SequenceFile:
         return self
 
     def __next__(self) -> int:
-        """Raises StateUnwritable when a new block cannot be reserved: then nothing may be published."""
+        """Return the next number.
+
+        Raises StateUnwritable when a new block cannot be reserved; then nothing may be published.
+        """
         if self._next >= self._reserved:
             reserved = self._next + self._block
             try:

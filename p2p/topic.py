@@ -14,7 +14,7 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class Topic:
-    """`str(topic)` is the GossipSub topic, `/swarmd/1/<name>/<digest>`.
+    """A swarm's name and digest. `str(topic)` is its GossipSub topic, `/swarmd/1/<name>/<digest>`.
 
     Raises ValueError on a part that is no word.
     """
@@ -34,13 +34,10 @@ class Topic:
 
     @cached_property
     def swarm_id(self) -> bytes:
-        """16 bytes in every frame for its swarm: nobody can replay it in another."""
+        """The 16 bytes in every frame that name its swarm, so that nobody can replay it in another."""
         return sha256(str(self).encode()).digest()[:16]
 
     @cached_property
     def provider_key(self) -> bytes:
-        """The DHT key of the members' provider records.
-
-        A SHA-256 multihash, as every libp2p program takes one.
-        """
+        """The DHT key of the members' provider records: a SHA-256 multihash, as libp2p requires."""
         return b"\x12\x20" + sha256(b"swarmd:" + str(self).encode()).digest()

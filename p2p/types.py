@@ -1,11 +1,9 @@
 """The types of the network layer: peers, frames, verdicts, and the interface of an engine.
 
-No rollouts, tasks or models.
+It knows no rollouts, tasks or models. How far a message has come is in its type:
 
-How far a message has come is in its type:
-    bytes (a frame) -> Envelope (signature and limits held; `p2p.envelope.open_frame` alone makes one)
-    ReceivedBody (what a `Transport` hands over: a body that was gossiped or fetched) -> whatever the caller
-    decodes
+    bytes (a frame) -> Envelope: signature and limits hold; `p2p.envelope.open_frame` alone makes one
+    ReceivedBody: what a `Transport` hands over, a body that was gossiped or fetched
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -29,7 +27,7 @@ class Verdict(Enum):
 
 
 class Reason(Enum):
-    """Why a frame or what was in it is refused. The value is what an operator reads."""
+    """Why a frame or its content is refused. The value is the text that operators read."""
 
     TOO_LARGE = "too large"
     MALFORMED = "not a frame"
@@ -62,10 +60,7 @@ class Reason(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the operator can do where there are many of these.
-
-        Empty: nothing, a few such frames are normal.
-        """
+        """What the operator can do where there are many of these; empty where a few are normal."""
         return _REMEDIES.get(self, "")
 
 
@@ -94,7 +89,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A frame we refused. A value, not an exception: hostile peers are normal."""
+    """A refused frame. It is a value, not an exception, as hostile peers are normal."""
 
     reason: Reason
     author: PeerId | None = None  # only where the signature proved it
@@ -102,7 +97,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A frame whose form, signature, time and quota held."""
+    """A frame whose form, signature, time and quota hold."""
 
     author: PeerId
     sequence: int  # the author's own counter; never repeats for one key
@@ -114,9 +109,9 @@ class Envelope:
 
 
 class ReceivedBody(msgspec.Struct, frozen=True, tag=True):
-    """A body of others, gossiped or fetched, on its way to whoever decodes it.
+    """Somebody else's body, gossiped or fetched, on its way to the decoder.
 
-    Goes over the link as it is (`swarmd.link`).
+    It goes over the link as it is (`swarmd.link`).
     """
 
     author: PeerId
@@ -139,27 +134,27 @@ class Peer:
 class Transport(Protocol):
     """The swarm as the trainer sees it. No call waits for the network.
 
-    Carried over the socket pair by `swarmd.link` in a real node; a `p2p.member.Member` over the memory engine
-    in the lab.
+    In a node `swarmd.link` carries the calls over the socket pair; in the lab it is a `p2p.member.Member`
+    over the memory engine.
     """
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal `body` and send it to everybody in the swarm."""
 
     def received(self) -> Sequence[ReceivedBody]:
-        """What was admitted since the last call, oldest first.
+        """Return the bodies admitted since the last call, oldest first.
 
-        Bounded: where there is too much, the oldest are dropped.
+        The queue is bounded: where there is too much, the oldest are dropped.
         """
 
     def hold(self, blob: bytes) -> None:
         """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
 
     def report(self, author: PeerId, reason: Reason) -> None:
-        """A frame of this author was admitted, and its content proved bad."""
+        """Report that an admitted frame of this author proved to have bad content."""
 
     def refused(self) -> Mapping[Reason, int]:
-        """How many frames were refused at admission since the last call, by reason."""
+        """Return how many frames were refused at admission since the last call, by reason."""
 
 
 # Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, and
@@ -174,7 +169,7 @@ Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 
 
 class PeerRequest(IntEnum):
-    """All that members ask each other: the first byte of a question.
+    """All questions that members ask each other: a question's first byte.
 
     To add one: a line here, and its answer in `Member.answers`.
     """
@@ -191,7 +186,7 @@ class PeerRequest(IntEnum):
         return bytes([self]) + content
 
     def content(self, message: bytes) -> bytes | None:
-        """What follows the first byte; None where the message is another question, or none."""
+        """Return what follows the first byte; None where the message is another question, or none."""
         return message[1:] if message[:1] == bytes([self]) else None
 
 
@@ -199,9 +194,8 @@ class PeerRequest(IntEnum):
 class Handlers:
     """What an engine calls.
 
-    also: topics of other swarms that the engine is to be in besides ours: it counts their members among its
-    own, announces itself to them, and passes on what this lets through. For a node that only helps others
-    meet.
+    also: topics of other swarms that the engine joins besides ours, on a node that only helps others to meet.
+    The engine counts their members among its own, announces itself to them, and passes on what this admits.
     """
 
     deliver: Deliver
@@ -217,7 +211,7 @@ class Unanswered(Exception):
 class Started(Protocol):
     """What `trio.Nursery.start` hands to a task that reports when it is ready.
 
-    As trio's own, which its type stubs do not name.
+    It is trio's own type, which its stubs do not name.
     """
 
     def started(self, value: Sequence[str]) -> None: ...
@@ -226,56 +220,52 @@ class Started(Protocol):
 class P2pEngine(Protocol):
     """Moves frames between the members of one swarm.
 
-    Built with `Handlers`; judged by one contract test suite.
+    An engine is built with `Handlers`; one suite of contract tests judges them all.
     """
 
     me: PeerId
 
     async def run(self, task_status: Started = ...) -> None:
-        """Be in the swarm until cancelled (trio).
+        """Stay in the swarm until cancelled (trio).
 
-        Reports its addresses once others can reach it; raises OperatorError until then.
+        Reports its addresses once others can reach it; until then it may raise OperatorError.
         """
 
     def publish(self, frame: bytes) -> None:
-        """Queue a frame for sending; returns at once.
+        """Queue a frame for sending and return at once.
 
         The queue is bounded: the oldest waiting frame is dropped.
         """
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Ask a peer. Returns its answer of at most `limit` bytes, empty where it has none.
+        """Ask a peer and return its answer of at most `limit` bytes, empty where it has none.
 
-        Dials the peer where there is no connection.
-
-        Never ends a connection. Without a deadline of its own: cancel it. Raises Unanswered.
+        Dials the peer where there is no connection, and never ends one. It has no deadline of its own: cancel
+        it. Raises Unanswered.
         """
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
-        """Ban the peer: hang up, and neither dial it nor accept its connections for so long.
-
-        Returns at once.
-        """
+        """Ban the peer for so long: hang up, neither dial nor accept it. Returns at once."""
 
     async def announce(self, topic: Topic) -> None:
         """Publish a provider record for the topic in the DHT. It lasts some hours. Raises Unanswered."""
 
     async def find(self, topic: Topic) -> Sequence[PeerId]:
-        """The peers with such a record.
+        """Return the peers with such a record, which nothing proves to be true.
 
-        Nothing proves that it is true. Takes up to 20 s. Raises Unanswered.
+        Takes up to 20 s. Raises Unanswered.
         """
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """A member was announced on our local network, at these addresses. Returns at once."""
+        """Note a member that was announced on our local network at these addresses. Returns at once."""
 
     def peers(self) -> Sequence[Peer]: ...
 
     def connected(self) -> Collection[PeerId]:
-        """All that we are connected to, of our swarm or not."""
+        """Return all peers we are connected to, of our swarm or not."""
 
     def present(self, topic: Topic) -> int:
-        """How many connected peers are in a topic that we are in."""
+        """Return how many connected peers are in a topic that we are in."""
 
     def addresses(self) -> Sequence[str]:
-        """Multiaddresses at which others can dial this member, each ending in /p2p/<peer id>."""
+        """Return the multiaddresses at which others can dial this member, each ending in /p2p/<peer id>."""

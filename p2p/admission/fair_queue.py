@@ -1,7 +1,7 @@
-"""A bounded, fair queue of what was admitted. Pure.
+"""A bounded, fair queue of admitted items. Pure.
 
-Where it is full, the oldest of whoever has most waiting is dropped (`holders`). What is left leaves in the
-order in which it came.
+Where it is full, it drops the oldest item of whoever has most waiting (`holders`). The rest leave in the
+order in which they came.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ class FairQueue(Generic[W]):
             self._drop()
 
     def drain(self) -> Sequence[W]:
-        """Take all of it, oldest first."""
+        """Take all items, oldest first."""
         items = list(self._waiting.values())
         self._waiting.clear()
         self._holders = Holders()

@@ -1,8 +1,8 @@
-"""Who holds how much of a bounded store, and what is dropped where it is full. Pure.
+"""Counts who holds how much of a bounded store, and chooses what to drop where it is full. Pure.
 
-Dropped is the oldest entry of the author that holds most in the network group that holds most. So a flood, or
-a crowd of names on few addresses, pushes out its own, and who holds little loses nothing. An author whose
-group is not known counts as a group of its own.
+Dropped is the oldest entry of the author that holds most, in the network group that holds most. So a flood,
+or a crowd of names on few addresses, pushes out its own entries, and whoever holds little loses nothing. An
+author whose group is not known counts as a group of its own.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _Tally(Generic[H]):
-    """Counts by holder; who has most is known at once, however many there are."""
+    """Counts by holder. Finds the largest at once, however many there are."""
 
     def __init__(self) -> None:
         self._counts: dict[H, int] = {}
@@ -24,7 +24,7 @@ class _Tally(Generic[H]):
         self._most = 0
 
     def add(self, holder: H, change: int) -> None:
-        """change: 1 or -1."""
+        """Change a holder's count by 1 or -1."""
         count = self._counts.pop(holder, 0)
         if count:
             self._by_count[count].pop(holder)
@@ -44,7 +44,7 @@ class _Tally(Generic[H]):
 
 
 class Holders(Generic[K]):
-    """Entries by key, oldest first, and whose each is."""
+    """The entries of a store by key, oldest first, and the holder of each."""
 
     def __init__(self) -> None:
         self._owners: dict[K, tuple[str, PeerId]] = {}
@@ -53,7 +53,7 @@ class Holders(Generic[K]):
         self._entries: dict[tuple[str, PeerId], OrderedDict[K, None]] = {}
 
     def add(self, key: K, author: PeerId, group: str) -> None:
-        """Add an entry, the newest. group: "" where it is not known."""
+        """Add an entry as the newest. group: "" where it is not known."""
         owner = (group or author, author)
         self._owners[key] = owner
         self._groups.add(owner[0], 1)

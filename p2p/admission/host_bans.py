@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class HostBans:
-    """Which hosts may connect to us."""
+    """Decides which hosts may connect to us."""
 
     def __init__(self) -> None:
         self._rate_limit = RateLimit(rate=1 / EVERY, burst=PEERS, ban=CLOSED)
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:
-        """A peer from this host was banned.
+        """Count a banned peer of this host, and ban the host where there were too many.
 
-        host: an IP address as text, or "" where it is not known, which is not counted. Each peer counts once,
-        as its own ban keeps it out. Logs a warning where the host is banned now.
+        host: an IP address as text, or "" where it is not known; then nothing is counted. Each peer counts
+        once, as its own ban keeps it out. Logs a warning when it bans the host.
         """
         if not host or self.knows(peer):
             return
@@ -46,7 +46,7 @@ class HostBans:
             )
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether this peer was counted."""
+        """Return whether this peer was counted."""
         return peer in self._known
 
     def admits(self, host: str, now: float) -> bool:

@@ -1,11 +1,11 @@
 """Admission: the checks of every frame that arrives.
 
-Pure; `now` is an argument. As a table: docs/admission.md.
+Pure; `now` is an argument. docs/admission.md has them as a table.
 
-Checks run cheapest first: what the peer that handed it over may still send, size, form, version, swarm, our
-own echo, time, repetition (`p2p.admission.replays`), quota and score of the author it names, and last the
-signature. An author is charged only for what it really signed, so nobody can use up another's quota. What
-nobody signed is charged to the connection it came by.
+Checks run cheapest first: quota of the connection, size, form, version, swarm, our own echo, time, repetition
+(`p2p.admission.replays`), quota and score of the author that the frame names, and last the signature. An
+author is charged only for what it really signed, so nobody can use up another's quota. What nobody signed is
+charged to the connection that brought it.
 """
 
 from collections import Counter, OrderedDict
@@ -61,7 +61,10 @@ class _Via:
         self.broken = TokenBucket(limits.via_broken_per_second, limits.via_broken_burst, now)
 
     def pays(self, size: int, now: float) -> bool:
-        """Frames over the limit are not charged: the connection is used again as soon as it is slower."""
+        """Charge the connection for a frame, or return False.
+
+        Frames over the limit are not charged, so the connection is used again as soon as it is slower.
+        """
         if self.frames.refill(now) < 1 or self.bytes.refill(now) < size or self.broken.refill(now) < 1:
             return False
         self.frames.take(1)
@@ -70,12 +73,13 @@ class _Via:
 
 
 class Inbox:
-    """The admission of one member of one swarm.
+    """The admission of one member to one swarm.
 
-    group_of: a connection's network group, "" where it is not known. not_before: frames sent earlier are old,
-    so that a restart without `memory` admits no replays. note: called with every admitted frame, before
-    `receive` returns. verify: `envelope.check`, or a cache of it where many members in one process receive
-    one frame.
+    Args:
+        group_of: a connection's network group, "" where it is not known.
+        not_before: frames sent earlier are old, so that a restart without `memory` admits no replays.
+        note: called with every admitted frame, before `receive` returns.
+        verify: `envelope.check`, or a cache of it where many members in one process receive one frame.
     """
 
     def __init__(
@@ -108,9 +112,9 @@ class Inbox:
         self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
-        """The envelope, or why not.
+        """Check a frame, and return its envelope or why it is refused.
 
-        `now` in seconds since the epoch; via: the peer that handed it over, where that is known.
+        now: seconds since the epoch. via: the peer that handed it over, where that is known.
         """
         outcome = self._from(via, frame, now)
         if isinstance(outcome, Rejected):
@@ -120,16 +124,16 @@ class Inbox:
         return outcome
 
     def charge(self, author: PeerId, frames: float, now: float) -> None:
-        """Take `frames` off an author's quota, as it sent an admitted frame that proved bad.
+        """Take `frames` off an author's quota, as an admitted frame of it proved bad.
 
-        Down to one burst below zero.
+        It goes down to one burst below zero.
         """
         bucket = self._frames.of(public_key_of(author), now)
         bucket.refill(now)
         bucket.take(frames)
 
     def memory(self) -> Memory:
-        """The state to give to this inbox after a restart."""
+        """Return the state to give to this inbox after a restart."""
         return self._replays.memory()
 
     def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:

@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class AdmissionMemory:
-    """folder: None keeps nothing over restarts; frames sent before now are then old."""
+    """The two files of one member.
+
+    folder: None keeps nothing over restarts; frames sent before now are then old.
+    """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
         self.reputation = Reputation()
@@ -37,12 +40,12 @@ class AdmissionMemory:
             load_reputation(self._path, self.reputation, clock())
 
     def note(self, trace: Trace) -> None:
-        """A frame is admitted."""
+        """Note an admitted frame."""
         if self._seen is not None:
             self._seen.note(trace)
 
     async def save_regularly(self, memory: Callable[[], Memory]) -> None:
-        """Until cancelled: what is due, in a thread, as the disk may be slow."""
+        """Save what is due until cancelled, in a thread, as the disk may be slow."""
         while True:
             await trio.sleep(LOOK_EVERY)
             if self._seen is not None and self._seen.due:
@@ -53,7 +56,7 @@ class AdmissionMemory:
                 await trio.to_thread.run_sync(save_reputation, self._path, self.reputation.dump())
 
     def close(self, memory: Memory) -> None:
-        """The member stops."""
+        """Save for the last time, as the member stops."""
         if self._seen is not None:
             self._seen.save(memory, closed=True)
         if self._path is not None:
@@ -61,7 +64,7 @@ class AdmissionMemory:
 
 
 def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
-    """A damaged file is set aside, and all scores begin anew: hostile peers are found again."""
+    """Load the scores. A damaged file is set aside, and all begin anew: hostile peers are found again."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE)

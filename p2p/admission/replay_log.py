@@ -2,23 +2,23 @@
 
 No frame is admitted twice, and new ones are not refused.
 
-Theory of operation. The file is one msgpack snapshot (`replays.Memory`), and after it a journal: a record of
-RECORD bytes for each frame admitted since, appended before the frame is used. The kernel has what the process
+Theory of operation. The file is one msgpack snapshot (`replays.Memory`) followed by a journal: a record of
+RECORD_BYTES for each frame admitted since, appended before the frame is used. The kernel has what the process
 wrote, so kill -9 loses none of it. A process that reads the file in the same boot of the machine, or after a
 clean end, knows every frame: it refuses those, and admits new frames of a peer with a slow clock at once. A
 power cut may lose the journal's end. So the file also has a promise, which is durable (fsync) before it is
 needed, about once a minute: no frame sent after PROMISED was admitted. A process that may have lost records
-refuses everything sent up to then. It is never more than PROMISE after the moment it was made, by our clock,
-whatever times the frames say. Without a file, or with a damaged one, frames sent before now are refused; also
-where the file is from the future, because the clock was set back.
+refuses everything sent up to then. The promise is never more than PROMISE_S after the moment it was made, by
+our clock, whatever times the frames say. Without a file, or with a damaged one, frames sent before now are
+refused; also where the file is from the future, because the clock was set back.
 
-    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent
-    at 8, CRC-32 4
+    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot |
+    records: author's key 32, sequence 8, sent at 8, CRC-32 4
 
 A record with the promise alone has zeros for the rest. Numbers are big-endian. The file is written anew where
-the journal is longer than the snapshot, so that of all that is written at most half is snapshots. Where a
+the journal is longer than the snapshot, so that at most half of all that is written is snapshots. Where a
 write fails, the file is removed: the next start then refuses all older frames. At the limits of `replays` the
-file has at most MAX_FILE bytes.
+file has at most MAX_FILE_BYTES.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 def boot_id() -> str:
-    """The id of this boot of the machine; empty where the system has none."""
+    """Return the id of this boot of the machine; empty where the system has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -71,10 +71,9 @@ def boot_id() -> str:
 class ReplayLog:
     """The log of one member.
 
-    `load` it once, `note` each admitted frame, and `save` when `due` and at the end.
-
-    `save` may run in another thread: `begin` before the memory is taken, and what is noted until it ends is
-    in the file too.
+    `load` it once, `note` each admitted frame, and `save` when `due` and at the end. `save` may run in
+    another thread: call `begin` before the memory is taken, and what is noted until it ends is in the file
+    too.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, boot: str | None = None) -> None:
@@ -89,13 +88,13 @@ class ReplayLog:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to `save`."""
+        """Return whether it is time to `save`."""
         return self._written > max(JOURNAL, self._snapshot) or (
             self._journal is None and self._clock() >= self._retry_at
         )
 
     def load(self) -> Memory:
-        """The state of earlier runs, as far as it matters. From here on this process writes the file."""
+        """Return what still matters of earlier runs. From here on this process writes the file."""
         memory = self._read()
         now = self._ms()
         if memory is None:
@@ -109,7 +108,7 @@ class ReplayLog:
         return memory
 
     def note(self, trace: Trace) -> None:
-        """A frame is admitted. It may be used when this returns."""
+        """Note an admitted frame, which may be used when this returns."""
         with self._lock:
             if trace.sent_at > self._promised:
                 self._promised = max(self._ms() + int(PROMISE * 1000), trace.sent_at)
@@ -117,7 +116,7 @@ class ReplayLog:
             self._append(trace)
 
     def begin(self) -> None:
-        """The memory for the next `save` is taken now."""
+        """Mark that the memory for the next `save` is taken now."""
         with self._lock:
             self._since = bytearray()
 
@@ -175,7 +174,7 @@ class ReplayLog:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """A part of the log would admit replays. Without one, older frames are refused."""
+        """Remove the log: a part of it would admit replays; without one, older frames are refused."""
         log.warning(
             "cannot write %s: %s; after a restart only frames sent from then on are admitted",
             self._path,
@@ -196,7 +195,7 @@ class ReplayLog:
         return int(self._clock() * 1000)
 
     def _read(self) -> Memory | None:
-        """None where there is no usable file."""
+        """Read the file; None where there is no usable one."""
         try:
             with self._path.open("rb") as file:
                 return self._parse(file.read(MAX_FILE))
@@ -214,7 +213,7 @@ class ReplayLog:
             return None
 
     def _parse(self, data: bytes) -> Memory:
-        """Raises ValueError, MsgspecError or struct.error."""
+        """Parse the file's content. Raises ValueError, MsgspecError or struct.error."""
         magic, length, checksum = _HEADER.unpack_from(data)
         body = data[_HEADER.size : _HEADER.size + length]
         if magic != MAGIC or len(body) != length or crc32(body) != checksum:
@@ -246,12 +245,12 @@ def _packed(numbers: Sequence[int]) -> bytes:
 
 
 def _unpacked(numbers: bytes) -> Sequence[int]:
-    """Raises struct.error."""
+    """Unpack 8-byte numbers. Raises struct.error."""
     return struct.unpack(f">{len(numbers) // 8}Q", numbers)
 
 
 def _records(journal: bytes) -> list[Trace]:
-    """Up to the first that is not whole.
+    """Parse the journal's records up to the first that is not whole.
 
     Half a record at the end was never noted: the process was killed while it wrote.
     """

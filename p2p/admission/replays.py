@@ -1,20 +1,21 @@
-"""Replay protection: which of each author's latest frames came.
+"""Replay protection: remembers which of each author's latest frames came.
 
 Pure; `now` is an argument. `p2p.admission.replay_log` keeps it on disk.
 
 Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them
-signed. Of an author the FRAMES sent last are remembered. What is forgotten raises a **horizon**, and what was
-sent up to it is old:
+signed. Of each author the last FRAMES sent are remembered. What is forgotten raises a **horizon**, and what
+was sent up to it is old:
 
-- an author's own, where it has more than FRAMES. So the times that an author chooses count for nobody else;
-- one of all authors that we do not remember, where an author is forgotten. It never passes LATELY before now,
-  as no author is forgotten whose newest frame is younger. Where there is no room, a new author is refused
-  instead.
+- an author's own horizon, where it has more than FRAMES. So the times that an author chooses count for nobody
+  else;
+- one for all authors that are not remembered, raised where an author is forgotten. It never passes
+  REMEMBERED_S before now, as no author is forgotten whose newest frame is younger. Where there is no room, a
+  new author is refused instead.
 
-Room goes by **holder**, the connection that brought an author, and by its network group: a group may hold as
-many authors as are free for others (Choudhury and Hahne, 1998), and a connection as many as are then free for
-others in its group. Where there are too few, the one that has been silent for longest goes, of the holder
-that has most, in the group that has most.
+Room is shared by **holder**, the connection that brought an author, and by its network group: a group may
+hold as many authors as are free for others (Choudhury and Hahne, 1998), and a connection as many as are then
+free for others in its group. Where there are too few, the one that has been silent for longest is forgotten,
+of the holder that has most, in the group that has most.
 """
 
 from array import array
@@ -89,17 +90,20 @@ class _Author:
         self.forget(max(0, len(self.sent_at) - FRAMES))
 
     def forget(self, count: int) -> None:
-        """Those that were sent first."""
+        """Forget the frames that were sent first."""
         if count:
             self.horizon = max(self.horizon, self.sent_at[count - 1])
             del self.sent_at[:count], self.sequences[:count]
 
 
 class Replays:
-    """limit: authors that are remembered at once."""
+    """Remembers the frames of at most `limit` authors."""
 
     def __init__(self, limit: int, memory: Memory, not_before: float = 0.0) -> None:
-        """not_before: seconds since the epoch; what was sent earlier is old."""
+        """Start from the memory of earlier runs.
+
+        not_before: seconds since the epoch; what was sent earlier is old.
+        """
         self._limit = limit
         self._start, self._horizon = max(memory.start, int(not_before * 1000)), memory.horizon
         self._authors: dict[bytes, _Author] = {}
@@ -112,7 +116,7 @@ class Replays:
         return len(self._authors)
 
     def refuses(self, trace: Trace, holder: Holder, now: float) -> Reason | None:
-        """Why this frame may not be let in: STALE, OLD, DUPLICATE or CROWDED."""
+        """Return why this frame may not be admitted: STALE, OLD, DUPLICATE or CROWDED."""
         key, sequence, sent_at = trace
         if not now - WINDOW <= sent_at / 1000 <= now + AHEAD:
             return Reason.STALE
@@ -127,7 +131,7 @@ class Replays:
         return None if author is not None or self._has_room(holder, now) else Reason.CROWDED
 
     def remember(self, trace: Trace, holder: Holder, now: float) -> None:
-        """The frame is let in; `refuses` found nothing."""
+        """Remember an admitted frame; `refuses` found nothing against it."""
         author = self._authors.get(trace.author)
         if author is None:
             author = self._place(trace.author, _Author(holder, self._horizon))
@@ -151,7 +155,7 @@ class Replays:
         return Memory(self._start, self._horizon, list(authors))
 
     def _has_room(self, holder: Holder, now: float) -> bool:
-        """Forgets who may be forgotten, as far as needed."""
+        """Return whether there is room for another author, forgetting those that may be forgotten."""
         while True:
             free, ours, its = (
                 self._limit - len(self._authors),

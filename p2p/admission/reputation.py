@@ -1,17 +1,17 @@
-"""Reputation: a score for each peer, from what it did to us; and its network group.
+"""Reputation: a score for each peer, from what it did to us, and its network group.
 
 Pure; `now` is an argument. Figures: docs/admission.md.
 
 Theory of operation. What others say of a peer counts for nothing, and good conduct earns it nothing: anybody
-can have that for as long as it pays. Its score is 0 when it is clean. It falls with each offence, and half of
-it comes back in HALF_LIFE. Below SHUNNED its frames are ignored and nothing of it is chosen (GossipSub calls
-this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to MAX_BAN. A forwarder is blamed
-only for what it could check itself (the REJECT checks) and for how much it sends; what only regeneration
-finds is the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED,
-but for MAX_BAN_PASSED_ON at most, because some engines pass on frames before they are checked
-(docs/p2p.md).
+can behave well for as long as it pays. A score is 0 while the peer is clean. It falls with each offence, and
+half of it comes back in HALF_LIFE_S. Below GRAYLIST_THRESHOLD a peer's frames are ignored and nothing of it
+is chosen (GossipSub's graylist). At BAN_THRESHOLD it is banned, each time for twice as long, up to MAX_BAN_S.
+A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what
+only regeneration finds is the author's fault. A connection that brings bad frames is ended as soon as its
+peer is at GRAYLIST_THRESHOLD, but for MAX_BAN_PASSED_ON_S at most, because some engines pass on frames before
+they are checked (docs/network.md).
 
-Bounded: PEERS records. Banned peers are forgotten last.
+It holds at most PEERS records. Banned peers are forgotten last.
 """
 
 import math
@@ -61,7 +61,7 @@ TALKS_ON = 0.05
 
 
 class _Record(msgspec.Struct, array_like=True):
-    """Of one peer. Times in seconds since the epoch."""
+    """The record of one peer. Times are in seconds since the epoch."""
 
     score: float = 0.0  # at `at`
     at: float = 0.0
@@ -80,7 +80,7 @@ class _ReputationFile(msgspec.Struct, array_like=True):
 class Reputation:
     """Implements `inbox.Opinion`.
 
-    `dump` and `load` are for a file: a clean new one is no harm, so a damaged one is none.
+    `dump` and `load` are for a file. Starting without one does no harm, and so a damaged one does none.
     """
 
     def __init__(self, limit: int = PEERS) -> None:
@@ -88,7 +88,7 @@ class Reputation:
         self._peers: dict[PeerId, _Record] = {}
 
     def offence(self, peer: PeerId, reason: Reason, now: float) -> float | None:
-        """The peer did this. Returns for how many seconds to ban it, where it is to be banned now."""
+        """Charge the peer for an offence. Returns the seconds to ban it for, if it is to be banned now."""
         own, talks_on = reason in OWN, reason is Reason.SHUNNED
         cost = TALKS_ON if talks_on else OWN.get(reason, PASSED_ON.get(reason, 0.0))
         if talks_on and not self.shunned(peer, now):
@@ -109,36 +109,36 @@ class Reputation:
         return self._ban(record, now, MAX_BAN if own else MAX_BAN_PASSED_ON, after)
 
     def admitted(self, via: PeerId) -> None:
-        """It handed us a frame that was new and good."""
+        """Credit the peer that handed us a new and good frame."""
         record = self._peers.get(via)
         if record is not None:
             record.repeats = min(REPEATS, record.repeats + 1)
 
     def met(self, peer: PeerId, group: str, now: float) -> None:
-        """We are connected to it, and it is in this network group (`p2p.netgroup`)."""
+        """Note that we are connected to a peer in this network group (`p2p.netgroup`)."""
         known = self._peers.get(peer)
         if known is None or known.group != group:
             self._record(peer, now).group = group
 
     def score(self, peer: PeerId, now: float) -> float:
-        """0 for a clean or unknown peer, below 0 for others."""
+        """Return 0 for a clean or unknown peer, below 0 for others."""
         record = self._peers.get(peer)
         return record.score * math.exp2(-max(0.0, now - record.at) / HALF_LIFE) if record is not None else 0.0
 
     def shunned(self, peer: PeerId, now: float) -> bool:
-        """Whether its frames are ignored and nothing of it is chosen."""
+        """Return whether the peer's frames are ignored and nothing of it is chosen."""
         record = self._peers.get(peer)
         return record is not None and (
             record.banned_until > now or (record.score < SHUNNED and self.score(peer, now) < SHUNNED)
         )
 
     def group(self, peer: PeerId) -> str:
-        """Its network group; empty where we never met it."""
+        """Return the peer's network group; empty where we never met it."""
         record = self._peers.get(peer)
         return record.group if record is not None else ""
 
     def banned(self, now: float) -> Mapping[PeerId, float]:
-        """The banned peers, and for how many seconds more."""
+        """Return the banned peers, and for how many seconds more."""
         return {
             peer: record.banned_until - now
             for peer, record in self._peers.items()
@@ -151,7 +151,7 @@ class Reputation:
         )
 
     def load(self, data: bytes, now: float) -> None:
-        """Take over what `dump` gave. Raises ValueError on anything else, and then nothing is changed."""
+        """Take over what `dump` gave. Raises ValueError on anything else, and then changes nothing."""
         try:
             file = msgspec.msgpack.decode(data, type=_ReputationFile)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -182,7 +182,7 @@ class Reputation:
         return record
 
     def _forget(self, now: float, sparing: PeerId | None = None) -> None:
-        """A tenth more than must be, so that a flood of new names does not make us sort for each."""
+        """Forget peers where there are too many, a tenth more than needed, as each call sorts them all."""
         if len(self._peers) <= self._limit:
             return
 

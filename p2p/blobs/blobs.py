@@ -32,7 +32,7 @@ def content_id(blob: bytes) -> bytes:
 
 
 def pack(content: bytes) -> bytes:
-    """Raises ValueError where no receiver would take it."""
+    """Compress content into a blob. Raises ValueError where no receiver would take it."""
     blob = _packer.compress(content)
     if len(content) > MAX_CONTENT or len(blob) > MAX_BLOB:
         raise ValueError(
@@ -42,11 +42,9 @@ def pack(content: bytes) -> bytes:
 
 
 def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
-    """The content, of at most `limit` bytes.
+    """Return the content, of at most `limit` bytes. Raises BadBlob.
 
-    Refuses by the size in the blob's header, and inflates no more than that.
-
-    Raises BadBlob.
+    It is refused by the size in the blob's header, and no more than that is inflated.
     """
     try:
         parameters = zstandard.get_frame_parameters(blob)
@@ -74,7 +72,7 @@ class BlobStore:
         self._blobs: OrderedDict[bytes, bytes] = OrderedDict()
 
     def put(self, blob: bytes) -> bytes:
-        """Its id."""
+        """Add a blob and return its id."""
         name = content_id(blob)
         if name not in self._blobs:
             self._blobs[name] = blob
@@ -91,7 +89,7 @@ class BlobStore:
         return blob
 
     def sizes(self) -> Mapping[bytes, int]:
-        """The size of each blob, by id."""
+        """Return the size of each blob, by id."""
         return {name: len(blob) for name, blob in self._blobs.items()}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Fetching blobs from peers, and serving them.
+"""Fetches blobs from peers, and serves them.
 
 Question: byte 1, then content ids of 12 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as
 four bytes, big-endian, and the blob; length zero where the peer does not have it. A peer that does not know
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 
 def question(ids: Sequence[bytes]) -> bytes:
-    """Raises ValueError where nobody would answer it."""
+    """Encode a question. Raises ValueError where nobody would answer it."""
     if not 0 < len(ids) <= MAX_ASKED or any(len(name) != ID_BYTES for name in ids):
         raise ValueError(f"one to {MAX_ASKED} ids of {ID_BYTES} bytes")
     return PeerRequest.BLOBS.message(b"".join(ids))
 
 
 def asked(message: bytes) -> Sequence[bytes]:
-    """The ids of a question; empty where it is none."""
+    """Return the ids in a question; empty where it is none."""
     ids = PeerRequest.BLOBS.content(message) or b""
     if len(ids) % ID_BYTES or len(ids) > MAX_ASKED * ID_BYTES:
         return ()
@@ -58,7 +58,7 @@ def answer(blobs: Sequence[bytes | None]) -> bytes:
 
 
 def answered(message: bytes, count: int) -> Sequence[bytes | None] | None:
-    """What `answer` was given; None where it is no such answer."""
+    """Parse an answer to so many ids; None where it is malformed."""
     blobs: list[bytes | None] = []
     at = 0
     for _ in range(count):
@@ -89,7 +89,7 @@ class BlobServer:
         self.sent = 0  # bytes
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Empty for another question, and for a peer over its limit."""
+        """Answer a question; empty for another question, and for a peer over its limit."""
         now = self._clock()
         bucket = self._upload.of(peer, now)
         if not (ids := asked(message)) or bucket.refill(now) <= 0:
@@ -110,7 +110,7 @@ class Want:
 
 
 class HolderReply(Enum):
-    """The reply of a holder to our question for one blob."""
+    """A holder's reply to our question for one blob."""
 
     NOTHING = "nothing yet"  # the question was sent
     YES = "here it is"
@@ -122,7 +122,7 @@ HolderReplies = MutableMapping[PeerId, HolderReply]  # by holder, those that wer
 
 
 class _Question:
-    """One question to one holder: all blobs that are wanted of it at one moment."""
+    """One question to one holder for all blobs that are wanted of it at one moment."""
 
     def __init__(self) -> None:
         self.wants: dict[bytes, int] = {}  # content id -> bytes
@@ -137,7 +137,7 @@ class _Question:
 
     @property
     def limit(self) -> int:
-        """Bytes of the answer.
+        """The most bytes that we take as an answer.
 
         One of several blobs may be larger than its author says; that must not cost us the others.
         """
@@ -164,11 +164,11 @@ class Fetcher:
         self.received = 0  # bytes of answers
 
     async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
-        """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
+        """Fetch a blob from the first holder that has it; None where none does. Cancel it at your deadline.
 
-        A slow holder is still waited for when the next is asked: the first answer wins, the other requests
-        are cancelled. A holder that could not be asked is asked once more. replies: filled with the reply of
-        each holder so far.
+        A slow holder is still waited for when the next is asked: the first answer wins, and the other
+        requests are cancelled. A holder that could not be asked is asked once more. replies: filled with the
+        reply of each holder so far.
         """
         found = self._store.get(want.id)
         if found is not None:
@@ -201,7 +201,10 @@ class Fetcher:
     async def _ask_up_to_twice(
         self, holder: PeerId, want: Want, settled: trio.Event, replies: HolderReplies
     ) -> bytes | None:
-        """settled: set where the first request failed, so that nobody waits for the second."""
+        """Ask a holder, and once more where it could not be asked.
+
+        settled: set where the first request failed, so that nobody waits for the second.
+        """
         try:
             return await self._ask_one(holder, want, replies)
         except Unanswered:
@@ -213,11 +216,10 @@ class Fetcher:
             return None
 
     async def _ask_one(self, holder: PeerId, want: Want, replies: HolderReplies) -> bytes | None:
-        """Blobs that are wanted of one holder at one moment are one question.
+        """Ask a holder for a blob, in one question with all others wanted of it at this moment.
 
-        The first fetch sends it, the others wait.
-
-        Raises Unanswered where the holder could not be asked.
+        The first fetch sends the question, the others wait. Raises Unanswered where the holder could not be
+        asked.
         """
         while True:
             shared = self._unsent.get(holder)
@@ -254,7 +256,10 @@ class Fetcher:
             del self._unsent[holder]
 
     async def _asked(self, holder: PeerId, wanted: _Question) -> dict[bytes, bytes | None]:
-        """Raises Unanswered where it could not be asked. No answer in time counts as one without blobs."""
+        """Ask, and return the blobs that came. No answer in time counts as one without blobs.
+
+        Raises Unanswered where the holder could not be asked.
+        """
         ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
         with trio.move_on_after(PATIENCE):
             reply = await self._ask(holder, question(ids), wanted.limit)

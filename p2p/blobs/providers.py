@@ -1,7 +1,7 @@
-"""Provider selection for a blob: named holders, connected peers, then authors of recent frames. Pure.
+"""Chooses whom to ask for a blob: named holders, connected peers, authors of recent frames. Pure.
 
-In a swarm of more than about a dozen no node is connected to all others: the only peer left that holds a blob
-may be a stranger.
+In a swarm of more than about a dozen no node is connected to all others, so the only peer left that holds a
+blob may be a stranger.
 """
 
 from collections import OrderedDict
@@ -19,16 +19,16 @@ class Providers:
         self._heard: OrderedDict[PeerId, None] = OrderedDict()  # the latest last
 
     def note(self, author: PeerId) -> None:
-        """A frame of this author was admitted."""
+        """Note an author of an admitted frame."""
         self._heard[author] = None
         self._heard.move_to_end(author)
         if len(self._heard) > HEARD:
             self._heard.popitem(last=False)
 
     def likely(self, named: Iterable[PeerId], connected: Iterable[PeerId]) -> Sequence[PeerId]:
-        """Return the order in which to ask: the named, the connected, then strangers, the latest heard first.
+        """Return whom to ask, in order: the named, the connected, then strangers, latest heard first.
 
-        HOLDERS at most, of which the last STRANGERS are strangers where there are so many.
+        They are at most HOLDERS, of which the last STRANGERS are strangers where there are so many.
         """
         near = list(dict.fromkeys([*named, *connected]))
         far = [peer for peer in reversed(self._heard) if peer not in set(near)][:STRANGERS]

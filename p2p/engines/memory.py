@@ -1,8 +1,7 @@
-"""A swarm inside one process: seeded loss, duplication, delay and partition.
+"""A swarm inside one process, with seeded loss, duplication, delay and partition.
 
-For tests and the lab; one seed, one history.
-
-Nothing here needs an event loop: `publish` delivers at once, or at a later `tick` where there is delay.
+It is for tests and the lab; one seed gives one history. Nothing here needs an event loop: `publish` delivers
+at once, or at a later `tick` where there is delay.
 """
 
 import heapq
@@ -38,7 +37,7 @@ class MemorySwarm:
         return MemoryEngine(self, me, handlers)
 
     def tick(self) -> None:
-        """One step of time: what is due arrives, in the order it was sent."""
+        """Advance time by one tick: what is due arrives, in the order it was sent."""
         self.now += 1
         while self._flying and self._flying[0][0] <= self.now:
             _, _, receiver, sender, frame = heapq.heappop(self._flying)
@@ -46,14 +45,14 @@ class MemorySwarm:
                 self._members[receiver].hear(frame, sender)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
-        """Members of different islands no longer hear each other; those named nowhere are one more island.
+        """Part the members: those of different islands no longer hear each other.
 
-        Without islands: all do.
+        Those named nowhere are one more island. Without islands all hear each other.
         """
         self._island = {peer: number for number, island in enumerate(islands, 1) for peer in island}
 
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
-        """Send raw bytes to all but `sender`: what a hostile peer can do."""
+        """Send raw bytes to all but `sender`, as a hostile peer can."""
         for receiver in list(self._members):
             if receiver == sender or (sender is not None and not self._connected(sender, receiver)):
                 continue
@@ -126,7 +125,7 @@ class MemoryEngine:
         return sorted(self.swarm.announced.get(topic, set()) & {peer.id for peer in self.peers()})
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Everybody knows everybody here."""
+        """Do nothing: everybody knows everybody here."""
 
     def peers(self) -> Sequence[Peer]:
         return [
@@ -139,7 +138,7 @@ class MemoryEngine:
         return [peer.id for peer in self.peers()]
 
     def present(self, topic: Topic) -> int:  # noqa: ARG002
-        """A memory swarm is of one topic."""
+        """Count all others: a memory swarm is of one topic."""
         return len(self.peers())
 
     def addresses(self) -> Sequence[str]:

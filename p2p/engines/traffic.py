@@ -1,7 +1,6 @@
-"""The bytes that an engine's connections move, and the limits on their rate.
+"""Counts and limits the bytes that an engine's connections move.
 
-Counted is what TCP carries for us. What lies below, and what is sent again, comes on top of that: some 5 in
-100.
+Counted is what TCP carries for us. What lies below, and what is sent again, comes on top: some 5 in 100.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ LEAST = 0.001  # seconds: the clock may not move in less
 
 
 class Traffic:
-    """Counters of one node's engine. up, down: bytes a second at most; None: any number."""
+    """Counters of one node's engine. up, down: at most so many bytes a second; None: no limit."""
 
     def __init__(
         self,
@@ -30,7 +29,7 @@ class Traffic:
         self.limit(up, down)
 
     def limit(self, up: float | None, down: float | None) -> None:
-        """Other limits from now on. Who waits already waits as long as before."""
+        """Set other limits. Whoever waits already waits as long as before."""
         self._limits = tuple(_RateGate(rate, self._clock) if rate else None for rate in (up, down))
 
     def count(self, up: int = 0, down: int = 0) -> None:
@@ -40,7 +39,7 @@ class Traffic:
             self._on_stop()
 
     def stop_after(self, size: float, on_stop: Callable[[], None]) -> None:
-        """Call on_stop once so many bytes more were counted."""
+        """Call on_stop once so many more bytes were counted."""
         self._stop_at, self._on_stop = self.up + self.down + size, on_stop
 
     async def before_sending(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Dial-back: can others reach this node? It asks connected members to dial it over a new connection.
+"""Dial-back: asks connected members to dial this node anew, to learn whether others can reach it.
 
 Question: byte 3 and a port as two bytes, big-endian. Answer: one byte, then the IP address that the asker's
 connection comes from, 4 or 16 bytes: 0, it is not tried; 1, it is being tried, ask again; 2, the asker itself
@@ -61,14 +61,14 @@ def question(port: int) -> bytes:
 
 
 def answered(message: bytes) -> DialBackReply | None:
-    """None where it is no such answer."""
+    """Parse an answer; None where it is none."""
     if len(message) not in (1, 5, 17) or message[0] > max(Outcome):
         return None
     return DialBackReply(Outcome(message[0]), ipaddress.ip_address(message[1:]) if len(message) > 1 else None)
 
 
 def seen_at(peer: Peer | None) -> Address | None:
-    """The address that the peer's connection comes from; None through a relay, as it would be the relay's."""
+    """Return where the peer's connection comes from; None through a relay, as it would be the relay's."""
     endpoint = parse_endpoint(peer.address) if peer is not None else None
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return None
@@ -77,7 +77,7 @@ def seen_at(peer: Peer | None) -> Address | None:
 
 
 class DialBack:
-    """Answers the question. `run` does the dialling; until it runs, nothing is dialled."""
+    """Answers the question. Dials only while `run` runs."""
 
     def __init__(
         self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock
@@ -97,7 +97,7 @@ class DialBack:
                 self._nursery = None  # others may still ask while the node ends
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Empty for another question."""
+        """Answer a question; empty for another one."""
         content = PeerRequest.DIAL_BACK.content(message)
         if content is None or len(content) != _PORT.size:
             return b""
@@ -144,7 +144,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class DialBackResult:
-    """The result of one member."""
+    """One member's result."""
 
     by: PeerId
     outcome: Outcome
@@ -152,7 +152,7 @@ class DialBackResult:
 
 
 def can_be_dialled(results: Iterable[DialBackResult]) -> bool | None:
-    """From the internet; None where no member that is not on our own network could say."""
+    """Return whether the internet can dial us; None where no member outside our network could say."""
     said = {
         result.outcome
         for result in results
@@ -164,7 +164,7 @@ def can_be_dialled(results: Iterable[DialBackResult]) -> bool | None:
 async def ask_members(
     ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE
 ) -> list[DialBackResult]:
-    """Has up to ASKED members dial us back, at the same time.
+    """Have up to ASKED members dial us back, at the same time.
 
     Those that do not know the question, or do not answer, are left out.
     """

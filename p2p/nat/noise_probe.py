@@ -1,8 +1,8 @@
-"""Partial Noise handshake that learns the listener's peer id, over a new connection.
+"""Partial Noise handshake over a new connection, which learns the listener's peer id.
 
-For dial-backs, as an engine makes no second connection to a peer, and to check bootstrap addresses without an
-engine. We reveal nothing of ourselves: in Noise XX the responder proves its key first, and then we hang up.
-At most 120 bytes are sent, the same to every listener.
+Dial-backs use it, as an engine makes no second connection to a peer, and the check of bootstrap addresses,
+which has no engine. We reveal nothing of ourselves: in Noise XX the responder proves its key first, and then
+we hang up. At most 120 bytes are sent, the same to every listener.
 
 Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise.
 The protocol is chosen by multistream-select 1.0: github.com/multiformats/multistream-select.
@@ -33,7 +33,10 @@ _MAX_MESSAGE = 4096  # bytes of the listener's answer
 
 
 class Silent(Exception):
-    """No answer; the message says why. refused: the machine is there, but nothing listens on that port."""
+    """There was no answer; the message says why.
+
+    refused: the machine is there, but nothing listens on that port.
+    """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -57,14 +60,17 @@ class Handshake:
         self._cipher = b""
 
     def first(self) -> bytes:
-        """-> e, with an empty payload."""
+        """Return the first message: -> e, with an empty payload."""
         ephemeral = self._key.public_key().public_bytes_raw()
         self._mix_hash(ephemeral)
         self._mix_hash(b"")
         return ephemeral
 
     def whose(self, message: bytes) -> PeerId:
-        """<- e, ee, s, es and the payload: the peer that signed the connection's key. Raises Stranger."""
+        """Check the second message and return the peer that signed the connection's key. Raises Stranger.
+
+        The message is <- e, ee, s, es and the payload.
+        """
         if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG:
             raise Stranger("its handshake is too short")
         try:
@@ -87,7 +93,7 @@ class Handshake:
         self._cipher = hmac.digest(temporary, self._chain + b"\x02", "sha256")
 
     def _decrypt(self, data: bytes) -> bytes:
-        """Each key is used once here, so the nonce is always zero."""
+        """Decrypt with nonce zero, as each key is used once here."""
         plain = ChaCha20Poly1305(self._cipher).decrypt(bytes(12), data, self._hash)
         self._mix_hash(data)
         return plain
@@ -96,7 +102,7 @@ class Handshake:
 async def knock(
     host: str, port: int, *, secret: Callable[[], bytes] = lambda: os.urandom(32), patience: float = PATIENCE
 ) -> PeerId:
-    """The peer that listens there. `host` may be a name. Raises Silent or Stranger."""
+    """Return the peer that listens there. `host` may be a name. Raises Silent or Stranger."""
     handshake = Handshake(secret())
     first = handshake.first()
     with trio.move_on_after(patience):
@@ -146,13 +152,13 @@ def _silent(error: OSError) -> Silent:
 
 
 def _words(error: OSError) -> str:
-    """The system's own: trio puts the address before them, and the caller knows it."""
+    """Return the system's own words: trio puts the address before them, and the caller knows it."""
     words = (error.strerror or "") if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
     return words[:1].lower() + words[1:]
 
 
 def _proved(payload: bytes, static: bytes) -> PeerId:
-    """libp2p's NoiseHandshakePayload: 1 the identity's key, 2 its signature over the static key.
+    """Check libp2p's NoiseHandshakePayload: 1 the identity's key, 2 its signature over the static key.
 
     Raises ValueError, InvalidSignature.
     """
@@ -166,7 +172,7 @@ def _proved(payload: bytes, static: bytes) -> PeerId:
 
 
 def _fields(message: bytes) -> dict[int, bytes]:
-    """The length-delimited fields of a protobuf message that has no others. Raises ValueError."""
+    """Parse a protobuf message that has length-delimited fields alone. Raises ValueError."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(message):

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class AddressBook:
-    """At most MAX_PEERS peers, in buckets by network group (`p2p.peers.buckets`).
+    """Holds at most MAX_PEERS peers, in buckets by network group (`p2p.peers.buckets`).
 
     key: 16 or more secret random bytes, for a book without a file; a file brings its own.
     """
@@ -62,7 +62,7 @@ class AddressBook:
         return self._known[peer]
 
     def pin(self, peer: PeerId, endpoint: Endpoint) -> None:
-        """A bootstrap address from the operator: never forgotten."""
+        """Add a bootstrap address of the operator, which is never forgotten."""
         if peer != self.me:
             known = self._known.setdefault(peer, Known())
             self._tables.remove(peer)
@@ -80,12 +80,13 @@ class AddressBook:
     ) -> None:
         """Add addresses of a peer.
 
-        Those that nobody could dial are left out, and DNS names, as others should not choose what we look up.
-        Ids that no member has are left out too: DHT nodes may name any, and a file with one would be taken
-        for damaged.
+        Addresses that nobody could dial are left out, and DNS names, as others should not choose what we look
+        up. Ids that no member has are left out too: DHT nodes may name any, and a file with one would be
+        taken for damaged.
 
-        teller: the peer that sent them; None: the peer itself, over a connection that proves it. source: the
-        network group of the teller's own connection; None counts as the group of the first address.
+        teller: the peer that sent the addresses; None: the peer itself, over a connection that proves it.
+        source: the network group of the teller's own connection; None counts as the group of the first
+        address.
         """
         itself = teller is None or teller == peer
         known = self._known.get(peer)
@@ -111,7 +112,7 @@ class AddressBook:
                 self._set(known, [*known.addresses, *said])
 
     def succeeded(self, peer: PeerId, address: str | None, now: float) -> None:
-        """We are connected.
+        """Note that we are connected to a peer.
 
         address: the one we dialled, or None where the peer dialled us, which proves no address.
         """
@@ -137,7 +138,7 @@ class AddressBook:
                 known.last_success, self.changed = now, True
 
     def met(self, peer: PeerId, now: float) -> None:
-        """We dialled it and it is of our swarm: it moves to `tried`."""
+        """Move a peer to `tried`: we dialled it, and it is of our swarm."""
         known = self._known.get(peer)
         if known is None:
             return
@@ -157,7 +158,7 @@ class AddressBook:
         known.tried = self.changed = True
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
-        """The peer answered at none of these addresses; its others are next."""
+        """Note that the peer answered at none of these addresses; its others are next."""
         known = self._known.get(peer)
         if known is None:
             return
@@ -177,20 +178,20 @@ class AddressBook:
             self.met(newcomer, now)
 
     def lost(self, peer: PeerId, now: float) -> None:
-        """The connection ended: the peer is dialled again soon, as it may be restarting."""
+        """Note that the connection ended. The peer is dialled again soon, as it may be restarting."""
         if peer in self._known:
             known = self._known[peer]
             known.last_success, known.failures, self.changed = now, 0, True
 
     def stranger(self, peer: PeerId, now: float) -> None:
-        """It answered and is not of our swarm: it is forgotten, unless the operator named it."""
+        """Forget a peer that answered and is not of our swarm, unless the operator named it."""
         if peer in self._known:
             known = self._known[peer]
             known.last_failure, known.failures = now, max(known.failures, 10)
             self._forget(peer)
 
     def anchor(self, peers: Sequence[PeerId]) -> None:
-        """The peers to dial first after a restart.
+        """Set the peers to dial first after a restart.
 
         Where they are fewer than ANCHORS, earlier anchors stay.
         """
@@ -206,16 +207,16 @@ class AddressBook:
         avoid: Collection[str] = (),
         count: int | None = None,
     ) -> list[Candidate]:
-        """Peers that are due, at most `count`, best first.
+        """Return peers that are due, at most `count`, best first.
 
         Each has addresses of one group: a peer with addresses in many groups is drawn for one of them, and
         dialled in that one. No address is of a group in `avoid`.
 
-        Anchors come first. Then a group is drawn, and a peer of it, until each group had its turn, and again:
-        so ten thousand addresses of one group are drawn no more often than one. Peers that we reached before
-        are preferred. Of the others, half are drawn from those that connected to us from the group they
-        claim, a quarter by the group of the peer that named them, and a quarter by their own group, as a liar
-        can name all groups.
+        Anchors come first. Then a group is drawn, and a peer of it, until each group had its turn, and so on:
+        ten thousand addresses of one group are drawn no more often than one. Peers that we reached before are
+        preferred. Of the others, half are drawn from those that connected to us from the group they claim, a
+        quarter by the group of the peer that named them, and a quarter by their own group, as a liar can name
+        all groups.
         """
         tried: dict[str, list[PeerId]] = {}
         new: dict[str, list[PeerId]] = {}
@@ -252,7 +253,7 @@ class AddressBook:
         ]
 
     def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
-        """The bootstrap peers that are due."""
+        """Return the bootstrap peers that are due."""
         return [
             (peer, list(k.addresses))
             for peer, k in self._known.items()
@@ -260,9 +261,9 @@ class AddressBook:
         ]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
-        """A peer to dial only to check that it is there.
+        """Choose a peer to dial only to check that it is there.
 
-        First one whose place another would take, else one that we never reached.
+        That is first one whose place another would take, else one that we never reached.
         """
         for peer in self._contested:
             if peer not in without and self._known[peer].due(now) <= now:
@@ -274,7 +275,7 @@ class AddressBook:
         return sum(known.tried for known in self._known.values())
 
     def save(self, path: Path) -> None:
-        """Raises OSError; then the file is as it was."""
+        """Write the file. Raises OSError; then the old file is untouched."""
         durable.replace(path, addressbook_file.write(self._tables.key, self.anchors, self._known))
         self.changed = False
 
@@ -328,7 +329,7 @@ class AddressBook:
         self.changed = True
 
     def _forget(self, peer: PeerId) -> None:
-        """Bootstrap peers stay."""
+        """Remove a peer, unless it is a bootstrap peer."""
         self._tables.remove(peer)
         self._contested.pop(peer, None)
         if not self._known[peer].pinned:
@@ -349,7 +350,7 @@ def _is_member_id(peer: PeerId) -> bool:
 
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
-    """The addresses that we may be able to dial, likely ones first, at most MAX_ADDRESSES."""
+    """Return the addresses that we may be able to dial, likely ones first, at most MAX_ADDRESSES."""
     said: dict[str, str] = {}  # with their groups
     for address in itertools.islice(addresses, 4 * MAX_ADDRESSES):
         endpoint = parse_endpoint(address)
@@ -364,7 +365,7 @@ def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
 
 
 class _Turns:
-    """One of each list after the other, lists and what is in them in random order."""
+    """Takes one item of each list in turn. The lists and their items are in random order."""
 
     def __init__(self, lists: dict[str, list[PeerId]], rng: random.Random) -> None:
         self._rng = rng

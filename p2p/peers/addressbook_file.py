@@ -1,4 +1,4 @@
-"""The address book's file, peers.json, to bytes and back. Pure."""
+"""Reads and writes the address book's file, peers.json, as bytes. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,9 +68,9 @@ def write(key: bytes, anchors: Sequence[PeerId], peers: Mapping[PeerId, Known]) 
 
 
 def read(content: bytes, written: float, most: int) -> Contents:
-    """written: when the file was, seconds since the epoch.
+    """Parse the file. Raises ValueError on anything else.
 
-    most: peers to take. Raises ValueError on what is no such file.
+    written: when the file was, seconds since the epoch. most: how many peers to take.
     """
     if len(content) > MAX_FILE:
         raise ValueError("too long")
@@ -83,7 +83,7 @@ def read(content: bytes, written: float, most: int) -> Contents:
 
 
 def _known(entry: _Peer, written: float) -> tuple[PeerId, Known]:
-    """Raises ValueError where the id is none."""
+    """Check and convert one entry. Raises ValueError where the id is none."""
     public_key_of(entry.id)
     known = Known(
         [

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def pinned_book(me: PeerId, bootstrap: Sequence[str]) -> AddressBook:
-    """A new book, with a key of its own, that holds the operator's addresses. Raises BadAddress."""
+    """Make a new book, with a key of its own, that holds the operator's addresses. Raises BadAddress."""
     book = AddressBook(me, secrets.token_bytes(16))
     for text in bootstrap:
         book.pin(*parse_bootstrap(text))
@@ -25,14 +25,17 @@ def pinned_book(me: PeerId, bootstrap: Sequence[str]) -> AddressBook:
 
 
 class AddressBookSaver:
-    """path: the book's file; None: it is kept nowhere."""
+    """Loads and saves one book.
+
+    path: the book's file; None: it is kept nowhere.
+    """
 
     def __init__(self, book: AddressBook, path: Path | None) -> None:
         self._book, self._path = book, path
         self._loaded = False
 
     def load(self) -> None:
-        """Once: an engine may run again."""
+        """Load the file the first time this is called: an engine may run again."""
         if self._path is not None and not self._loaded:
             self._loaded = True
             try:
@@ -48,7 +51,7 @@ class AddressBookSaver:
                 log.warning("cannot write the address book %s: %s", self._path, error.strerror)
 
     async def save_regularly(self) -> None:
-        """Until cancelled."""
+        """Save until cancelled."""
         while True:
             await trio.sleep(max(SAVE_EVERY, len(self._book) / SAVE_PEERS))
             self.save()

@@ -1,4 +1,4 @@
-"""The address book's two tables of buckets, so that a flood of addresses fills only a part of it. Pure.
+"""The address book's two tables of buckets: a flood of addresses fills only a part of them. Pure.
 
 After Bitcoin Core's address manager (addrman.h), smaller, and stricter, as peer ids cost less than IP
 addresses. `new` holds peers that we never reached: the network group of the peer that named them has
@@ -29,7 +29,7 @@ _MISSES_NEW, _MISSES_SEEN, _PATIENCE = 3, 10, 7 * _DAY
 
 @dataclass(slots=True)
 class Known:
-    """One known peer. Times in seconds since the epoch, 0: never."""
+    """One known peer. Times are in seconds since the epoch; 0: never."""
 
     addresses: list[str] = field(default_factory=list)  # best first: the one that worked last
     # Those of them that the operator gave; with any, the peer is never forgotten
@@ -50,7 +50,7 @@ class Known:
         return group_of(self.addresses[0]) or ""
 
     def due(self, now: float) -> float:
-        """When to dial again: at once, where the clock was set back since the last failure."""
+        """Return when to dial again: at once, where the clock was set back since the last failure."""
         if self.failures == 0 or self.last_failure > now:
             return 0.0
         fresh = self.pinned or self.last_failure - self.last_success < _FRESH
@@ -59,7 +59,7 @@ class Known:
         )
 
     def terrible(self, now: float) -> bool:
-        """Whether it is not worth its place."""
+        """Return whether the peer is not worth its place."""
         if self.pinned:
             return False
         if now - max(self.heard, self.last_success) > HORIZON:
@@ -70,7 +70,7 @@ class Known:
 
 
 class Tables:
-    """The buckets: at most NEW_BUCKETS x SIZE peers in one table, TRIED_BUCKETS x SIZE in the other."""
+    """The buckets: at most NEW_BUCKETS x SIZE peers in `new`, TRIED_BUCKETS x SIZE in `tried`."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -81,7 +81,7 @@ class Tables:
     def new(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
         """Put the peer into `new`.
 
-        Where the bucket is full, it stays where it was; returns those of which one has to go first.
+        Where the bucket is full the peer stays where it was; returns those of which one has to go first.
         """
         row = (
             self._hash("peer", peer) % LOCAL_REACH

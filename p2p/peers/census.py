@@ -1,6 +1,6 @@
-"""Census: which swarms of our name a peer is in, how many members of each it sees, and whether it trains.
+"""Census: asks peers which swarms of our name they see, with how many members, and whether they train.
 
-Asked by an isolated node.
+An isolated node asks.
 
 Question: byte 5 and the swarm's name. Answer: msgpack [1, trains, [[digest, members], …]]; empty where the
 question has another name. Nothing proves an answer: it is shown to the operator, and nothing is decided by
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class SwarmCount(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Members of one swarm that a peer is connected to."""
+    """How many members of one swarm a peer is connected to."""
 
     digest: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
     members: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -44,7 +44,7 @@ _decoder = msgspec.msgpack.Decoder(CensusReply)
 
 
 class Census:
-    """Answers the question. present: how many members of a topic we are connected to."""
+    """Answers the question. present: returns how many members of a topic we are connected to."""
 
     def __init__(self, topics: Sequence[Topic], present: Callable[[Topic], int], *, trains: bool) -> None:
         self._topics, self._present, self._trains = topics, present, trains
@@ -61,7 +61,7 @@ def question(name: str) -> bytes:
 
 
 def answered(message: bytes) -> CensusReply | None:
-    """None where it is no such answer, or one of a later version."""
+    """Parse an answer; None where it is none, or one of a later version."""
     try:
         found = _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -70,7 +70,7 @@ def answered(message: bytes) -> CensusReply | None:
 
 
 async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[PeerId, CensusReply]:
-    """The answers of up to ASKED peers, asked at the same time.
+    """Ask up to ASKED peers at the same time and return their answers.
 
     Peers that do not know the question, or do not answer, are left out.
     """
@@ -81,9 +81,9 @@ async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[Pee
 async def ask_each(
     request: Ask, peers: Collection[PeerId], question: bytes, limit: int, patience: float
 ) -> Mapping[PeerId, bytes]:
-    """The answers of these peers, each asked once, all at the same time.
+    """Ask each of these peers once, all at the same time, and return their answers.
 
-    Who does not answer within `patience` seconds is left out.
+    Whoever does not answer within `patience` seconds is left out.
     """
     said: dict[PeerId, bytes] = {}
 

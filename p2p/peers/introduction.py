@@ -1,6 +1,6 @@
 """Introductions: what a peer says of itself, and whether it takes our frames.
 
-Asked now and then, to tell why a node is alone.
+A node asks now and then, to find out why it is alone.
 
 Question: byte 8 and the swarm's name. Answer: msgpack [1, time, digest, trains, runs, doing, refuses]: its
 clock in ms, the digest of its swarm, the name of what it trains, what it runs ("swarmd 0.1.0, …"),
@@ -55,7 +55,7 @@ _decoder = msgspec.msgpack.Decoder(Introduction)
 
 
 class Introducer:
-    """Answers the question. refused: whether we ignore a peer's frames."""
+    """Answers the question. refused: returns whether we ignore a peer's frames."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ def question(name: str) -> bytes:
 
 
 def answered(message: bytes, now: float) -> Introduced | None:
-    """None where it is no such answer, or one of another version."""
+    """Parse an answer; None where it is none, or one of another version."""
     try:
         said = _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -97,9 +97,9 @@ def answered(message: bytes, now: float) -> Introduced | None:
 async def ask(
     request: Ask, peers: Collection[PeerId], name: str, clock: Callable[[], float]
 ) -> Mapping[PeerId, Introduced | None]:
-    """The answers of these peers, asked at the same time; None of those that do not know the question.
+    """Ask these peers at the same time; None for those that do not know the question.
 
-    Who does not answer is left out.
+    Whoever does not answer is left out.
     """
     came: dict[PeerId, Introduced | None] = {}
 

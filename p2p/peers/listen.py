@@ -1,4 +1,4 @@
-"""Listen addresses: free ports, and the addresses at which others dial them. For all engines."""
+"""Listen addresses: finds free ports, and the addresses at which others dial them. For all engines."""
 
 import contextlib
 import errno
@@ -14,10 +14,10 @@ from p2p.errors import CannotListen, PortInUse
 
 
 def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
-    """The same with a free port in place of every 0. Raises PortInUse or CannotListen.
+    """Return these endpoints with a free port in place of every 0. Raises PortInUse or CannotListen.
 
-    Checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port.
-    The ports are free when this returns, but not reserved: listen on them at once.
+    Ports are checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port.
+    They are free when this returns, but not reserved: listen on them at once.
     """
     with held_ports(listen) as found:
         return found
@@ -25,11 +25,10 @@ def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
 
 @contextlib.contextmanager
 def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
-    """`with_ports` for a program that takes a while to listen.
+    """Hold the ports of `with_ports` for a program that takes a while to listen.
 
-    On Linux no other is given the ports meanwhile.
-
-    There a socket that does not listen is not in the way of one with SO_REUSEADDR, which libraries set.
+    On Linux no other program is given them meanwhile: a bound socket that does not listen is not in the way
+    of one with SO_REUSEADDR, which libraries set.
     """
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(_bound(endpoint)).getsockname()[1] for endpoint in listen]
@@ -39,7 +38,10 @@ def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
 
 
 def dialable(addresses: Sequence[str]) -> list[str]:
-    """Listen addresses as others can dial them: 0.0.0.0 and :: become this machine's own, loopback first."""
+    """Return listen addresses as others dial them: this machine's own in place of 0.0.0.0 and ::.
+
+    Loopback comes first.
+    """
     found: list[str] = []
     for address in addresses:
         parts = address.split("/")

@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 
 
 def swarm_tag(topic: Topic) -> str:
-    """A digest by which members of one swarm know each other. It does not reveal the swarm's name."""
+    """Return a digest by which members of one swarm know each other. It does not reveal the swarm's name."""
     return sha256(b"swarmd mdns:" + topic.swarm_id).hexdigest()[:16]
 
 
 def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
-    """The TXT record's data: strings, each after its length."""
+    """Return the data of the TXT record: strings, each after its length."""
     strings = [
         *(f"swarmd={tag}" for tag in tags),
         *(f"dnsaddr={address}" for address in addresses[:ADDRESSES]),
@@ -61,9 +61,9 @@ def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
 def read_text(
     data: bytes, tags: Sequence[str], networks: Sequence[Network]
 ) -> tuple[PeerId, list[str]] | None:
-    """The peer, and those of its addresses that are on one of our networks.
+    """Parse an announcement: the peer, and its addresses on our networks.
 
-    None where it is of none of our swarms, or makes no sense.
+    None where it is of none of our swarms, or malformed.
     """
     strings: list[bytes] = []
     at = 0
@@ -84,7 +84,7 @@ def read_text(
 
 
 def own_networks() -> dict[str, Network]:
-    """This machine's addresses, but for loopback and link-local ones, and the networks that they are in."""
+    """Return this machine's addresses and their networks, without loopback and link-local ones."""
     found: dict[str, Network] = {}
     for item in (item for items in psutil.net_if_addrs().values() for item in items):
         if item.family in (socket.AF_INET, socket.AF_INET6) and item.netmask:
@@ -97,7 +97,7 @@ def own_networks() -> dict[str, Network]:
 
 
 class Mdns:
-    """heard: called with each member that is announced here, and its addresses."""
+    """Announces this node and hears others. heard: called with each announced member and its addresses."""
 
     def __init__(
         self, topics: Sequence[Topic], me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard
@@ -106,7 +106,7 @@ class Mdns:
         self._networks: dict[str, Network] = {}
 
     async def run(self) -> None:
-        """Until cancelled.
+        """Announce and listen until cancelled.
 
         Without an address that others here could dial, it waits for one. Where multicast does not work, it
         logs that once and tries again now and then, as the machine may come into another network.
@@ -131,14 +131,14 @@ class Mdns:
                 await trio.sleep(TRY_AGAIN)
 
     def _announced(self) -> list[str]:
-        """Those of our addresses that are this machine's own, on a network."""
+        """Return our addresses that are this machine's own, on a network."""
         found = [(address, parse_endpoint(address)) for address in self._addresses()]
         return [
             address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks
         ][:ADDRESSES]
 
     async def _announce(self, own: Sequence[str]) -> None:
-        """Until our addresses are others."""
+        """Announce until our addresses change."""
         token = trio.lowlevel.current_trio_token()
         open_one = await trio.to_thread.run_sync(self._open, own, token)
         try:
@@ -150,7 +150,7 @@ class Mdns:
                 await trio.to_thread.run_sync(open_one.close, abandon_on_cancel=True)  # type: ignore[call-arg]
 
     def _open(self, own: Sequence[str], token: trio.lowlevel.TrioToken) -> "zeroconf.Zeroconf":
-        """In a thread, for it waits."""
+        """Open zeroconf and register the service. Waits, so it runs in a thread."""
         import zeroconf
 
         hosts = [endpoint.host for _, endpoint in map(parse_bootstrap, own)]
@@ -183,7 +183,7 @@ class Mdns:
 
 
 def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) -> Callable[..., None]:
-    """The callback for zeroconf, which calls it in its own thread."""
+    """Return the callback for zeroconf, which calls it in its own thread."""
 
     def changed(
         zeroconf: "zeroconf.Zeroconf",
@@ -212,5 +212,5 @@ def _near(endpoint: Endpoint, networks: Sequence[Network]) -> bool:
 
 
 def _bits(mask: str) -> int:
-    """255.255.255.0 or ffff:ffff:: as a number of bits."""
+    """Convert a netmask, 255.255.255.0 or ffff:ffff::, to its number of bits."""
     return int(ipaddress.ip_address(mask)).bit_count()

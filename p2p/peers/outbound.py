@@ -1,4 +1,4 @@
-"""Outbound peer selection, against eclipse attacks: which peers to dial, and which of them to keep.
+"""Outbound peer selection against eclipse attacks: which peers to dial, and which of them to keep.
 
 Pure; `now`, `rng` are arguments.
 
@@ -49,7 +49,7 @@ class Outbound:
     def choose(
         self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random
     ) -> list[Candidate]:
-        """The peers to dial now; each is in `dialling` until `reached` or `missed`."""
+        """Choose the peers to dial now; each is in `dialling` until `reached` or `missed`."""
         # The clock may have been set back, here and below
         self._company = now if members else min(self._company, now)
         free = min(DIALS - len(self.dialling), OUTBOUND - len(self.links) - len(self.dialling))
@@ -79,7 +79,7 @@ class Outbound:
         return chosen
 
     def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
-        """Every FEEL_EVERY, while no other peer is dialled: a peer to dial only to check that it is there."""
+        """Choose a peer to dial only to check that it is there, every FEEL_EVERY_S while none is dialled."""
         if self.dialling or 0 <= now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
             return None
         self._felt = now
@@ -90,19 +90,19 @@ class Outbound:
         return found
 
     def reached(self, peer: PeerId, address: str, group: str, now: float) -> None:
-        """The dial succeeded, at this address of the book, which led into this network group."""
+        """Note a dial that succeeded at this address of the book, in this network group."""
         self.dialling.pop(peer, None)
         self._book.succeeded(peer, address, now)
         self.links[peer] = Link(group, now, feeler=peer in self._feelers)
         self._feelers.discard(peer)
 
     def missed(self, peer: PeerId, now: float) -> None:
-        """The dial failed."""
+        """Note a dial that failed."""
         self._book.failed(peer, now, self.dialling.pop(peer, []))
         self._feelers.discard(peer)
 
     def crossed(self, peer: PeerId) -> None:
-        """The peer dialled us while we dialled it: there is a connection, which proves no address."""
+        """Note that the peer dialled us while we dialled it: the connection proves no address."""
         self.dialling.pop(peer, None)
         self._feelers.discard(peer)
 
@@ -133,9 +133,9 @@ class Outbound:
         return over
 
     def _anchor(self, members: Collection[PeerId], now: float, rng: random.Random) -> None:
-        """Draw anchors anew in each run, from the connections that lasted.
+        """Draw the anchors, in each run anew, from the connections that lasted.
 
-        With the oldest ones, an anchor would stay one forever.
+        Always taking the oldest would keep an anchor forever.
         """
         lasted = [peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED]
         self._anchors = [peer for peer in self._anchors if peer in lasted]

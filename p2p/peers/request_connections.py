@@ -1,4 +1,4 @@
-"""Connections made for one question, and which of them to end. Pure; `now` is an argument."""
+"""Connections made for one question, and when to end them. Pure; `now` is an argument."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -14,24 +14,24 @@ VISITS = 32  # connections made to ask somebody, at most
 
 
 class RequestConnections:
-    """Connections made for a question, and when each may end."""
+    """Tracks connections made for a question, and when each may end."""
 
     def __init__(self) -> None:
         self._until: dict[PeerId, float] = {}
         self._asked: Counter[PeerId] = Counter()  # questions that run
 
     def begin(self, peer: PeerId, now: float, idle: float = IDLE) -> None:
-        """It was dialled for a question."""
+        """Note that the peer was dialled for a question."""
         self._until[peer] = now + idle
 
     def used(self, peer: PeerId, now: float) -> None:
-        """It is asked, or has answered."""
+        """Note that the peer is asked, or has answered."""
         if peer in self._until:
             self._until[peer] = max(self._until[peer], now + IDLE)
 
     @contextmanager
     def asking(self, peer: PeerId) -> Iterator[None]:
-        """While a question to it runs, its connection does not end."""
+        """Keep the connection from ending while a question to the peer runs."""
         self._asked[peer] += 1
         try:
             yield
@@ -41,7 +41,7 @@ class RequestConnections:
                 del self._asked[peer]
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
-        """Those to hang up on: idle, or more than we keep."""
+        """Return the peers to hang up on: idle, or more than we keep."""
         self._until = {
             peer: at
             for peer, at in sorted(self._until.items(), key=lambda item: item[1])

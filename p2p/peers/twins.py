@@ -57,7 +57,7 @@ _decoder = msgspec.msgpack.Decoder(TwinCard)
 
 
 def decoded(message: bytes) -> TwinCard | None:
-    """None where it is no card, or one of a later version. The signature is not checked."""
+    """Parse a card without checking its signature; None where it is none, or of a later version."""
     if len(message) > MAX_CARD:
         return None
     try:
@@ -96,7 +96,7 @@ class TwinSession:
         return PeerRequest.TWINS.message(_encoder.encode(msgspec.structs.replace(card, signature=signature)))
 
     def answered(self, message: bytes, now: float) -> bool:
-        """A member showed us this card. True: our next card is a new one, so it should be sent at once."""
+        """Note a card that a member showed us. Returns whether our next card is new, to be sent at once."""
         card = decoded(message)
         if card is None or card.session == self._session:
             return False
@@ -108,7 +108,7 @@ class TwinSession:
         return news
 
     def shown_nothing(self) -> None:
-        """No member showed us a card.
+        """Note that no member showed us a card.
 
         A session that had left is back for this check alone, so the other one has ended.
         """
@@ -116,22 +116,22 @@ class TwinSession:
             self._other = None
 
     def twin(self, now: float) -> Twin | None:
-        """The other session, where one was proved in the last FRESH seconds."""
+        """Return the other session, where one was proved in the last FRESH_S."""
         if self._other is None or not 0 <= now - self._proved_at < FRESH:
             return None
         return Twin(later=(self._started, self._session) > self._other)
 
     def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
-        """The connected peers to leave our card with.
+        """Choose the connected peers to leave our card with.
 
-        Chosen by key, so that two nodes with one key choose alike.
+        They are chosen by key, so that two nodes with one key choose alike.
         """
         me = self._identity.peer_id
         return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:ASKED]
 
 
 class TwinCards:
-    """The cards that others left with us. Answers the question."""
+    """Keeps the cards that others left with us, and answers the question."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -139,7 +139,7 @@ class TwinCards:
         self._left: OrderedDict[PeerId, dict[bytes, tuple[float, bytes]]] = OrderedDict()
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """The newest card of another session of the same peer, or NOTHING.
+        """Return the newest card of another session of the same peer, or NOTHING.
 
         The connection proves who the peer is.
         """

@@ -1,8 +1,6 @@
-"""Connections through relays (circuit relay v2).
+"""Connections through relays (circuit relay v2), to this node and to peers that nobody can dial.
 
-For this node while nobody can dial it, and to peers that nobody can dial.
-
-Whether others can dial this node is what members say that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT
+Whether others can dial this node is decided by members that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT
 says yes to any address of a peer that is connected, as it takes that connection for a new one.
 """
 
@@ -52,7 +50,10 @@ class _Reservation:
 
 
 class Circuits:
-    """ask: how members are asked. reach: how a peer is connected without a relay. listen: where we do."""
+    """Reserves relays for this node while nobody can dial it, and reaches peers through theirs.
+
+    ask: asks members. reach: connects a peer without a relay. listen: where we listen.
+    """
 
     def __init__(
         self,
@@ -81,11 +82,11 @@ class Circuits:
         self._inbound = 0
 
     def addresses(self) -> list[str]:
-        """Where others reach us through relays."""
+        """Return the addresses at which others reach us through relays."""
         return [f"{held.address}/p2p-circuit" for held in self._reserved.values()]
 
     def note(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """What a peer says, or others say of it: remember its relays."""
+        """Remember a peer's relays, from the addresses that it or others tell of it."""
         if relays := [address.split("/p2p-circuit")[0] for address in addresses if "/p2p-circuit" in address][
             :RESERVATIONS
         ]:
@@ -95,9 +96,9 @@ class Circuits:
                 self._announced.popitem(last=False)
 
     async def reach(self, peer: PeerId) -> bool:
-        """Make sure that it is connected.
+        """Make sure that the peer is connected.
 
-        First through a relay where we never dialled it: to dial an address that does not answer takes
+        A relay is tried first where we never dialled the peer: dialling an address that does not answer takes
         seconds, and a relay says at once whether the peer is there.
         """
         dialled = peer in self._book and bool(self._book[peer].proved)
@@ -123,7 +124,7 @@ class Circuits:
         return False
 
     async def _announced_relay(self, text: str, teller: PeerId) -> PeerId | None:
-        """Where it is on the internet and connected, if need be by a dial."""
+        """Return the relay in this address if it is on the internet and connected, dialling it if need be."""
         try:
             relay, endpoint = parse_bootstrap(text)
         except BadAddress:
@@ -134,10 +135,10 @@ class Circuits:
         return relay if await self._reach(relay) else None
 
     def _relays(self) -> list[PeerId]:
-        """Connected peers that relay and that we dialled over the internet, so that others can too.
+        """Return connected peers that relay and that we dialled over the internet, so that others can too.
 
-        First those that the operator named, then by how long they are connected, which nobody can choose as
-        it can its id.
+        Those that the operator named come first, then by how long they are connected, which nobody can choose
+        as it can its id.
         """
         found = []
         for peer in self._network.get_connections_map():
@@ -151,7 +152,7 @@ class Circuits:
         return direct(self._network.get_connections(peer))
 
     def _dialled(self, peer: Any) -> list[Any]:
-        """Of these, those that we made: at the other end of one is the address that others can dial."""
+        """Return those connections that we made: at their other end is the address that others can dial."""
         return [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
 
     def _speaks(self, peer: Any) -> bool:
@@ -179,10 +180,7 @@ class Circuits:
         return False
 
     async def take_in(self, stream: Any) -> None:
-        """The handler of STOP streams: somebody comes through a relay.
-
-        Only through one that we asked to relay for us.
-        """
+        """Handle a STOP stream: somebody comes through a relay, which must be one that we asked to relay."""
         relay = PeerId(str(stream.muxed_conn.peer_id))
         if relay not in self._reserved or self._inbound >= INBOUND or circuit(stream) is not None:
             await stream.reset()
@@ -201,7 +199,7 @@ class Circuits:
             await drop(stream)
 
     async def _welcome(self, raw: Circuit, source: Any) -> None:
-        """Until the connection ends."""
+        """Make a connection of the circuit, and keep it until it ends."""
         muxed = await self._network.upgrade_inbound_raw_conn(raw, multiaddr.Multiaddr(raw.address))
         if muxed.peer_id == source:
             async with trio.open_nursery() as nursery:
@@ -214,7 +212,7 @@ class Circuits:
                 await close_socket(connection)
 
     async def keep(self) -> None:
-        """Until cancelled: have relays take us in while nobody can dial us."""
+        """Have relays take us in while nobody can dial us. Runs until cancelled."""
         dialable, due = None, trio.current_time() + FIRST
         while True:
             await trio.sleep(min(TICK, max(0.0, due - trio.current_time())))
@@ -230,7 +228,7 @@ class Circuits:
                 await self._host.announce_through(self.addresses())
 
     async def _dialable(self) -> bool | None:
-        """As members say that try it. None: none of them could tell."""
+        """Ask members to dial us. Returns None where none of them could tell."""
         those = [
             (peer, ours[0]) for peer in self._network.get_connections_map() if (ours := self._direct(peer))
         ]
@@ -285,7 +283,7 @@ class Circuits:
 
 
 def reserved_for(expire: float, now: float) -> float:
-    """Seconds that a reservation lasts.
+    """Return the seconds that a reservation lasts.
 
     The relay may lie, and its clock or ours may be wrong: renewed too late, it would have ended.
     """

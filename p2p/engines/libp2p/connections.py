@@ -40,8 +40,8 @@ _id_of = lru_cache(maxsize=4096)(ID.from_string)
 class Libp2pConnections:
     """Implements `Connections`.
 
-    topics: our swarm's first; the members of all count as ours. note: called with what peers say of where
-    they are.
+    topics: our swarm's first; the members of all count as ours. note: called with the addresses that peers
+    tell.
     """
 
     def __init__(
@@ -99,10 +99,9 @@ class Libp2pConnections:
         return self._stack.pubsub.rate_limit.banned(peer, self._clock())
 
     async def identified(self) -> list[AddressRecord]:
-        """Of members alone, over a connection that proves who they are.
+        """Return what members say of their addresses, over connections that prove who they are.
 
-        Where they say another thing than before, or it is time again: to make addresses text takes the
-        library a while.
+        Only what changed or was noted long ago: it takes the library a while to make addresses text.
         """
         now, members, store, news = self._clock(), self.subscribed(), self._stack.host.get_peerstore(), []
         self._noted = {peer: noted for peer, noted in self._noted.items() if peer in members}
@@ -121,9 +120,9 @@ class Libp2pConnections:
         return news
 
     def group_of(self, peer: Any) -> str:
-        """The network group that the peer's connection comes from.
+        """Return the network group that the peer's connection comes from.
 
-        Of one that is not connected any more: as if from afar, unless we know of nothing that is.
+        A peer that is not connected any more counts as far away, unless all our connections are near.
         """
         near, all_of_them = self._network.get_connections(peer), self._network.get_connections()
         groups = {group_of_host(remote_host(connection)) or "" for connection in near or all_of_them}
@@ -172,7 +171,7 @@ class Libp2pConnections:
         return True
 
     async def ping(self) -> None:
-        """Until cancelled.
+        """Ping silent connections until cancelled.
 
         A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of
         an hour. Whatever comes shows that it is there: under a rate limit, answers wait behind what else is
@@ -203,12 +202,12 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
 
 
 def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:
-    """All but one of the connections to a peer.
+    """Return all but one of the connections to a peer.
 
-    Those through relays, where there is another. Else a later one means that the peer has lost the earlier,
-    by a change of network or a loss of power. Two at about the same time mean that both dialled; then both
-    sides keep the one that the peer with the larger id made, and should that be a dead one, the other side
-    dials once more.
+    Those through relays go first, where there is another. Else a later connection means that the peer has
+    lost the earlier, by a change of network or a loss of power. Two at about the same time mean that both
+    dialled; then both sides keep the one that the peer with the larger id made, and should that be a dead
+    one, the other side dials once more.
     """
     if len(connections) < 2:
         return []
@@ -223,7 +222,7 @@ def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> S
 
 
 def _kept(prefer_ours: bool, connections: Sequence[Any]) -> Any:
-    """The one of the connections to a peer that is not superfluous, now or soon."""
+    """Return the connection to a peer that is not superfluous, now or soon."""
     direct = [connection for connection in connections if circuit(connection) is None] or connections
     last = max(connection._created_at for connection in direct)
     late = [connection for connection in direct if last - connection._created_at <= SIMULTANEOUS]
@@ -234,7 +233,7 @@ def _kept(prefer_ours: bool, connections: Sequence[Any]) -> Any:
 
 
 async def _resolve(address: str) -> list[str]:
-    """IP addresses for a name, IPv6 and IPv4 in turns, as one may lead nowhere.
+    """Return the IP addresses of a name, IPv6 and IPv4 in turns, as one may lead nowhere.
 
     The library's resolver knows no plain host names.
     """
@@ -264,7 +263,7 @@ async def _resolve(address: str) -> list[str]:
 class Libp2pProviderRecords:
     """Implements `ProviderRecords`.
 
-    group_of: the network group that a peer's connection comes from. note: as in `Libp2pConnections`.
+    group_of: returns the network group that a peer's connection comes from. note: as in `Libp2pConnections`.
     """
 
     def __init__(
@@ -303,7 +302,7 @@ class Libp2pProviderRecords:
 
 
 async def _in_time(call: Awaitable[T]) -> T:
-    """Raises Unanswered."""
+    """Await a call of the library for a limited time. Raises Unanswered."""
     with trio.move_on_after(DHT_TIMEOUT):
         try:
             return await call
@@ -313,7 +312,7 @@ async def _in_time(call: Awaitable[T]) -> T:
 
 
 class _Lookup(ProviderStore):  # type: ignore[misc]  # the library is not typed for us
-    """Remembers who told what."""
+    """A provider store that remembers who told what."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

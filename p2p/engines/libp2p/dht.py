@@ -30,10 +30,12 @@ for module in (kad_dht, peer_routing, provider_store):
 
 
 class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
-    """charge: called with a peer and the cost of what it sent; cuts it off where that is too much.
+    """py-libp2p's DHT, for provider records alone.
 
     The library takes any value under any key, 50,000 of 1 MiB: here none, as nothing of ours uses them. It
     serves 12 streams at once, however long nothing comes on them.
+
+    charge: called with a peer and the cost of what it sent; cuts it off where that is too much.
     """
 
     def __init__(self, host: Any, charge: Callable[[Any, float], object]) -> None:
@@ -64,9 +66,9 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
 
 
 class BoundedProviders(ProviderStore):  # type: ignore[misc]
-    """Of too many keys, those go that nobody has announced for longest.
+    """A provider store that drops the keys that nobody has announced for longest.
 
-    Members announce theirs again and again. For the same reason those who stopped make room for others: the
+    Members announce theirs again and again. For the same reason those that stopped make room for others: the
     library keeps the first 20 of a key for two days, so a swarm's newer members were not found.
     """
 

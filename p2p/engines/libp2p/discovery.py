@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class AddressRecord(NamedTuple):
-    """Where somebody says that a peer listens. teller, source: as in `AddressBook.add`."""
+    """An address at which somebody says that a peer listens. teller, source: as in `AddressBook.add`."""
 
     peer: PeerId
     addresses: Sequence[str]
@@ -52,7 +52,7 @@ class Connections(Protocol):
     """Port: the library's connections, and who is in which topic."""
 
     async def look(self, dialled: AbstractSet[PeerId]) -> float:
-        """Take note of who is connected, and close what must not stay: banned peers, second connections.
+        """Note who is connected, and close what must not stay: banned peers, second connections.
 
         Returns the seconds until the next look. dialled: the peers that we dialled or are dialling; it
         changes later.
@@ -63,22 +63,22 @@ class Connections(Protocol):
     def is_connected(self, peer: PeerId) -> bool: ...
 
     def subscribed(self) -> Collection[PeerId]:
-        """Connected members of all topics."""
+        """Return the connected members of all topics."""
 
     def in_mesh(self) -> Collection[PeerId]:
-        """Those of them that get what we publish."""
+        """Return those of them that get what we publish."""
 
     def present(self, topic: Topic) -> int:
-        """How many connected peers are in a topic."""
+        """Return how many connected peers are in a topic."""
 
     async def identified(self) -> Sequence[AddressRecord]:
-        """What connected peers say of themselves, where it is news."""
+        """Return what connected peers say of themselves, where it is news."""
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """None: nobody is there, or somebody else."""
+        """Dial a peer. Returns None where nobody is there, or somebody else."""
 
     async def hang_up(self, peer: PeerId) -> None:
-        """Never fails for a peer that is gone."""
+        """End all connections to a peer. Never fails for one that is gone."""
 
 
 class ProviderRecords(Protocol):
@@ -90,9 +90,9 @@ class ProviderRecords(Protocol):
 
 
 class Discovery:
-    """topics: our swarm's first; the members of all count as ours.
+    """Keeps this node connected to enough members.
 
-    banned: whether a peer is to stay away now.
+    topics: our swarm's first; the members of all count as ours. banned: whether a peer is to stay away now.
     """
 
     def __init__(
@@ -137,25 +137,25 @@ class Discovery:
             await trio.sleep(pause)
 
     def peers(self) -> list[Peer]:
-        """Connected members of our swarm that get what we publish."""
+        """Return the connected members of our swarm that get what we publish."""
         connected = self._connections.connected()
         return [connected[peer] for peer in sorted(self._connections.in_mesh()) if peer in connected]
 
     def alone(self) -> bool:
-        """Whether nobody would get what we publish."""
+        """Return whether nobody would get what we publish."""
         return not self._connections.in_mesh()
 
     def connected(self) -> Collection[PeerId]:
-        """All peers, as of the last look."""
+        """Return all connected peers, as of the last look."""
         return self._connected
 
     def present(self, topic: Topic) -> int:
         return self._connections.present(topic)
 
     async def reach(self, peer: PeerId) -> bool:
-        """Make sure that it is connected, to ask it something.
+        """Make sure that the peer is connected, to ask it something.
 
-        False where it is banned or cannot be reached.
+        Returns False where it is banned or cannot be reached.
         """
         if self._banned(peer):
             return False
@@ -168,7 +168,7 @@ class Discovery:
 
     @contextlib.contextmanager
     def asking(self, peer: PeerId) -> Iterator[None]:
-        """While a question to it runs, its connection does not end."""
+        """Keep the connection from ending while a question to the peer runs."""
         with self._request_connections.asking(peer):
             yield
         self._request_connections.used(peer, self._clock())
@@ -182,11 +182,11 @@ class Discovery:
         await self._connections.hang_up(peer)
 
     async def announce(self, topic: Topic) -> None:
-        """Raises Unanswered."""
+        """Announce this node in a topic. Raises Unanswered."""
         await self._records.provide(topic)
 
     async def find(self, topic: Topic) -> list[PeerId]:
-        """Who announced itself; the address book hears of them. Raises Unanswered."""
+        """Find who announced itself, and tell the address book. Raises Unanswered."""
         return list(dict.fromkeys(record.peer for record in await self._look_up(topic)))
 
     async def _look_up(self, topic: Topic) -> list[AddressRecord]:
@@ -214,7 +214,7 @@ class Discovery:
         self._dialled &= self._connected | self._dialling
 
     async def _reconnect_missing(self) -> None:
-        """Members that are connected and in the topic no more.
+        """Reconnect members that are connected but no longer in the topic.
 
         Where a stream breaks on both sides at a bad moment, or a second node has the other's key, the
         libraries never try again while the connection lasts.
@@ -250,7 +250,7 @@ class Discovery:
             self._outbound.crossed(peer)
 
     async def _reach(self, peer: PeerId) -> bool:
-        """Connected, if need be by a dial at the addresses that we know and those that the library knows."""
+        """Connect the peer, if need be by a dial at the addresses that we and the library know."""
         lock = self._reaching.setdefault(peer, trio.Lock())
         async with lock:
             if self._connections.is_connected(peer):
@@ -277,7 +277,7 @@ class Discovery:
         return found
 
     async def _ask_dht(self, nursery: trio.Nursery) -> None:
-        """Who announced itself in our swarm, and that we are in it too."""
+        """Announce our swarm in the DHT, and find those that announced themselves in it."""
         wait = DHT_FIRST
         while True:
             await trio.sleep(wait * self._rng.uniform(0.75, 1.25))

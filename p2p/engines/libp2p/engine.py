@@ -1,7 +1,4 @@
-"""The p2p engine on py-libp2p.
-
-Whatever breaks in the library, it is started again with the same key and port.
-"""
+"""The p2p engine on py-libp2p. When the library breaks, it is started again with the same key and port."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +21,7 @@ from p2p.types import Handlers, PeerId
 
 
 class Libp2pEngine(NetworkEngine):
-    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, circuit relay, hole punching.
+    """Implements `P2pEngine` on TCP, Noise, yamux, GossipSub, Kademlia, circuit relay and hole punching.
 
     The arguments are those of `NetworkEngine`.
     """
@@ -42,7 +39,7 @@ class Libp2pEngine(NetworkEngine):
 
     @property
     def relayed(self) -> Sequence[str]:
-        """Multiaddresses through relays that have taken us in, since nobody can dial us."""
+        """Multiaddresses through relays that have taken us in, where nobody can dial us."""
         return self._circuits.addresses() if self._circuits is not None else []
 
     async def _live(self, up: Callable[[], None]) -> None:
@@ -94,7 +91,10 @@ class Libp2pEngine(NetworkEngine):
             self._saver.save()
 
     def _prepare(self, host: Host) -> None:
-        """Before it listens: who finds us may ask at once, and is told once, by identify, that we relay."""
+        """Set the handlers before the host listens.
+
+        Whoever finds us may ask at once, and is told once, by identify, that we relay.
+        """
         limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_RATE)
         host.set_stream_handler(PROTOCOL, serve(self._responder))
         host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)
@@ -108,7 +108,7 @@ class Libp2pEngine(NetworkEngine):
 
 
 async def _hang_up_at_the_end(stack: Stack) -> None:
-    """Before the other tasks end.
+    """Close the connections before the other tasks end.
 
     What they write is written whole, and may wait for a peer that takes nothing.
     """

@@ -1,6 +1,6 @@
-"""What waits to be written to one neighbour: our own frames, control, and what we pass on for others.
+"""The queue of what is sent to one neighbour: our own frames, control, and what we pass on for others.
 
-What is passed on is fair by **ingress**, where it came in: network groups are served in turn, in a group its
+Passing on is fair by **ingress**, where a frame came in: network groups are served in turn, in a group its
 connections, and in one of these its authors, which are as many as it likes. Where too much waits, the oldest
 goes of the author that has most, of the connection that has most, of the group that has most. So a flood
 crowds out itself. The next node charges us for all that we pass on, so it goes at a pace that is less than a
@@ -31,9 +31,7 @@ ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
 class Turns:
     """RPCs in a tree of who they came by: network group, connection, author.
 
-    At each level all are served in turn. Pure.
-
-    Their paths are of one length.
+    At each level all are served in turn. All paths have the same length. Pure.
     """
 
     def __init__(self) -> None:
@@ -50,12 +48,12 @@ class Turns:
             self._waiting.append((rpc, size))
 
     def take(self) -> tuple[Any, int]:
-        """Return the next one and its bytes. Raises StopIteration where there is none."""
+        """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
         key = next(iter(self._parts)) if not self._waiting else None
         return self._remove(key, Turns.take)
 
     def drop(self) -> tuple[Any, int]:
-        """Remove the oldest of who has most bytes, and return it. Raises ValueError where there is none."""
+        """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""
         key = max(self._parts, key=lambda part: self._parts[part].bytes) if not self._waiting else None
         return self._remove(key, Turns.drop)
 
@@ -72,7 +70,7 @@ class Turns:
 
 
 class ForwardQueue:
-    """In place of the library's `PriorityQueue`, whose methods these are.
+    """Takes the place of the library's `PriorityQueue`, whose methods it has.
 
     me: our own id, as messages name it.
     """
@@ -84,7 +82,7 @@ class ForwardQueue:
         self._others = Turns()
 
     def push(self, rpc: Any, priority: bool = False) -> bool:  # noqa: ARG002
-        """Return whether it waits now; what waited before may be dropped for it.
+        """Add an RPC. Returns whether it waits now; what waited before may be dropped for it.
 
         priority: the library's, which is for control.
         """
@@ -113,9 +111,9 @@ class ForwardQueue:
 
 
 class Queues(dict[Any, Any]):
-    """The library's queue of each neighbour, with ours in it.
+    """The library's queues, one for each neighbour, with ours in them.
 
-    It makes the queue and the task that empties it in one method.
+    The library makes a queue, and the task that empties it, in one method.
     """
 
     def __init__(self, me: bytes) -> None:
@@ -128,13 +126,13 @@ class Queues(dict[Any, Any]):
 
 
 class Pace:
-    """How fast others' frames go to one neighbour."""
+    """Limits how fast others' frames go to one neighbour."""
 
     def __init__(self, now: float) -> None:
         self._buckets = (TokenBucket(PACE, PACE_BURST, now), TokenBucket(PACE_BYTES, PACE_BYTES_BURST, now))
 
     def wait(self, frames: int, size: int, now: float) -> float:
-        """Charge for these. Return the seconds after which they may go."""
+        """Charge for these. Returns the seconds after which they may go."""
         seconds = 0.0
         for bucket, amount in zip(self._buckets, (frames, size), strict=True):
             bucket.refill(now)

@@ -1,10 +1,9 @@
 """Hole punching (DCUtR, github.com/libp2p/specs, relay/DCUtR.md).
 
-Two peers behind NAT that a relay connects dial each other at one moment.
-
-The peer that was dialled through the relay begins. Both dial from the port that they listen on, at the
-address at which members see the other: most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also
-works, but dials whatever addresses the other side names.
+Two peers behind NAT that a relay connects dial each other at one moment. The peer that was dialled through
+the relay begins. Both dial from the port that they listen on, at the address at which members see the other:
+most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also works, but dials whatever addresses the
+other side names.
 """
 
 import contextlib
@@ -35,9 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class HolePunching:
-    """here: where others see this node, with the port that we listen on.
+    """Punches holes for peers that are connected through a relay.
 
-    None while that is not known or they can dial us anyway.
+    here: where others see this node, with the port that we listen on; None while that is not known, or others
+    can dial us anyway.
     """
 
     def __init__(self, host: Any, listen: Endpoint, here: Callable[[], Sequence[str]]) -> None:
@@ -45,7 +45,7 @@ class HolePunching:
         self._tries = TokenBucket(RATE, BURST, trio.current_time())
 
     async def begin(self, peer: Any) -> None:
-        """With a peer that came to us through a relay.
+        """Punch a hole to a peer that came to us through a relay.
 
         A new one does not know yet where others see it, and refuses at first.
         """
@@ -73,7 +73,7 @@ class HolePunching:
             await drop(stream)
 
     async def handle(self, stream: Any) -> None:
-        """The handler: a peer that we dialled through a relay begins. Nobody else may."""
+        """Handle a stream: a peer that we dialled through a relay begins. Nobody else may."""
         peer = stream.muxed_conn.peer_id
         ours = circuit(stream) is not None and stream.muxed_conn.is_initiator
         try:
@@ -107,7 +107,7 @@ class HolePunching:
 
 
 def dialable(addresses: Iterable[bytes]) -> list[str]:
-    """Those that are dialled of what a peer names: public IP addresses, and no port of a system service."""
+    """Return the named addresses that we dial: public IP addresses, with no port of a system service."""
     found: dict[str, None] = {}
     for raw in addresses:
         with contextlib.suppress(MultiaddrError, ValueError, LookupError):
@@ -118,7 +118,7 @@ def dialable(addresses: Iterable[bytes]) -> list[str]:
 
 
 async def _told(stream: Any, wanted: int) -> Sequence[bytes]:
-    """The addresses in the next message. Raises ValueError where it is of another type."""
+    """Return the addresses in the next message. Raises ValueError where it is of another type."""
     message = await receive(stream, HolePunch)
     if message.type != wanted:
         raise ValueError(f"message of type {message.type}")

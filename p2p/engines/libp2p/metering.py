@@ -29,7 +29,7 @@ RELAYED = 5.0  # times as many by all who come through one relay, where a new ke
 
 
 class MeteredStream:
-    """A stream of the library, read in large pieces.
+    """A stream of the library that is read in large pieces.
 
     The library would read the length of each message byte by byte. on_read: called with the peer after each
     of these reads.
@@ -53,7 +53,7 @@ class MeteredStream:
 class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not typed for us
     """Ends with the stream where a peer names too many protocols.
 
-    The library answers each, for ten seconds.
+    The library would answer each, for ten seconds.
     """
 
     async def negotiate(self, communicator: Any, negotiate_timeout: int = DEFAULT_NEGOTIATE_TIMEOUT) -> Any:
@@ -73,7 +73,7 @@ class _FewLines:
 
 
 def cost(control: Any) -> float:
-    """What the control message of an RPC costs."""
+    """Return what the control message of an RPC costs."""
     named = sum(
         len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part
     )
@@ -82,7 +82,10 @@ def cost(control: Any) -> float:
 
 
 class Meter:
-    """cut_off: called with a peer that has used up what it may send, and the reason."""
+    """Charges peers for what they send.
+
+    cut_off: called with a peer that has used up what it may send, and the reason.
+    """
 
     def __init__(
         self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]
@@ -93,7 +96,7 @@ class Meter:
         self._relayed = TokenBuckets[str](RELAYED * STREAMS, RELAYED * STREAMS_AT_ONCE)
 
     def charge_messages(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
-        """Charge it for messages. False: it is banned, perhaps from now on."""
+        """Charge the peer for messages. Returns False where it is banned, perhaps from now on."""
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False
@@ -103,7 +106,7 @@ class Meter:
         return paid
 
     def charge_other(self, peer: Any, amount: float) -> bool:
-        """Charge it for what is no message. False: the same."""
+        """Charge the peer for anything else. Returns False where it is banned, perhaps from now on."""
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False
@@ -114,9 +117,10 @@ class Meter:
         return paid
 
     def charge_stream(self, peer: Any, relay: str) -> bool:
-        """Charge it for a stream that it opened.
+        """Charge the peer for a stream that it opened.
 
-        False: reset it; a peer that goes on is cut off. relay: which it came through, or "".
+        Returns False where the stream is to be reset; a peer that goes on is cut off. relay: the relay it
+        came through, or "".
         """
         now = self._clock()
         if self._streams.of(str(peer), now).wait(now) == 0 and (
@@ -127,5 +131,5 @@ class Meter:
         return False
 
     async def serve_ping(self, stream: Any) -> None:
-        """The handler of ping streams. The library answers as many as come."""
+        """Answer pings at a limited rate; the library would answer as many as come."""
         await handle_ping(MeteredStream(stream, lambda peer: self.charge_other(peer, PING)))

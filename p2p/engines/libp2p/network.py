@@ -1,7 +1,4 @@
-"""py-libp2p's network with connection limits.
-
-Which peers may connect, what a stream may hold, and how a connection ends.
-"""
+"""py-libp2p's network with limits: who may connect, what a stream may hold, how a connection ends."""
 
 import contextlib
 import logging
@@ -59,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class CountedSocket:
-    """A TCP stream of the library that counts its bytes, and reads no faster than it may."""
+    """A TCP stream of the library that counts its bytes, and reads no faster than the limit."""
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic = stream, traffic
@@ -83,7 +80,7 @@ class CountedSocket:
 
 
 class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
-    """Dials with `CountedSocket`s. Those that come in are made by `Network`."""
+    """Dials with `CountedSocket`s; `Network` makes those of incoming connections."""
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__()
@@ -103,7 +100,7 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
 class Circuit(RawConnection):  # type: ignore[misc]
     """A connection through a relay: a stream to the relay, which passes the bytes on.
 
-    Where the other end is, is not known.
+    The address of the other end is not known.
     """
 
     def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
@@ -119,10 +116,10 @@ class Circuit(RawConnection):  # type: ignore[misc]
 
 
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
-    """Waits for the rate limit; flow control with few frames and a fixed window.
+    """A stream that waits for the rate limit and has a fixed window, with few window updates.
 
     The library sends a window update after every read, which is three frames for each small message; here one
-    goes out when WITHHELD bytes were read. And the window stays at 256 KiB, which is enough: the library
+    goes out when WITHHELD_BYTES were read. And the window stays at 256 KiB, which is enough: the library
     doubles it with the first reads, up to 16 MiB that a peer could make us hold.
     """
 
@@ -130,7 +127,7 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
     _unacknowledged = 0  # bytes read since the last window update
 
     async def write(self, data: bytes) -> None:
-        """Waits before the library makes a frame.
+        """Wait for the rate limit before the library makes a frame.
 
         A wait that is cancelled, or outlived by a FIN or RST, leaves nothing to take back. Frames without
         data do not wait. They are few, and the other side may give up on them.
@@ -144,10 +141,9 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             at += len(piece)
 
     async def _room(self) -> int:
-        """Bytes that may be sent, once there are any.
+        """Return how many bytes may be sent, once any may. Raises MuxedStreamError.
 
-        The library waits for five seconds, which is too short for a peer with a limit. Raises
-        MuxedStreamError.
+        The library waits for five seconds, which is too short for a peer with a limit.
         """
         pause = 0.01  # seconds; longer and longer, or many streams that are not read would keep us looking
         with trio.move_on_after(WINDOW_TIMEOUT):
@@ -198,7 +194,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         await self._write(owed + data)
 
     async def _owe(self, frame: bytes) -> None:
-        """Raises MuxedConnUnavailable on a peer that makes us owe it ever more and reads none of it."""
+        """Queue a reply. Raises MuxedConnUnavailable where the peer makes us owe ever more."""
         if len(self._owed) > OWED:
             await self._give_up("the peer takes nothing")
         self._owed += frame
@@ -218,9 +214,9 @@ class Muxer(Yamux):  # type: ignore[misc]
         self._paying = False
 
     async def _write(self, frames: bytes) -> None:
-        """The time is for these frames alone.
+        """Write these frames within a time that is theirs alone.
 
-        What others write before them may take its own, and the rate limit has been waited for.
+        Earlier writes by others may take their own time, and the rate limit has been waited for.
         """
         with trio.CancelScope(shield=True):
             async with self._turn:
@@ -230,7 +226,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         await self._give_up("the peer takes nothing")
 
     async def _read_data_body(self, length: int) -> bytes:
-        """Raises MuxedConnUnavailable on a peer that sends beyond its windows.
+        """Read data. Raises MuxedConnUnavailable on a peer that sends beyond its windows.
 
         The library only logs that, and keeps the bytes.
         """
@@ -239,20 +235,20 @@ class Muxer(Yamux):  # type: ignore[misc]
         return bytes(await super()._read_data_body(length))
 
     async def accept_stream(self) -> Any:
-        """Raises MuxedConnUnavailable, also on a peer that ends none of its streams.
+        """Accept a stream. Raises MuxedConnUnavailable, also on a peer that ends none of its streams.
 
-        The library keeps what only we have ended.
+        The library keeps streams that only we have ended.
         """
         if len(self.streams) > HELD:
             await self._give_up("the peer ends none of its streams")
         return await super().accept_stream()
 
     async def ping(self) -> None:
-        """Makes the other side send something. Waits for no rate, and for no answer."""
+        """Make the other side send something. Waits for no rate, and for no answer."""
         await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, 0))
 
     async def _give_up(self, why: str) -> NoReturn:
-        """Raises MuxedConnUnavailable. With the socket everything on the connection ends."""
+        """End the connection and all on it by closing its socket. Raises MuxedConnUnavailable."""
         await self.secured_conn.conn.read_writer.close()
         raise MuxedConnUnavailable(why)
 
@@ -270,7 +266,7 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         self._traffic = traffic
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
-        """Refuses peers whose key is not Ed25519.
+        """Refuse peers whose key is not Ed25519.
 
         The library takes RSA and secp256k1 too, but such a peer cannot be a member.
         """
@@ -304,9 +300,9 @@ class Network(Swarm):  # type: ignore[misc]
         self._by_group = TokenBuckets[str](FROM_A_GROUP * ARRIVALS, FROM_A_GROUP * ARRIVALS_AT_ONCE)
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
-        """Frees its place when it ends.
+        """Serve an incoming connection until it ends, and free its place then.
 
-        The library keeps one for every connection that ever came in, and refuses all after the 160th.
+        The library keeps a place for every connection that ever came in, and refuses all after the 160th.
         """
         read_write_closer = CountedSocket(read_write_closer, self.traffic)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
@@ -331,7 +327,7 @@ class Network(Swarm):  # type: ignore[misc]
                 await read_write_closer.close()
 
     def _admits(self, host: str, group: str, now: float) -> bool:
-        """Whether it may connect.
+        """Return whether a machine of this group may connect.
 
         The machine pays first: what it has too many costs its neighbours nothing.
         """
@@ -370,7 +366,7 @@ class Network(Swarm):  # type: ignore[misc]
             self.inbound.pop(group, None)
 
     async def new_stream(self, peer_id: Any) -> Any:
-        """Not cancelled where there is a connection: the stream would be left open."""
+        """Open a stream. Not cancelled where there is a connection: the stream would be left open."""
         with trio.CancelScope(shield=bool(self.get_connections(peer_id))):
             return await super().new_stream(peer_id)
 
@@ -381,7 +377,7 @@ class Network(Swarm):  # type: ignore[misc]
         await super().close_peer(peer_id)
 
     async def close_sockets(self) -> None:
-        """Ends all connections and listeners.
+        """End all connections and listeners.
 
         Cancelling closes no socket: peers would think us connected until this process ends. And the library
         listens in system tasks, which nothing else ends: on a port with two listeners, every second peer
@@ -395,12 +391,15 @@ class Network(Swarm):  # type: ignore[misc]
 
 
 def circuit(connection: Any) -> Circuit | None:
-    """What carries it, where that is a relay. connection: of the network or of the muxer."""
+    """Return the circuit that carries a connection, if it goes through a relay.
+
+    connection: of the network or of the muxer.
+    """
     return _circuit_below(getattr(connection, "muxed_conn", connection).secured_conn)
 
 
 def direct(connections: Iterable[Any]) -> list[Any]:
-    """Those of them that go through no relay."""
+    """Return the connections that go through no relay."""
     return [connection for connection in connections if circuit(connection) is None]
 
 
@@ -410,7 +409,7 @@ def _circuit_below(secured: Any) -> Circuit | None:
 
 
 def remote(connection: Any) -> tuple[str, int]:
-    """Host and port of the other end, ("", 0) where the library does not know them."""
+    """Return host and port of the other end, ("", 0) where the library does not know them."""
     found = getattr(getattr(connection, "muxed_conn", connection), "get_remote_address", lambda: None)()
     return (str(found[0]), int(found[1])) if found is not None else ("", 0)
 
@@ -420,12 +419,12 @@ def remote_host(connection: Any) -> str:
 
 
 def heard_at(connection: Any) -> float:
-    """When the last bytes of a direct connection came, in trio's time."""
+    """Return when the last bytes of a direct connection came, in trio's time."""
     return float(connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream.heard_at)
 
 
 def remote_address(connection: Any) -> str:
-    """The other end's multiaddress, or "" where the library does not know it."""
+    """Return the other end's multiaddress, or "" where the library does not know it."""
     if (through := circuit(connection)) is not None:
         return through.address
     host, port = remote(connection)
@@ -439,4 +438,4 @@ async def close_socket(connection: Any) -> None:
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
     async def maybe_connect(self) -> None:
-        """Does nothing: the library's dials whatever is in its peer store, up to half the high watermark."""
+        """Do nothing: the library's connector dials all in its peer store, up to half the high watermark."""

@@ -37,16 +37,22 @@ log = logging.getLogger(__name__)
 
 class Requests(Protocol):
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Raises Unanswered."""
+        """Ask a peer. Raises Unanswered."""
 
 
 class NetworkEngine:
     """The part of a `P2pEngine` that does not depend on the network library.
 
-    listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it. bootstrap:
-    multiaddresses ending in /p2p/<peer id>; our own is ignored. addressbook: the file of last known peers, or
-    None to keep none. clock: seconds since the epoch. traffic: where bytes are counted and limited. public:
-    the operator says that others can dial this node. Raises BadAddress, naming what is not an address.
+    Args:
+        listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it.
+        bootstrap: multiaddresses ending in /p2p/<peer id>; our own is ignored.
+        addressbook: the file of last known peers, or None to keep none.
+        clock: seconds since the epoch.
+        traffic: counts and limits bytes.
+        public: the operator says that others can dial this node.
+
+    Raises:
+        BadAddress: names what is not an address.
     """
 
     def __init__(
@@ -126,7 +132,7 @@ class NetworkEngine:
 
     @abstractmethod
     async def _live(self, up: Callable[[], None]) -> None:
-        """From a start of the library to its end. Calls `up` when it listens."""
+        """Run the network library from one start to its end. Calls `up` when it listens."""
 
     def publish(self, frame: bytes) -> None:
         self._waiting.append((self._clock() + HELD, frame))
@@ -154,7 +160,7 @@ class NetworkEngine:
         return await self._discovery.find(topic)
 
     def peers(self) -> Sequence[Peer]:
-        """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
+        """Return the connected members of our swarm; others may be connected too, for the DHT's sake."""
         return self._discovery.peers() if self._discovery is not None else []
 
     def connected(self) -> Collection[PeerId]:
@@ -184,7 +190,7 @@ class NetworkEngine:
                 await send(self._waiting.popleft()[1])
 
     def _on_frame(self, frame: bytes, via: PeerId | None, topics: Sequence[str]) -> Verdict:
-        """What came in a message of these topics."""
+        """Handle a frame that came in a message of these topics."""
         for topic, pass_on in self._handlers.also.items():
             if str(topic) in topics:
                 return pass_on(frame, via)
@@ -204,7 +210,7 @@ class NetworkEngine:
 
 
 def _alone(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception of a group of one, so that an operator's mistake reads as one."""
+    """Return the one exception of a group of one, so that an operator's mistake reads as one."""
     inner: BaseException = errors
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]

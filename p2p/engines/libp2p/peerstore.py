@@ -1,6 +1,6 @@
 """py-libp2p's peer store with bounds on what is kept of one peer.
 
-Anybody may tell of anyone, in messages of megabytes.
+Anybody may tell us of anyone, in messages of megabytes.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ MAX_RECORD = 2048  # bytes of a peer's signed addresses
 
 
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
-    """The library keeps all addresses, and compares each with all others."""
+    """A store with bounds. The library keeps all addresses, and compares each with all others."""
 
     _own: Any = None  # whose keys we have
 
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
-        """Of too many the newest stay."""
+        """Add addresses; of too many the newest stay."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
         if peer_id in self.peer_data_map:  # in a full store one without addresses is gone at once
             del self.peer_data_map[peer_id].addrs[:-ADDRESSES]
 
     def add_protocols(self, peer_id: Any, protocols: Sequence[str]) -> None:
-        """A peer may name half a million in one message, and a new peer costs it one connection."""
+        """Add at most PROTOCOLS. A peer may name half a million in one message, over one connection."""
         super().add_protocols(peer_id, [name for name in protocols[:PROTOCOLS] if len(name) <= LONGEST])
 
     def add_key_pair(self, peer_id: Any, key_pair: Any) -> None:
@@ -51,7 +51,7 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:
-    """Without those that are no addresses.
+    """Leave out what is no address.
 
     The library takes any bytes, and raises where they are made text.
     """

@@ -1,7 +1,4 @@
-"""py-libp2p's GossipSub as we need it.
-
-Every message goes through our admission, and every peer pays for what it sends.
-"""
+"""py-libp2p's GossipSub, where every message goes through our admission and every peer pays for it."""
 
 import logging
 import time
@@ -128,9 +125,9 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter.charge_other(peer, READ)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
-        """Called for each message of an RPC before there is a task for it.
+        """Charge for a message, ours or not, new or not.
 
-        Ours or not, new or not, it is charged here.
+        The library calls this for each message of an RPC before there is a task for it.
         """
         return (
             self.meter.charge_messages(self._reading)
@@ -164,7 +161,10 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                     self._handle_dead_peer(peer)  # registers it again, where it is connected
 
     async def _handle_new_peer(self, peer_id: Any) -> None:
-        """Gossip does not go through relays. A direct connection that is made later is a new peer."""
+        """Handle a new peer, unless it comes through a relay: gossip does not go through relays.
+
+        A direct connection that is made later is a new peer.
+        """
         if direct(self.host.get_network().get_connections(peer_id)):
             await super()._handle_new_peer(peer_id)
 
@@ -197,7 +197,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
 
 class Router(GossipSub):  # type: ignore[misc]
-    """score: what we think of a peer, 0 or below."""
+    """GossipSub by our own scores. score: what we think of a peer, 0 or below."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
@@ -233,7 +233,7 @@ class Router(GossipSub):  # type: ignore[misc]
         )
 
     def _check_graft_flood_protection(self, peer_id: Any, topic: str) -> bool:  # noqa: ARG002
-        """No further check: the back-off is enough, and GRAFTs are charged for (`metering`).
+        """Check nothing more: the back-off is enough, and GRAFTs are charged for (`metering`).
 
         The library's check lasts a fraction of a second longer than the back-off that it tells the peer, and
         starts again each time: a peer that came back too early never got in again.
@@ -261,13 +261,13 @@ class Router(GossipSub):  # type: ignore[misc]
             await super().handle_rpc(rpc, sender_peer_id)
 
     async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:
-        """The library takes any topic and any time, and keeps both."""
+        """Handle a PRUNE of a topic of ours, for a bounded time: the library keeps any topic and any time."""
         if prune_msg.topicID in self.mesh:
             prune_msg.backoff = min(prune_msg.backoff, BACK_OFF)
             await super().handle_prune(prune_msg, sender_peer_id)
 
     def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
-        """Without our signed addresses, which the library adds to each message.
+        """Send an RPC without our signed addresses, which the library adds to each message.
 
         Identify has told them, and each receiver of each copy would check their signature.
         """
@@ -291,9 +291,9 @@ class Router(GossipSub):  # type: ignore[misc]
             ingress.reset(before)
 
     async def emit_ihave(self, topic: str, msg_ids: Any, to_peer: Any) -> None:
-        """Tell of as many as are asked for, of each ingress in turn.
+        """Tell of as many messages as are asked for, of each ingress in turn.
 
-        Who is in no mesh of ours is served as fairly as who is.
+        So whoever is in no mesh of ours is served as fairly as whoever is.
         """
         turns = Turns()
         for msg_id in msg_ids:

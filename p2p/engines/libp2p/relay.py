@@ -1,10 +1,8 @@
-"""Relays for peers that nobody can dial.
+"""Relays for peers that nobody can dial: circuit relay v2, the relay's side.
 
-Circuit relay v2 (github.com/libp2p/specs, relay/circuit-v2.md), the relay's side.
-
-The messages are py-libp2p's. Its relay (`CircuitV2Protocol`) is not used: in version 0.8.1 it takes
-reservations in others' names, lets one asker have every circuit of a peer, and does not end a circuit on
-which nothing moves (docs/p2p.md).
+Specification: github.com/libp2p/specs, relay/circuit-v2.md. The messages are py-libp2p's. Its relay
+(`CircuitV2Protocol`) is not used: in version 0.8.1 it takes reservations in others' names, lets one asker
+have every circuit of a peer, and does not end a circuit on which nothing moves (docs/p2p.md).
 """
 
 import contextlib
@@ -41,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What others may have of a relay. A machine: an IPv4 address, or a /64 of IPv6."""
+    """What others may have of a relay. A machine is an IPv4 address, or a /64 of IPv6."""
 
     reservations: int = 128
     reservations_of_machine: int = 16
@@ -62,7 +60,7 @@ async def send(stream: Any, message: Any) -> None:
 
 
 async def receive(stream: Any, kind: Any) -> Any:
-    """A message. Raises one of the library's many where there is none in time, or it is too large."""
+    """Receive a message. Raises one of the library's many where none comes in time, or it is too large."""
     with trio.fail_after(PATIENCE):
         message = kind()
         message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE))
@@ -77,7 +75,7 @@ async def drop(stream: Any) -> None:
 
 
 class Relay:
-    """handle: the handler of HOP streams.
+    """A relay. handle: the handler of HOP streams.
 
     banned: whether a peer is to stay away now. clock: seconds since the epoch.
     """
@@ -117,7 +115,7 @@ class Relay:
                 await stream.close()
 
     def _may_ask(self, stream: Any, machine: str) -> StatusCode:
-        """No relay to a relay: nobody could say then who asks."""
+        """Refuse where the asker itself came through a relay: nobody could say then who asks."""
         if circuit(stream) is not None or self._banned(PeerId(str(stream.muxed_conn.peer_id))):
             return StatusCode.PERMISSION_DENIED
         return (
@@ -127,7 +125,7 @@ class Relay:
         )
 
     async def _reserve(self, stream: Any, peer: Any, machine: str) -> None:
-        """For the peer at the other end, whoever the message names."""
+        """Reserve for the peer at the other end, whomever the message names."""
         now = self._clock()
         self._reserved = {one: held for one, held in self._reserved.items() if self._holds(one, now)}
         others = [held for one, (_, held) in self._reserved.items() if one != peer]
@@ -150,7 +148,7 @@ class Relay:
         )
 
     def _holds(self, peer: Any, now: float) -> bool:
-        """A reservation ends with the peer's own connection."""
+        """Return whether the peer's reservation holds; it ends with the peer's own connection."""
         until, _ = self._reserved.get(peer, (0.0, ""))
         return until > now and bool(direct(self._network.get_connections(peer)))
 
@@ -191,7 +189,7 @@ class Relay:
         )
 
     async def _open(self, target: Any, asker: Any) -> Any:
-        """A stream to it on which it has agreed; None where it did not."""
+        """Open a stream to the target on which it has agreed; None where it did not."""
         there = None
         try:
             with trio.fail_after(PATIENCE):
@@ -211,7 +209,7 @@ class Relay:
         return None
 
     async def _carry(self, one: IncomingStream, other: IncomingStream) -> None:
-        """Until one of them ends, or a limit is reached.
+        """Carry bytes both ways until one side ends, or a limit is reached.
 
         It is idle while neither sends: what waits for our own rates is under way.
         """

@@ -39,13 +39,13 @@ class ByteStream(Protocol):
     """A stream to a peer, whatever the library. Both calls raise Broken."""
 
     async def read(self) -> bytes:
-        """Some bytes, at most CHUNK; none at the end."""
+        """Read some bytes, at most CHUNK_BYTES; none at the end."""
 
     async def write(self, data: bytes) -> None: ...
 
 
 class OpenedStream(ByteStream, Protocol):
-    """One that we opened, to ask."""
+    """A stream that we opened, to ask."""
 
     async def end(self, well: bool) -> None:
         """Close it, or cut it off. Never fails."""
@@ -55,7 +55,7 @@ S = TypeVar("S", bound=OpenedStream)
 
 
 async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:
-    """The answer, of at most `limit` bytes.
+    """Ask on this stream. Returns the answer, of at most `limit` bytes.
 
     Raises Broken, after which nothing more can be asked on this stream.
     """
@@ -64,7 +64,7 @@ async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:
 
 
 async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
-    """begun: what has been read of it. Raises Broken."""
+    """Read a message. begun: what has been read of it. Raises Broken."""
     data = bytearray(begun)
     wanted = _LENGTH.size
     while True:
@@ -86,7 +86,7 @@ async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
 class Responder:
     """Answers questions, within limits.
 
-    admits: whether this peer may ask one question more; called before it is read.
+    admits: returns whether this peer may ask one question more; called before it is read.
     """
 
     def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
@@ -95,9 +95,9 @@ class Responder:
         self._idle: Counter[PeerId] = Counter()  # and those that wait for the next
 
     async def serve(self, peer: PeerId, stream: ByteStream) -> bool:
-        """False: reset the stream instead of closing it.
+        """Answer the questions on a stream. Returns False where it is to be reset instead of closed.
 
-        The peer is too slow, has too many streams, or asked what cannot be answered.
+        The peer is then too slow, has too many streams, or asked what cannot be answered.
         """
         begun = b""
         try:
@@ -119,7 +119,7 @@ class Responder:
         return False
 
     async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes) -> bool:
-        """Whether one question was asked and answered, each in time. Raises Broken."""
+        """Return whether one question was asked and answered, each in time. Raises Broken."""
         with trio.move_on_after(PATIENCE) as asked:
             question = await _message(stream, MAX_QUESTION, begun)
         if asked.cancelled_caught:
@@ -133,7 +133,7 @@ class Responder:
 
 
 async def _closes(stream: ByteStream) -> bool:
-    """Waits until the asker closes the stream: closed by us before, some of the answer could be lost.
+    """Wait until the asker closes the stream: closed by us before, some of the answer could be lost.
 
     Raises Broken.
     """
@@ -175,7 +175,7 @@ class KeptStreams(Generic[S]):
         self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Raises Unanswered."""
+        """Ask a peer. Raises Unanswered."""
         if len(question) > MAX_QUESTION:
             raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION}")
         turn = self._turns.setdefault(peer, trio.Semaphore(AT_ONCE))
@@ -195,7 +195,7 @@ class KeptStreams(Generic[S]):
             raise Unanswered(f"{peer}: {error}") from None
 
     async def end(self) -> None:
-        """Nothing is kept any more."""
+        """End all kept streams."""
         self._room = 0
         await self._let_go([])
 

@@ -1,6 +1,6 @@
-"""Incoming RPCs of GossipSub, read one at a time.
+"""Reads GossipSub's RPCs one at a time.
 
-What one begins and does not finish is bounded, in time and over all peers together.
+What a peer begins and does not finish is bounded, in time and over all peers together.
 """
 
 import math
@@ -22,7 +22,7 @@ CutOff = Callable[[Any, str], None]  # a peer, and why
 
 
 class UnfinishedRpcs:
-    """The one budget. Where it is used up, the stream with most of it is ended."""
+    """The budget of all streams together. Where it is used up, the stream with most of it is ended."""
 
     def __init__(self, cut_off: CutOff, limit: int = UNFINISHED) -> None:
         self._cut_off, self._limit = cut_off, limit
@@ -30,7 +30,7 @@ class UnfinishedRpcs:
         self._total = 0
 
     def hold(self, stream: "RpcStream", size: int) -> None:
-        """So much of an unfinished RPC is held now; 0: none."""
+        """Note how many bytes of an unfinished RPC the stream holds now; 0: none."""
         self._total += size - self._held.pop(stream, 0)
         if size:
             self._held[stream] = size
@@ -59,7 +59,7 @@ class RpcStream:
         self.peer = stream.muxed_conn.peer_id
 
     async def read(self, n: int | None = None) -> bytes:
-        """Raises StreamError, also where the RPC was not finished in time or there is too much of it."""
+        """Read from whole RPCs. Raises StreamError, also where one takes too long or too much of it waits."""
         if not self._whole:
             await self._receive()
         self._on_read(self.peer)
@@ -67,7 +67,7 @@ class RpcStream:
         return data
 
     def end(self) -> None:
-        """Whoever reads is told that the stream was reset."""
+        """Tell whoever reads that the stream was reset."""
         self._ended = True
         self._scope.cancel()
 
@@ -101,11 +101,11 @@ class RpcStream:
 
 
 class NoRpc(StreamError):  # type: ignore[misc]
-    """What came is none, or too large."""
+    """What came is no RPC, or is too large."""
 
 
 def _size(data: bytearray) -> int | None:
-    """Bytes of the first RPC, its length included; None where it is not whole. Raises NoRpc."""
+    """Return the bytes of the first RPC, its length included; None where it is not whole. Raises NoRpc."""
     length = 0
     for place, byte in enumerate(data[:_LENGTH]):
         length |= (byte & 0x7F) << 7 * place

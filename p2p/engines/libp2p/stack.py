@@ -1,6 +1,4 @@
-"""The py-libp2p 0.8.1 stack for one swarm.
-
-TCP, Noise, yamux, GossipSub, Kademlia, with the library's failures contained.
+"""The py-libp2p 0.8.1 stack for one swarm: TCP, Noise, yamux, GossipSub, Kademlia, failures contained.
 
 The library's defaults do not suit a daemon that talks to strangers. Each change is named where it is made:
 
@@ -150,7 +148,7 @@ async def open_stack(
     traffic: Traffic | None = None,
     prepare: Callable[[Host], None] = lambda _: None,
 ) -> AsyncIterator[Stack]:
-    """The running stack, listening and subscribed to the topics.
+    """Start the stack, listening and subscribed to the topics.
 
     on_frame: called for each message that arrives. prepare: called before it listens, to set stream handlers.
     Raises CannotListen; later an exception group, where a service broke.
@@ -263,7 +261,10 @@ async def running(service: Any) -> AsyncIterator[None]:
 
 
 async def keep_running(dht: Any) -> None:
-    """The DHT is only for finding peers: when it breaks, it starts again by itself and nothing else stops."""
+    """Keep the DHT running: when it breaks, it starts again by itself and nothing else stops.
+
+    It serves only to find peers.
+    """
     while True:
         try:
             async with running(dht):

@@ -45,7 +45,7 @@ class IncomingStream:
             raise Broken(repr(error)) from None
 
     async def end(self, well: bool) -> None:
-        """Closed, or cut off. Never fails, and is not cancelled."""
+        """Close it, or cut it off. Never fails, and is not cancelled."""
         with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it may have ended by itself
             await (self._stream.close() if well else self._stream.reset())
 
@@ -74,7 +74,7 @@ class OutgoingStream(IncomingStream):
 
 
 def serve(responder: Responder) -> Callable[[Any], Awaitable[None]]:
-    """The handler of the streams that come in."""
+    """Return the handler of incoming streams."""
 
     async def handler(stream: Any) -> None:
         incoming, well = IncomingStream(stream), False
@@ -99,7 +99,7 @@ class Libp2pRequests:
         self._streams = KeptStreams(reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Raises Unanswered."""
+        """Ask a peer. Raises Unanswered."""
         asked, outcome = trio.CancelScope(), list[bytes | str]()
         done = trio.Event()
 
