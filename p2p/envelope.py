@@ -18,9 +18,11 @@ from p2p.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verif
 from p2p.types import Envelope, Reason, Rejected
 
 VERSION = 1
-MAX_FRAME = 256 * 1024  # bytes; nobody forwards more
-MAX_KIND = 32  # letters
-MAX_BODY = MAX_FRAME - 256  # bytes; the rest of a frame takes less
+# Nobody forwards a longer frame.
+MAX_FRAME_BYTES = 256 * 1024
+MAX_KIND_LETTERS = 32
+# The rest of a frame takes less than what is subtracted.
+MAX_BODY_BYTES = MAX_FRAME_BYTES - 256
 DOMAIN = b"swarmd frame v1"
 
 _TAG = "swarmd"
@@ -38,7 +40,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     author: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sent_at_ms: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
-    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=MAX_KIND)]
+    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=MAX_KIND_LETTERS)]
     body: bytes
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
@@ -64,8 +66,8 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
         bytes(SIGNATURE_BYTES),
     )
     draft = _encoder.encode(fields)
-    if len(draft) > MAX_FRAME:
-        raise ValueError(f"a frame has at most {MAX_FRAME} bytes, this one would have {len(draft)}")
+    if len(draft) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame has at most {MAX_FRAME_BYTES} bytes, this one would have {len(draft)}")
     if isinstance(parsed := parse(draft, swarm_id), Rejected):
         unfit = f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}"
         raise ValueError(f"{unfit}: {parsed.reason.value}")  # noqa: TRY004

@@ -41,15 +41,20 @@ from p2p.types import (
     Verdict,
 )
 
-NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network groups of connected peers
-TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
-RETURN_EVERY = 5.0  # seconds between two attempts to come back
-AWAY = 30.0  # seconds for which we stay away from one that started earlier
+# How often to note the network groups of connected peers.
+NOTE_PEERS_EVERY_S = 10.0
+# How often to look for another node with our key.
+TWINS_EVERY_S = 5.0
+# How often to try to come back.
+RETURN_EVERY_S = 5.0
+# How long to stay away from another node with our key that started earlier.
+AWAY_S = 30.0
 # Group of all connections whose own we have not noted: to dial again and again brings no more room
 NOT_NOTED = "not noted yet"
 # Frames a second of kinds that we do not know, of one connection, that are passed on
 UNKNOWN_RATE, UNKNOWN_BURST = 20.0, 60.0
-_REPORT_CHARGE = 5.0  # frames of quota that one report costs its author: a second of it
+# What one report costs its author, in frames of its quota: a second's worth.
+_REPORT_CHARGE = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +234,8 @@ class Member:
 
         Nothing is sent while the member has left, or while another node with our key runs that started
         earlier.
-        Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word).
+        Raises ValueError where no receiver would admit it: a body over `envelope.MAX_BODY_BYTES`, a
+        kind that is no word.
         """
         if self._left is None and ((twin := self.twin()) is None or not twin.later):
             self.engine.publish(
@@ -304,14 +310,14 @@ class Member:
                 log.warning(
                     "another node runs with our key and started earlier: this one leaves the swarm and checks"
                     " again in %.0f s",
-                    AWAY,
+                    AWAY_S,
                 )
-                await trio.sleep(AWAY)
+                await trio.sleep(AWAY_S)
             try:
                 await self._stay_until_sent_away(first)
             except OperatorError as error:
                 log.warning("could not return to the swarm: %s", error)
-                await trio.sleep(RETURN_EVERY)
+                await trio.sleep(RETURN_EVERY_S)
 
     async def _stay_until_sent_away(self, task_status: Started) -> None:
         if self._left is None:
@@ -328,11 +334,11 @@ class Member:
                 self._session.shown_nothing()
             if (twin := self.twin()) is not None and twin.later:
                 self._stay.cancel()
-            await trio.sleep(TWINS_EVERY if shown else 1.0)
+            await trio.sleep(TWINS_EVERY_S if shown else 1.0)
 
     async def _leave_card(self, peer: PeerId, shown: list[bytes]) -> None:
         """Exchange cards with a peer, at most twice: a card that is new to the peer is answered at once."""
-        with trio.move_on_after(TWINS_EVERY):
+        with trio.move_on_after(TWINS_EVERY_S):
             try:
                 for _ in range(2):
                     answer = await self.engine.request(peer, self._session.question(self._clock()), MAX_CARD)
@@ -350,7 +356,7 @@ class Member:
 
     def _note_peers(self, now: float) -> None:
         """Note the network groups of our peers, at most every NOTE_PEERS_EVERY_S, as frames arrive."""
-        if 0 <= now - self._noted_at < NOTE_PEERS_EVERY:
+        if 0 <= now - self._noted_at < NOTE_PEERS_EVERY_S:
             return
         self._noted_at = now
         for peer in self.peers():

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-LONGEST = 16 * 60.0  # seconds
-_DAY = 24 * 3600.0
-_PEERS = 1024
+LONGEST_BAN_S = 16 * 60.0
+_DAY_S = 24 * 3600.0
+_MAX_PEERS = 1024
 
 K = TypeVar("K", bound=Hashable)
 
@@ -49,7 +49,7 @@ class TokenBuckets(Generic[K]):
     An unused bucket fills up, so forgetting one gives away one burst at most.
     """
 
-    def __init__(self, rate: float, burst: float, most: int = _PEERS) -> None:
+    def __init__(self, rate: float, burst: float, most: int = _MAX_PEERS) -> None:
         self.rate, self.burst, self._most = rate, burst, most
         self._buckets: OrderedDict[K, TokenBucket] = OrderedDict()
 
@@ -115,17 +115,17 @@ class RateLimit:
     def ban(self, peer: str, now: float, seconds: float) -> None:
         """Ban the peer, unless it has a longer ban already."""
         self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
-        if len(self._banned) > _PEERS:
+        if len(self._banned) > _MAX_PEERS:
             self._banned.popitem(last=False)
 
     def ban_again(self, peer: str, now: float) -> float:
         """Ban the peer for twice as long as the last time. Returns the seconds."""
         times, until = self._again.get(peer, (0, now))
-        times = times if now - until < _DAY else 0
-        seconds = min(LONGEST, self.ban_seconds * float(1 << times))
+        times = times if now - until < _DAY_S else 0
+        seconds = min(LONGEST_BAN_S, self.ban_seconds * float(1 << times))
         self.ban(peer, now, seconds)
         self._again[peer] = (min(times + 1, 16), now + seconds)
         self._again.move_to_end(peer)
-        if len(self._again) > _PEERS:
+        if len(self._again) > _MAX_PEERS:
             self._again.popitem(last=False)
         return seconds

@@ -161,9 +161,9 @@ class Transport(Protocol):
 # the peer that handed it over where the engine knows. Must be quick.
 Deliver = Callable[[bytes, PeerId | None], Verdict]
 Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
-# Our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
+# Our answer to a peer's question of at most MAX_QUESTION_BYTES; must be quick
 Answer = Callable[[PeerId, bytes], bytes]
-MAX_QUESTION = 4096  # bytes
+MAX_QUESTION_BYTES = 4096
 # `P2pEngine.request`: peer, question, most bytes of the answer
 Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 

@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 from p2p.admission.holders import Holders
 from p2p.types import Envelope, ReceivedBody
 
-FRAMES = 1024
-BYTES = 32 * 1024 * 1024
+MAX_FRAMES = 1024
+MAX_BYTES = 32 * 1024 * 1024
 
 W = TypeVar("W", bound=Envelope | ReceivedBody)
 
 
 class FairQueue(Generic[W]):
-    def __init__(self, frames: int = FRAMES, bytes_: int = BYTES) -> None:
+    def __init__(self, frames: int = MAX_FRAMES, bytes_: int = MAX_BYTES) -> None:
         self._frames, self._limit = frames, bytes_
         self._holders: Holders[int] = Holders()
         self._waiting: OrderedDict[int, W] = OrderedDict()  # by number, oldest first

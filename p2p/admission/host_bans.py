@@ -12,9 +12,11 @@ from p2p.netgroup import machine_of_host
 from p2p.rate_limit import RateLimit
 from p2p.types import PeerId
 
-PEERS = 3.0  # that may be banned at once,
-EVERY = 600.0  # and one more in so many seconds,
-CLOSED = 60.0  # before the host is banned for so many, and for twice as long each time
+# A host is banned when more than BANNED_AT_ONCE of its peers were banned, and one more every ONE_MORE_S.
+BANNED_AT_ONCE = 3.0
+ONE_MORE_S = 600.0
+# The host's first ban; each further one is twice as long.
+FIRST_BAN_S = 60.0
 _KNOWN = 1024
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ class HostBans:
     """Decides which hosts may connect to us."""
 
     def __init__(self) -> None:
-        self._rate_limit = RateLimit(rate=1 / EVERY, burst=PEERS, ban=CLOSED)
+        self._rate_limit = RateLimit(rate=1 / ONE_MORE_S, burst=BANNED_AT_ONCE, ban=FIRST_BAN_S)
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:

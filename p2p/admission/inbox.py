@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2p.admission.replays import NOBODY, Holder, Memory, Replays, Trace
-from p2p.envelope import MAX_FRAME, Frame, check, parse
+from p2p.envelope import MAX_FRAME_BYTES, Frame, check, parse
 from p2p.identity import peer_id_of, public_key_of
 from p2p.rate_limit import TokenBucket, TokenBuckets
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
@@ -24,7 +24,7 @@ from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 class AdmissionLimits:
     """Limits of one node. A token bucket holds its burst when full."""
 
-    max_frame: int = MAX_FRAME  # bytes
+    max_frame: int = MAX_FRAME_BYTES  # bytes
     # Of one author. It sends a frame a round; tiny models play several a second. A burst is no longer than
     # what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it comes out of
     # order.

@@ -15,10 +15,13 @@ from p2p.admission.reputation import Reputation
 
 SEEN = "seen"
 REPUTATION = "reputation"
-MAX_FILE = 8 * 1024 * 1024  # bytes; that of a full `Reputation` has a quarter of it
+# The file of a full `Reputation` has a quarter of this.
+MAX_FILE_BYTES = 8 * 1024 * 1024
 _CRC_BYTES = 4
-LOOK_EVERY = 10.0  # seconds between two looks at what is due
-SAVE_EVERY = 120.0  # seconds; scores since then may be lost in a crash
+# How often to check whether something is due.
+CHECK_EVERY_S = 10.0
+# Changes of scores since the last save may be lost in a crash.
+SAVE_EVERY_S = 120.0
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +50,11 @@ class AdmissionMemory:
     async def save_regularly(self, memory: Callable[[], Memory]) -> None:
         """Save what is due until cancelled, in a thread, as the disk may be slow."""
         while True:
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(CHECK_EVERY_S)
             if self._seen is not None and self._seen.due:
                 self._seen.begin()
                 await trio.to_thread.run_sync(self._seen.save, memory())
-            if self._path is not None and not 0 <= self._clock() - self._saved_at < SAVE_EVERY:
+            if self._path is not None and not 0 <= self._clock() - self._saved_at < SAVE_EVERY_S:
                 self._saved_at = self._clock()
                 await trio.to_thread.run_sync(save_reputation, self._path, self.reputation.dump())
 
@@ -67,7 +70,7 @@ def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
     """Load the scores. A damaged file is set aside, and all begin anew: hostile peers are found again."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE)
+            data = file.read(MAX_FILE_BYTES)
         if int.from_bytes(data[:_CRC_BYTES], "big") != crc32(data[_CRC_BYTES:]):
             raise ValueError("not what was written")  # noqa: TRY301
         reputation.load(data[_CRC_BYTES:], now)

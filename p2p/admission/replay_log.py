@@ -35,17 +35,20 @@ from zlib import crc32
 import msgspec
 
 from p2p import durable
-from p2p.admission.replays import AHEAD, NOBODY, Memory, RememberedAuthor, Replays, Trace
+from p2p.admission.replays import AHEAD_S, NOBODY, Memory, RememberedAuthor, Replays, Trace
 
 MAGIC = b"swseen\x00\x01"  # the last byte is the version
-MAX_FILE = 32 * 1024 * 1024  # bytes
-JOURNAL = 256 * 1024  # bytes of journal before which the file is not written anew
-PROMISE = 60.0  # seconds of times of sending that one fsync covers
-RETRY = 60.0  # seconds after which a file that could not be written is tried again
+MAX_FILE_BYTES = 32 * 1024 * 1024
+# The file is not written anew while its journal is shorter.
+MIN_JOURNAL_BYTES = 256 * 1024
+# The times of sending that one fsync covers.
+PROMISE_S = 60.0
+# When a file that could not be written is tried again.
+RETRY_S = 60.0
 _HEADER = struct.Struct(">8sII")
 _RECORD = struct.Struct(">32sQQ")
 _CRC = struct.Struct(">I")
-RECORD = _RECORD.size + _CRC.size
+RECORD_BYTES = _RECORD.size + _CRC.size
 _NOBODY = bytes(32)
 
 log = logging.getLogger(__name__)
@@ -89,7 +92,7 @@ class ReplayLog:
     @property
     def due(self) -> bool:
         """Return whether it is time to `save`."""
-        return self._written > max(JOURNAL, self._snapshot) or (
+        return self._written > max(MIN_JOURNAL_BYTES, self._snapshot) or (
             self._journal is None and self._clock() >= self._retry_at
         )
 
@@ -99,7 +102,7 @@ class ReplayLog:
         now = self._ms()
         if memory is None:
             memory = Memory(start=now)
-        elif memory.start > now + int((PROMISE + AHEAD) * 1000):
+        elif memory.start > now + int((PROMISE_S + AHEAD_S) * 1000):
             log.warning(
                 "the clock was set back since %s was written: frames sent before now are refused", self._path
             )
@@ -111,7 +114,7 @@ class ReplayLog:
         """Note an admitted frame, which may be used when this returns."""
         with self._lock:
             if trace.sent_at > self._promised:
-                self._promised = max(self._ms() + int(PROMISE * 1000), trace.sent_at)
+                self._promised = max(self._ms() + int(PROMISE_S * 1000), trace.sent_at)
                 self._append(Trace(_NOBODY, 0, self._promised), sync=True)
             self._append(trace)
 
@@ -164,12 +167,12 @@ class ReplayLog:
         if self._journal is None:
             return
         try:
-            if os.write(self._journal, record) != RECORD:
+            if os.write(self._journal, record) != RECORD_BYTES:
                 self._give_up(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
                 return
             if sync:
                 os.fsync(self._journal)
-            self._written += RECORD
+            self._written += RECORD_BYTES
         except OSError as error:
             self._give_up(error)
 
@@ -184,7 +187,7 @@ class ReplayLog:
         self._since = None
         with contextlib.suppress(OSError):  # on a full disk a file can still be removed
             self._path.unlink(missing_ok=True)
-        self._retry_at = self._clock() + RETRY
+        self._retry_at = self._clock() + RETRY_S
 
     def _close(self) -> None:
         if self._journal is not None:
@@ -198,7 +201,7 @@ class ReplayLog:
         """Read the file; None where there is no usable one."""
         try:
             with self._path.open("rb") as file:
-                return self._parse(file.read(MAX_FILE))
+                return self._parse(file.read(MAX_FILE_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, msgspec.MsgspecError, struct.error) as error:
@@ -233,7 +236,7 @@ class ReplayLog:
             else:
                 replays.remember(trace, NOBODY, 0.0)
         memory, start = replays.memory(), snapshot.start
-        if len(traces) < len(journal) // RECORD:  # damaged, and what came after the damage is lost
+        if len(traces) < len(journal) // RECORD_BYTES:  # damaged, and what came after the damage is lost
             start = max(start, self._promised + 1, self._ms())
         elif not snapshot.closed and (self._boot == "" or snapshot.boot != self._boot):
             start = max(start, self._promised + 1)
@@ -255,7 +258,7 @@ def _records(journal: bytes) -> list[Trace]:
     Half a record at the end was never noted: the process was killed while it wrote.
     """
     traces: list[Trace] = []
-    for at in range(0, len(journal) - RECORD + 1, RECORD):
+    for at in range(0, len(journal) - RECORD_BYTES + 1, RECORD_BYTES):
         record = journal[at : at + _RECORD.size]
         if _CRC.unpack_from(journal, at + _RECORD.size)[0] != crc32(record):
             break

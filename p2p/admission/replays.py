@@ -27,10 +27,14 @@ from typing import NamedTuple
 
 from p2p.types import PeerId, Reason
 
-WINDOW = 300.0  # seconds that a frame may be older than now, by its author's clock
-AHEAD = 10.0  # seconds that an author's clock may be ahead of ours, the time on the way included
-LATELY = 60.0  # seconds for which an author is remembered, however many there are
-FRAMES = 64  # of an author that are remembered
+# How much older than now a frame may be, by its author's clock.
+WINDOW_S = 300.0
+# How far an author's clock may be ahead of ours.
+AHEAD_S = 10.0
+# An author is remembered at least so long, however many there are.
+REMEMBERED_S = 60.0
+# Frames of one author that are remembered.
+FRAMES = 64
 
 
 class Holder(NamedTuple):
@@ -118,10 +122,10 @@ class Replays:
     def refuses(self, trace: Trace, holder: Holder, now: float) -> Reason | None:
         """Return why this frame may not be admitted: STALE, OLD, DUPLICATE or CROWDED."""
         key, sequence, sent_at = trace
-        if not now - WINDOW <= sent_at / 1000 <= now + AHEAD:
+        if not now - WINDOW_S <= sent_at / 1000 <= now + AHEAD_S:
             return Reason.STALE
         # The clock was set back, and all frames would be old until it caught up
-        if self._start > (now + LATELY + AHEAD) * 1000:
+        if self._start > (now + REMEMBERED_S + AHEAD_S) * 1000:
             self._start = int(now * 1000)
         author = self._authors.get(key)
         if author is not None and sequence in author.sequences:
@@ -142,7 +146,7 @@ class Replays:
             self._place(trace.author, author)
         self._held[author.holder].move_to_end(trace.author)
         author.add(trace.sequence, trace.sent_at)
-        expired = int((now - WINDOW) * 1000)
+        expired = int((now - WINDOW_S) * 1000)
         author.forget(bisect_left(author.sent_at, expired))
         self._expire(author.holder, expired)
 
@@ -170,7 +174,7 @@ class Replays:
             if most is None:
                 return False
             key, silent = next(iter(self._held[most].items()))
-            if silent.newest >= (now - LATELY) * 1000:
+            if silent.newest >= (now - REMEMBERED_S) * 1000:
                 return False
             self._horizon = max(self._horizon, silent.newest)
             self._forget(key)

@@ -11,7 +11,7 @@ only regeneration finds is the author's fault. A connection that brings bad fram
 peer is at GRAYLIST_THRESHOLD, but for MAX_BAN_PASSED_ON_S at most, because some engines pass on frames before
 they are checked (docs/network.md).
 
-It holds at most PEERS records. Banned peers are forgotten last.
+It holds at most MAX_PEERS records. Banned peers are forgotten last.
 """
 
 import math
@@ -22,19 +22,22 @@ import msgspec
 
 from p2p.types import PeerId, Reason
 
-HALF_LIFE = 1800.0  # seconds
-SHUNNED = -20.0
-SHUT_OUT = -50.0
-BAN = 60.0  # seconds, the first time
-MAX_BAN = 24 * 3600.0
-MAX_BAN_PASSED_ON = 16 * 60.0
-BAN_MEMORY = 24 * 3600.0  # seconds without a new one after which a ban no longer counts
-PEERS = 8192
-REPEATS = 200.0  # frames that a peer may repeat to us; comes back at one a second, and with each that is new
+HALF_LIFE_S = 1800.0
+# Below this score a peer's frames are ignored, as in GossipSub's specification.
+GRAYLIST_THRESHOLD = -20.0
+BAN_THRESHOLD = -50.0
+FIRST_BAN_S = 60.0
+MAX_BAN_S = 24 * 3600.0
+MAX_BAN_PASSED_ON_S = 16 * 60.0
+# A ban no longer counts when there was no new one for so long.
+BAN_MEMORY_S = 24 * 3600.0
+MAX_PEERS = 8192
+# Frames that a peer may repeat to us. It regains one each second, and one with each frame that is new.
+REPEATED_FRAMES = 200.0
 VERSION = 1
 
 # Own offences of a peer. The costs are guesses; the attacks in tests/attacks support them.
-OWN: Mapping[Reason, float] = MappingProxyType(
+OWN_COST: Mapping[Reason, float] = MappingProxyType(
     {
         Reason.NOT_ASKED_FOR: 10.0,
         Reason.UNDECODABLE: 10.0,
@@ -46,18 +49,18 @@ OWN: Mapping[Reason, float] = MappingProxyType(
     }
 )
 # Bad frames that it passed on and could have checked, or more frames than it may send.
-PASSED_ON: Mapping[Reason, float] = MappingProxyType(
+PASSED_ON_COST: Mapping[Reason, float] = MappingProxyType(
     {
         Reason.TOO_LARGE: 2.0,
         Reason.MALFORMED: 1.0,
         Reason.BAD_SIGNATURE: 1.0,
         Reason.OTHER_SWARM: 1.0,
         Reason.FLOODING: 0.005,  # a frame
-        Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATS
+        Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATED_FRAMES
     }
 )
-# A frame from a peer whose frames are ignored already: at ten a second it is banned in a minute
-TALKS_ON = 0.05
+# A frame of a peer whose frames are ignored already: at ten a second it is banned in a minute.
+GRAYLISTED_FRAME_COST = 0.05
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -68,7 +71,7 @@ class _Record(msgspec.Struct, array_like=True):
     bans: int = 0
     banned_until: float = 0.0
     group: str = ""  # of its network, since we were last connected to it
-    repeats: float = REPEATS
+    repeats: float = REPEATED_FRAMES
     repeats_at: float = 0.0
 
 
@@ -83,36 +86,38 @@ class Reputation:
     `dump` and `load` are for a file. Starting without one does no harm, and so a damaged one does none.
     """
 
-    def __init__(self, limit: int = PEERS) -> None:
+    def __init__(self, limit: int = MAX_PEERS) -> None:
         self._limit = limit
         self._peers: dict[PeerId, _Record] = {}
 
     def offence(self, peer: PeerId, reason: Reason, now: float) -> float | None:
         """Charge the peer for an offence. Returns the seconds to ban it for, if it is to be banned now."""
-        own, talks_on = reason in OWN, reason is Reason.SHUNNED
-        cost = TALKS_ON if talks_on else OWN.get(reason, PASSED_ON.get(reason, 0.0))
+        own, talks_on = reason in OWN_COST, reason is Reason.SHUNNED
+        cost = GRAYLISTED_FRAME_COST if talks_on else OWN_COST.get(reason, PASSED_ON_COST.get(reason, 0.0))
         if talks_on and not self.shunned(peer, now):
             return None  # then it was the author that is shunned
         if not cost:
             return None
         record = self._record(peer, now)
         if reason is Reason.DUPLICATE:
-            record.repeats = min(REPEATS, record.repeats + max(0.0, now - record.repeats_at)) - 1
+            record.repeats = min(REPEATED_FRAMES, record.repeats + max(0.0, now - record.repeats_at)) - 1
             record.repeats_at = now
             if record.repeats >= 0:
                 return None
             record.repeats = 0.0
         record.score, record.at = self.score(peer, now) - cost, now
-        if record.score > (SHUT_OUT if own or talks_on else SHUNNED) or now < record.banned_until:
+        threshold = BAN_THRESHOLD if own or talks_on else GRAYLIST_THRESHOLD
+        if record.score > threshold or now < record.banned_until:
             return None
-        after = SHUT_OUT / 2 if own or talks_on else SHUNNED / 2  # shunned for a while still, or on probation
-        return self._ban(record, now, MAX_BAN if own else MAX_BAN_PASSED_ON, after)
+        # After the ban its frames are ignored for a while still, or it is on probation.
+        after = threshold / 2
+        return self._ban(record, now, MAX_BAN_S if own else MAX_BAN_PASSED_ON_S, after)
 
     def admitted(self, via: PeerId) -> None:
         """Credit the peer that handed us a new and good frame."""
         record = self._peers.get(via)
         if record is not None:
-            record.repeats = min(REPEATS, record.repeats + 1)
+            record.repeats = min(REPEATED_FRAMES, record.repeats + 1)
 
     def met(self, peer: PeerId, group: str, now: float) -> None:
         """Note that we are connected to a peer in this network group (`p2p.netgroup`)."""
@@ -123,13 +128,16 @@ class Reputation:
     def score(self, peer: PeerId, now: float) -> float:
         """Return 0 for a clean or unknown peer, below 0 for others."""
         record = self._peers.get(peer)
-        return record.score * math.exp2(-max(0.0, now - record.at) / HALF_LIFE) if record is not None else 0.0
+        if record is None:
+            return 0.0
+        return record.score * math.exp2(-max(0.0, now - record.at) / HALF_LIFE_S)
 
     def shunned(self, peer: PeerId, now: float) -> bool:
         """Return whether the peer's frames are ignored and nothing of it is chosen."""
         record = self._peers.get(peer)
         return record is not None and (
-            record.banned_until > now or (record.score < SHUNNED and self.score(peer, now) < SHUNNED)
+            record.banned_until > now
+            or (record.score < GRAYLIST_THRESHOLD and self.score(peer, now) < GRAYLIST_THRESHOLD)
         )
 
     def group(self, peer: PeerId) -> str:
@@ -161,13 +169,13 @@ class Reputation:
         self._peers = {PeerId(peer): record for peer, record in file.peers.items()}
         for record in self._peers.values():  # where the clock was set back, no ban becomes longer
             record.at, record.repeats_at = min(record.at, now), min(record.repeats_at, now)
-            record.banned_until = min(record.banned_until, now + MAX_BAN)
+            record.banned_until = min(record.banned_until, now + MAX_BAN_S)
         self._forget(now)
 
     def _ban(self, record: _Record, now: float, longest: float, after: float) -> float:
-        if now - record.banned_until > BAN_MEMORY:
+        if now - record.banned_until > BAN_MEMORY_S:
             record.bans = 0
-        seconds = min(longest, BAN * float(1 << record.bans))
+        seconds = min(longest, FIRST_BAN_S * float(1 << record.bans))
         record.bans = min(record.bans + 1, 16)
         record.banned_until = now + seconds
         record.score = after

@@ -13,8 +13,10 @@ from hashlib import sha256
 import zstandard
 
 ID_BYTES = 12
-MAX_BLOB = 256 * 1024  # bytes as it travels
-MAX_CONTENT = 1024 * 1024  # bytes of what is in it
+# The size of a blob as it travels.
+MAX_BLOB_BYTES = 256 * 1024
+# The size of what is in it.
+MAX_CONTENT_BYTES = 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
 _LEVEL = 3
 
@@ -34,14 +36,15 @@ def content_id(blob: bytes) -> bytes:
 def pack(content: bytes) -> bytes:
     """Compress content into a blob. Raises ValueError where no receiver would take it."""
     blob = _packer.compress(content)
-    if len(content) > MAX_CONTENT or len(blob) > MAX_BLOB:
+    if len(content) > MAX_CONTENT_BYTES or len(blob) > MAX_BLOB_BYTES:
         raise ValueError(
-            f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT} and {MAX_BLOB}"
+            f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT_BYTES} and"
+            f" {MAX_BLOB_BYTES}"
         )
     return blob
 
 
-def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
+def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
     """Return the content, of at most `limit` bytes. Raises BadBlob.
 
     It is refused by the size in the blob's header, and no more than that is inflated.

@@ -13,21 +13,30 @@ from enum import Enum
 
 import trio
 
-from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
-from p2p.blobs.providers import HOLDERS
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BlobStore, content_id
+from p2p.blobs.providers import MAX_HOLDERS
 from p2p.rate_limit import TokenBuckets
 from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
 
-MAX_ASKED = 64  # blobs in one question
-MAX_ANSWER = 1024 * 1024  # bytes; a blob that does not fit has length zero
-TOGETHER = 128 * 1024  # bytes of an answer to several ids: more would take too long over a slow line
-ASK_AT_ONCE = 64  # questions under way: those to peers that are gone take long, and must not delay the others
-HEDGE = 0.5  # seconds after which the next holder is asked too
-HOPELESS = 0.05  # the same, where the likeliest holder does not have it: then few others do
-PATIENCE = 10.0  # seconds for one holder
-AGAIN = 1.0  # seconds after which a holder that could not be asked is asked once more: it may be the only one
+# Blobs in one question.
+MAX_ASKED = 64
+# A blob that does not fit into the answer has length zero.
+MAX_ANSWER_BYTES = 1024 * 1024
+# The most that one answer to several ids holds: more would take too long over a slow line.
+BATCH_BYTES = 128 * 1024
+# Questions under way. Those to peers that are gone take long, and must not delay the others.
+QUESTIONS_AT_ONCE = 64
+# When the next holder is asked too.
+HEDGE_S = 0.5
+# The same where the likeliest holder does not have the blob: then few others do.
+HEDGE_MISSING_S = 0.05
+# The time for one holder to answer.
+HOLDER_TIMEOUT_S = 10.0
+# When a holder that could not be asked is asked once more: it may be the only one.
+ASK_AGAIN_S = 1.0
 _LENGTH = struct.Struct(">I")
-_PEERS = 4096  # whose use of our upload is counted
+# Peers whose use of our upload is counted.
+_COUNTED_PEERS = 4096
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +59,7 @@ def asked(message: bytes) -> Sequence[bytes]:
 def answer(blobs: Sequence[bytes | None]) -> bytes:
     parts, size = [], 0
     for blob in blobs:
-        fits = blob is not None and size + _LENGTH.size + len(blob) <= MAX_ANSWER
+        fits = blob is not None and size + _LENGTH.size + len(blob) <= MAX_ANSWER_BYTES
         part = blob if fits and blob is not None else b""
         parts += [_LENGTH.pack(len(part)), part]
         size += _LENGTH.size + len(part)
@@ -66,7 +75,7 @@ def answered(message: bytes, count: int) -> Sequence[bytes | None] | None:
             return None
         (length,) = _LENGTH.unpack_from(message, at)
         at += _LENGTH.size
-        if length > MAX_BLOB or len(message) < at + length:
+        if length > MAX_BLOB_BYTES or len(message) < at + length:
             return None
         blobs.append(message[at : at + length] or None)
         at += length
@@ -85,7 +94,7 @@ class BlobServer:
         burst: float = 8 * 1024 * 1024.0,
     ) -> None:
         self._store, self._clock = store, clock
-        self._upload = TokenBuckets[PeerId](rate, burst, _PEERS)  # bytes
+        self._upload = TokenBuckets[PeerId](rate, burst, _COUNTED_PEERS)  # bytes
         self.sent = 0  # bytes
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
@@ -141,11 +150,11 @@ class _Question:
 
         One of several blobs may be larger than its author says; that must not cost us the others.
         """
-        return self.size if len(self.wants) == 1 else MAX_ANSWER
+        return self.size if len(self.wants) == 1 else MAX_ANSWER_BYTES
 
     def takes(self, want: Want) -> bool:
         size = 0 if want.id in self.wants else _LENGTH.size + want.size
-        if self.wants and (len(self.wants) >= MAX_ASKED or self.size + size > TOGETHER):
+        if self.wants and (len(self.wants) >= MAX_ASKED or self.size + size > BATCH_BYTES):
             return False
         self.wants[want.id] = want.size
         self.size += size
@@ -156,10 +165,10 @@ class Fetcher:
     """Fetches blobs into a store. blame: called with peers that answer with something else."""
 
     def __init__(
-        self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE
+        self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE_S
     ) -> None:
         self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
-        self._at_once = trio.Semaphore(ASK_AT_ONCE)
+        self._at_once = trio.Semaphore(QUESTIONS_AT_ONCE)
         self._unsent: dict[PeerId, _Question] = {}
         self.received = 0  # bytes of answers
 
@@ -185,16 +194,17 @@ class Fetcher:
                         self._store.put(blob)
                         nursery.cancel_scope.cancel()
                     elif holder == holders[0] and told.get(holder) is HolderReply.NO:
-                        nursery.cancel_scope.deadline = trio.current_time() + AGAIN  # for all others together
+                        # One deadline for all other holders together.
+                        nursery.cancel_scope.deadline = trio.current_time() + ASK_AGAIN_S
                 finally:
                     settled.set()
 
-            holders = list(dict.fromkeys(want.holders))[:HOLDERS]
+            holders = list(dict.fromkeys(want.holders))[:MAX_HOLDERS]
             for holder in holders:
                 settled = trio.Event()
                 nursery.start_soon(ask, holder, settled)
                 hopeless = told.get(holders[0]) is HolderReply.NO
-                with trio.move_on_after(min(HOPELESS, self._hedge) if hopeless else self._hedge):
+                with trio.move_on_after(min(HEDGE_MISSING_S, self._hedge) if hopeless else self._hedge):
                     await settled.wait()
         return found
 
@@ -209,7 +219,7 @@ class Fetcher:
             return await self._ask_one(holder, want, replies)
         except Unanswered:
             settled.set()
-        await trio.sleep(AGAIN)
+        await trio.sleep(ASK_AGAIN_S)
         try:
             return await self._ask_one(holder, want, replies)
         except Unanswered:
@@ -261,11 +271,11 @@ class Fetcher:
         Raises Unanswered where the holder could not be asked.
         """
         ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(HOLDER_TIMEOUT_S):
             reply = await self._ask(holder, question(ids), wanted.limit)
             self.received += len(reply)
             # Empty: we are over its rate limit
-            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB
+            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER_BYTES - MAX_BLOB_BYTES
             if not reply:
                 return nothing
             blobs = answered(reply, len(ids))
@@ -278,5 +288,7 @@ class Fetcher:
                 name: blob if blob is not None and len(blob) <= wanted.wants[name] else None
                 for name, blob in zip(ids, blobs, strict=True)
             }
-        log.debug("%d blobs were not fetched from %s: no answer in %.0f s", len(ids), holder, PATIENCE)
+        log.debug(
+            "%d blobs were not fetched from %s: no answer in %.0f s", len(ids), holder, HOLDER_TIMEOUT_S
+        )
         return nothing

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 
 from p2p.types import PeerId
 
-HOLDERS = 32  # asked for one blob at most, some of which may be gone
-STRANGERS = 12  # of them, at most: each has to be dialled first
-HEARD = 64  # authors of recent frames that are remembered
+# Peers that are asked for one blob, at most; some may be gone.
+MAX_HOLDERS = 32
+# Of these, strangers: each has to be dialled first.
+MAX_STRANGERS = 12
+# Authors of recent frames that are remembered.
+HEARD_AUTHORS = 64
 
 
 class Providers:
@@ -22,14 +25,14 @@ class Providers:
         """Note an author of an admitted frame."""
         self._heard[author] = None
         self._heard.move_to_end(author)
-        if len(self._heard) > HEARD:
+        if len(self._heard) > HEARD_AUTHORS:
             self._heard.popitem(last=False)
 
     def likely(self, named: Iterable[PeerId], connected: Iterable[PeerId]) -> Sequence[PeerId]:
         """Return whom to ask, in order: the named, the connected, then strangers, latest heard first.
 
-        They are at most HOLDERS, of which the last STRANGERS are strangers where there are so many.
+        They are at most MAX_HOLDERS, of which the last MAX_STRANGERS are strangers where there are so many.
         """
         near = list(dict.fromkeys([*named, *connected]))
-        far = [peer for peer in reversed(self._heard) if peer not in set(near)][:STRANGERS]
-        return [*near[: HOLDERS - len(far)], *far]
+        far = [peer for peer in reversed(self._heard) if peer not in set(near)][:MAX_STRANGERS]
+        return [*near[: MAX_HOLDERS - len(far)], *far]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import trio
 
 from p2p.topic import Topic
-from p2p.types import MAX_QUESTION, Handlers, Peer, PeerId, Started, Unanswered
+from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unanswered
 
 
 class MemorySwarm:
@@ -108,7 +108,7 @@ class MemoryEngine:
         other = self.swarm._members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
             raise Unanswered(f"{peer} is not there")
-        if len(question) > MAX_QUESTION or self.me in other._shut_out or peer in self._shut_out:
+        if len(question) > MAX_QUESTION_BYTES or self.me in other._shut_out or peer in self._shut_out:
             raise Unanswered(f"{peer} hung up")
         answer = other.handlers.answer(self.me, question)
         if len(answer) > limit:

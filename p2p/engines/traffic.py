@@ -9,8 +9,10 @@ import trio
 
 from p2p.rate_limit import TokenBucket
 
-BURST = 1.0  # seconds' worth
-LEAST = 0.001  # seconds: the clock may not move in less
+# How long a full token bucket lasts.
+BURST_S = 1.0
+# The clock may not move in shorter steps.
+LEAST_S = 0.001
 
 
 class Traffic:
@@ -67,9 +69,9 @@ class _RateGate:
     async def wait(self, size: float) -> None:
         async with self._turn:
             if self._bucket is None:
-                self._bucket = TokenBucket(self._rate, self._rate * BURST, self._clock())
+                self._bucket = TokenBucket(self._rate, self._rate * BURST_S, self._clock())
             while size > 0:  # in pieces that the bucket can hold
                 piece = min(size, self._bucket.burst / 2)
                 while (seconds := self._bucket.wait(self._clock(), piece)) > 0:
-                    await trio.sleep(max(seconds, LEAST))
+                    await trio.sleep(max(seconds, LEAST_S))
                 size -= piece

@@ -13,8 +13,8 @@ from p2p.types import PeerId, Reason
 from swarmd.daemon.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
-BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW` are refused
-# Seconds that one may be ahead; refused are frames from more than `replays.AHEAD` in the future, and an
+BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW_S` are refused
+# Seconds that one may be ahead; refused are frames from more than `replays.AHEAD_S` in the future, and an
 # answer takes its time
 AHEAD = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import trio
 
-from p2p.blobs.fetch import HEDGE, HolderReplies, HolderReply, Want
+from p2p.blobs.fetch import HEDGE_S, HolderReplies, HolderReply, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import RoundConfig
@@ -217,7 +217,7 @@ class Gatherer:
         author, said, now = fetch.item.author, fetch.replies.get(fetch.item.author), self._clock()
         log.info("%s does not serve what it offered: %s", author, said.value if said else "not asked")
         given = now - fetch.since  # seconds
-        if said is None or (said is not HolderReply.NO and given < HEDGE):
+        if said is None or (said is not HolderReply.NO and given < HEDGE_S):
             return  # the author had no time to answer
         self._tried(author, served=False)
         patient = given >= AT_LEAST or not fetch.scope.cancelled_caught

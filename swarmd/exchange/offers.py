@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 
 from p2p.admission.holders import Holders
-from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BadBlob, content_id, pack, unpack
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
 from p2p.identity import public_key_of
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
@@ -40,7 +40,7 @@ TAKEN = 8192  # chosen ids that a board remembers
 WHOLE = 2 * 1024
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
-_Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB_BYTES)]
 _N = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _MANY = msgspec.Meta(min_length=1, max_length=MAX_ITEMS)
 _Item = tuple[int, int, int, bytes]  # index of the specialty, n, bytes of the blob, its id

@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from p2p.blobs.blobs import MAX_BLOB, MAX_CONTENT
+from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
 from p2p.types import PeerId, Reason, Transport
 from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import Curriculum
@@ -61,8 +61,8 @@ class RolloutExchange:
                 "%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens"
                 " or round.completions",
                 len(rollouts) - len(blobs),
-                MAX_CONTENT,
-                MAX_BLOB,
+                MAX_CONTENT_BYTES,
+                MAX_BLOB_BYTES,
             )
         self.shared += len(blobs)
         for blob in blobs:

@@ -24,7 +24,7 @@ import zstandard
 from p2p.blobs.blobs import BadBlob, content_id, unpack
 from p2p.blobs.fetch import Want, answer
 from p2p.engines.memory import MemorySwarm
-from p2p.envelope import MAX_FRAME
+from p2p.envelope import MAX_FRAME_BYTES
 from p2p.member import Member
 from p2p.types import PeerId, PeerRequest, Verdict
 from swarmd.testing import Clock, memory_member
@@ -142,7 +142,7 @@ def measured() -> dict[str, dict[str, float]]:
     # It is what was offered: only inflating it shows what it is
     blob, _ = fetched(lambda _: answer([bomb]), want)
     measure("fetched as offered", len(bomb), lambda: blob is not None and refused(blob))
-    huge = bytes(MAX_FRAME * 64)
+    huge = bytes(MAX_FRAME_BYTES * 64)
     victim = memory_member(MemorySwarm(), 3, Clock())
     measure(
         "frame of 16 MiB", len(huge), lambda: victim.deliver(huge, PeerId("hostile")) is not Verdict.ACCEPT

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 import reasoning_gym
 
-from p2p.envelope import MAX_BODY
+from p2p.envelope import MAX_BODY_BYTES
 from swarmd.exchange import wire
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.grading import solution
@@ -65,7 +65,7 @@ class Liar:
             (task,) = self.tasks.draw(1, self.rng)
             lie = self.rng.choice(self.kinds)
             body = lie(task, t)
-            if len(body) <= MAX_BODY:
+            if len(body) <= MAX_BODY_BYTES:
                 self.member.publish(wire.KIND, body)
 
     def wrong(self, task: Task, t: int) -> bytes:

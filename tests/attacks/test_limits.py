@@ -59,8 +59,8 @@ LIMITS = (
     Limit(
         "admitted frames that wait to be used",
         "an equal part of group and author, where it is full",
-        f"{fair_queue.FRAMES:,} or {fair_queue.BYTES // MIB} MiB",
-        fair_queue.BYTES / MIB,
+        f"{fair_queue.MAX_FRAMES:,} or {fair_queue.MAX_BYTES // MIB} MiB",
+        fair_queue.MAX_BYTES / MIB,
     ),
     Limit(
         "places on the board",
@@ -78,7 +78,7 @@ LIMITS = (
     Limit(
         "the log of admitted frames, on disk",
         "a connection 200 records of 52 bytes a second",
-        f"{replay_log.MAX_FILE // MIB} MiB",
+        f"{replay_log.MAX_FILE_BYTES // MIB} MiB",
         0.0,
     ),
 )
@@ -146,7 +146,7 @@ def test_all_that_waits_to_be_used_at_once() -> None:
     queue.put(Envelope(PeerId("honest"), 1, NOW, "offer", b"x", group="9.0"))
     for n in range(4000):
         queue.put(Envelope(PeerId(f"a{n}"), n, NOW, "offer", bytes(20_000), group=f"{n % 8}.0"))
-    assert queue.bytes <= fair_queue.BYTES and len(queue) <= fair_queue.FRAMES
+    assert queue.bytes <= fair_queue.MAX_BYTES and len(queue) <= fair_queue.MAX_FRAMES
     assert queue.drain()[0].author == "honest"
 
 

@@ -60,8 +60,9 @@ def without_power(data: bytes) -> bytes:
     magic, length, _ = HEADER.unpack_from(data)
     snapshot = data[HEADER.size : HEADER.size + length].replace(replay_log.boot_id().encode(), b"x" * 36)
     journal = data[HEADER.size + length :]
-    kept = journal.rfind(bytes(32)) // replay_log.RECORD + 1  # the promise was the last to be made durable
-    kept_bytes = max(kept * replay_log.RECORD, len(journal) - 40 * replay_log.RECORD)
+    # The promise was the last to be made durable.
+    kept = journal.rfind(bytes(32)) // replay_log.RECORD_BYTES + 1
+    kept_bytes = max(kept * replay_log.RECORD_BYTES, len(journal) - 40 * replay_log.RECORD_BYTES)
     return HEADER.pack(magic, length, crc32(snapshot)) + snapshot + journal[:kept_bytes]
 
 

@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.blobs import MAX_BLOB, pack
-from p2p.blobs.fetch import AGAIN
+from p2p.blobs.blobs import MAX_BLOB_BYTES, pack
+from p2p.blobs.fetch import ASK_AGAIN_S
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.identity import public_key_of
 from p2p.member import Member
@@ -142,7 +142,7 @@ async def test_where_nobody_has_it_another_is_fetched(autojump_clock: trio.testi
     a.share(*range(8))
     engine_of(a).leave()
     async with running(c):
-        await settled(3 * (AGAIN + 0.1))  # three at a time
+        await settled(3 * (ASK_AGAIN_S + 0.1))  # three at a time
         assert not c.got and c.gatherer.missed == 8
         shared = b.share(*range(20, 24))
         await settled(1)
@@ -324,7 +324,7 @@ async def test_what_is_no_offer_is_reported(body: bytes, reason: Reason) -> None
 
 async def test_a_holder_that_says_more_than_it_offered_is_not_heard_out() -> None:
     a, b = joined(1, 2)
-    a.member.blobs.put(bytes(MAX_BLOB))
+    a.member.blobs.put(bytes(MAX_BLOB_BYTES))
     engine = b.member.engine
     with pytest.raises(Unanswered):
         await engine.request(a.id, b"\x01" + next(iter(a.member.blobs._blobs)), 100)

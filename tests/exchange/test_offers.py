@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import MAX_BLOB, content_id, pack
+from p2p.blobs.blobs import MAX_BLOB_BYTES, content_id, pack
 from p2p.identity import Identity, public_key_of
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers
@@ -94,7 +94,7 @@ GOOD = [1, 1, [0], [1], [1], bytes(12)]
 ITEMS = st.tuples(
     st.sampled_from([0, 1, 1, 2, -1]),
     st.sampled_from([0, 3, 4, -1]),
-    st.sampled_from([1, 5, MAX_BLOB, MAX_BLOB + 1, 0]),
+    st.sampled_from([1, 5, MAX_BLOB_BYTES, MAX_BLOB_BYTES + 1, 0]),
 )
 
 
@@ -127,7 +127,7 @@ def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[A
         number >= 0
         and min(specialties, default=0) >= 0
         and min(ns, default=0) >= 0
-        and all(0 < size <= MAX_BLOB for size in sizes)
+        and all(0 < size <= MAX_BLOB_BYTES for size in sizes)
     )
     if version != 1 or not (whole and numbers):
         assert decoded is (Reason.UNDECODABLE if version == 1 else Reason.WRONG_VERSION)

@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import ID_BYTES, MAX_CONTENT, BadBlob, BlobStore, content_id, pack, unpack
+from p2p.blobs.blobs import ID_BYTES, MAX_CONTENT_BYTES, BadBlob, BlobStore, content_id, pack, unpack
 
 ZERO = bytes(1)
 
@@ -26,9 +26,9 @@ def test_an_id_is_of_the_bytes_that_travel() -> None:
 
 def test_more_than_a_receiver_takes_is_not_packed() -> None:
     with pytest.raises(ValueError, match="more than"):
-        pack(ZERO * (MAX_CONTENT + 1))
+        pack(ZERO * (MAX_CONTENT_BYTES + 1))
     with pytest.raises(ValueError, match="more than"):
-        pack(random.Random(0).randbytes(MAX_CONTENT))  # nothing to compress
+        pack(random.Random(0).randbytes(MAX_CONTENT_BYTES))  # nothing to compress
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_more_than_a_receiver_takes_is_not_packed() -> None:
         pack(b"content") * 2,
         zstandard.ZstdCompressor(write_content_size=False).compress(b"content"),  # of unknown size
         zstandard.ZstdCompressor().compress(b""),
-        zstandard.ZstdCompressor().compress(ZERO * (MAX_CONTENT + 1)),
+        zstandard.ZstdCompressor().compress(ZERO * (MAX_CONTENT_BYTES + 1)),
     ],
 )
 def test_what_is_no_blob_is_refused(blob: bytes) -> None:
@@ -61,7 +61,7 @@ def test_mutated_blobs_are_refused_or_something_of_bounded_size() -> None:
         mutated = bytearray(blob)
         mutated[rng.randrange(len(mutated))] ^= 1 << rng.randrange(8)
         with contextlib.suppress(BadBlob):
-            assert len(unpack(bytes(mutated))) <= MAX_CONTENT
+            assert len(unpack(bytes(mutated))) <= MAX_CONTENT_BYTES
 
 
 def test_a_store_keeps_what_is_asked_for() -> None:

@@ -19,7 +19,7 @@ import trio
 from libp2p.network.exceptions import SwarmException
 
 from p2p.address import parse_bootstrap, parse_listen
-from p2p.admission.host_bans import PEERS
+from p2p.admission.host_bans import BANNED_AT_ONCE
 from p2p.engines import BUILT_IN, GROUP, engine, offered
 from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm
@@ -28,7 +28,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic
-from p2p.types import MAX_QUESTION, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
+from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import until
 from tests.engines.p2pd import p2pd_missing
 from tests.p2p.hostile import hostile_peer
@@ -335,10 +335,10 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
         # Its DHT may dial again
         await until(lambda: not before & {*stack.host.get_network().get_connections(target)})
 
-    for n in range(int(PEERS) + 1):
+    for n in range(int(BANNED_AT_ONCE) + 1):
         async with hostile_peer(address, 40 + n) as (stack, target):  # others come and go: they do not count
             await stack.host.disconnect(target)
-    for n in range(int(PEERS) + 1):
+    for n in range(int(BANNED_AT_ONCE) + 1):
         async with hostile_peer(address, 60 + n) as (stack, target):
             a.engine.shut_out(PeerId(str(stack.host.get_id())), 60)
             await hung_up_on(stack, target)
@@ -447,7 +447,7 @@ async def test_questions_are_answered(any_net: Any, nursery: trio.Nursery) -> No
             assert asked.asked[0] == (asker.me, b"10") and asked.asked[-1] == (asker.me, b"")
             for refused in (
                 (asked.me, b"11", 10),
-                (asked.me, b"1" * (MAX_QUESTION + 1), 10),
+                (asked.me, b"1" * (MAX_QUESTION_BYTES + 1), 10),
                 (asker.me, b"1", 10),
             ):
                 with pytest.raises(Unanswered):

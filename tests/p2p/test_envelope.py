@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2p.envelope import MAX_BODY, MAX_FRAME, check, parse, seal
+from p2p.envelope import MAX_BODY_BYTES, MAX_FRAME_BYTES, check, parse, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Envelope, Reason, Rejected
@@ -189,10 +189,10 @@ def test_another_key_or_author_is_a_bad_signature() -> None:
 
 
 def test_the_size_limit_holds_on_both_sides() -> None:
-    frame = example(bytes(MAX_BODY))
-    assert reason(frame) is None and len(frame) <= MAX_FRAME
+    frame = example(bytes(MAX_BODY_BYTES))
+    assert reason(frame) is None and len(frame) <= MAX_FRAME_BYTES
     with pytest.raises(ValueError, match="at most"):
-        example(bytes(MAX_FRAME))
+        example(bytes(MAX_FRAME_BYTES))
 
 
 @pytest.mark.parametrize(

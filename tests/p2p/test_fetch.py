@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
 from p2p.blobs.fetch import (
-    AGAIN,
-    MAX_ANSWER,
+    ASK_AGAIN_S,
+    HOLDER_TIMEOUT_S,
+    MAX_ANSWER_BYTES,
     MAX_ASKED,
-    PATIENCE,
     BlobServer,
     Fetcher,
     HolderReply,
@@ -24,8 +24,8 @@ from p2p.blobs.fetch import (
     asked,
     question,
 )
-from p2p.blobs.providers import HOLDERS
-from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
+from p2p.blobs.providers import MAX_HOLDERS
+from p2p.types import MAX_QUESTION_BYTES, PeerId, Reason, Unanswered
 
 BLOB = b"blob" * 100
 NAME = content_id(BLOB)
@@ -37,7 +37,7 @@ Blobs = Sequence[bytes | None]
 @settings(derandomize=True, max_examples=50)
 @given(st.lists(IDS, min_size=1, max_size=MAX_ASKED))
 def test_questions_come_back(ids: list[bytes]) -> None:
-    assert list(asked(question(ids))) == ids and len(question(ids)) <= MAX_QUESTION
+    assert list(asked(question(ids))) == ids and len(question(ids)) <= MAX_QUESTION_BYTES
 
 
 @settings(derandomize=True, max_examples=200)
@@ -68,7 +68,7 @@ def test_an_answer_has_an_end() -> None:
         blobs is not None
         and blobs.count(large) == 5
         and blobs.count(None) == 5
-        and len(answer([large] * 10)) <= MAX_ANSWER
+        and len(answer([large] * 10)) <= MAX_ANSWER_BYTES
     )
 
 
@@ -163,7 +163,9 @@ async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.
     peers = Peers(a=silent, b=gone, **{str(n): lambda: b"" for n in range(40)})
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
     assert (
-        len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() <= PATIENCE + 1
+        len(peers.asked) == MAX_HOLDERS + 1
+        and peers.asked.count(B) == 2
+        and trio.current_time() <= HOLDER_TIMEOUT_S + 1
     )
 
 
@@ -173,7 +175,7 @@ async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(
     tries = iter([gone, has])
     peers = Peers(a=lambda: next(tries)(), b=lambda: answer([None]))
     assert await peers.fetch([A, B]) == BLOB and peers.asked == [A, B, A]
-    assert AGAIN <= trio.current_time() < AGAIN + 0.1
+    assert ASK_AGAIN_S <= trio.current_time() < ASK_AGAIN_S + 0.1
     for last, often in ((gone, 2), (lambda: answer([None]), 1)):
         peers = Peers(a=last)
         assert await peers.fetch([A]) is None and peers.asked == often * [A]
@@ -225,7 +227,7 @@ async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(
         holders.found == {blob: blob if blob is not blobs[5] else None for blob in blobs}
         and not holders.blamed
     )
-    assert sorted(holders.questions) == [(A, 1, 4 + 3_000), (A, 4, MAX_ANSWER), (B, 1, 4 + 3_000)]
+    assert sorted(holders.questions) == [(A, 1, 4 + 3_000), (A, 4, MAX_ANSWER_BYTES), (B, 1, 4 + 3_000)]
 
 
 async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing.MockClock) -> None:
@@ -306,4 +308,4 @@ async def test_nor_where_the_likeliest_says_so_after_all_were_asked(
 
     peers = Peers(a=late, b=silent)
     start = trio.current_time()
-    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + AGAIN + 0.1
+    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + ASK_AGAIN_S + 0.1

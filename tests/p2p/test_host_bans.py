@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.admission.host_bans import _KNOWN, CLOSED, EVERY, PEERS, HostBans
+from p2p.admission.host_bans import _KNOWN, BANNED_AT_ONCE, FIRST_BAN_S, ONE_MORE_S, HostBans
 from p2p.netgroup import machine_of_host
 from p2p.types import PeerId
 
@@ -25,12 +25,12 @@ def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     host_bans = HostBans()
-    come(host_bans, int(PEERS), 0.0)
+    come(host_bans, int(BANNED_AT_ONCE), 0.0)
     assert host_bans.admits(HERE, 0.0) and not caplog.messages  # a few may be anybody's neighbours
     come(host_bans, 1, 0.0)
     assert HERE in caplog.text
-    assert not host_bans.admits(HERE, CLOSED - 1) and host_bans.admits(THERE, CLOSED - 1)
-    assert host_bans.admits(HERE, CLOSED)
+    assert not host_bans.admits(HERE, FIRST_BAN_S - 1) and host_bans.admits(THERE, FIRST_BAN_S - 1)
+    assert host_bans.admits(HERE, FIRST_BAN_S)
     come(host_bans, 100, 0.0, "")  # from a host that is not known
     assert host_bans.admits("", 0.0)
 
@@ -41,8 +41,8 @@ def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> No
         host_bans.count(PeerId("the same"), HERE, float(n))
     assert host_bans.admits(HERE, 1000.0)
     for n in range(100):
-        come(host_bans, 1, 1000 + n * EVERY)
-        assert host_bans.admits(HERE, 1000 + n * EVERY)
+        come(host_bans, 1, 1000 + n * ONE_MORE_S)
+        assert host_bans.admits(HERE, 1000 + n * ONE_MORE_S)
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.replays import FRAMES
-from p2p.envelope import MAX_FRAME, seal
+from p2p.envelope import MAX_FRAME_BYTES, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Envelope, Reason, Rejected, Verdict
@@ -40,7 +40,7 @@ def test_each_rule_refuses_and_counts() -> None:
     ]
     other_swarm = seal(A, Topic("other", "0").swarm_id, 2, NOW, "rollouts", b"")
     cases = {
-        b"\x00" * (MAX_FRAME + 1): Reason.TOO_LARGE,
+        b"\x00" * (MAX_FRAME_BYTES + 1): Reason.TOO_LARGE,
         b"": Reason.MALFORMED,
         frame(A, 2).replace(b"swarmd\x01", b"swarmd\x02"): Reason.WRONG_VERSION,
         other_swarm: Reason.OTHER_SWARM,

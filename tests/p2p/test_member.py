@@ -7,7 +7,7 @@ from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs.blobs import content_id, pack
 from p2p.blobs.fetch import Fetcher, Want, answer
 from p2p.engines.memory import MemoryEngine, MemorySwarm
-from p2p.envelope import MAX_BODY, seal
+from p2p.envelope import MAX_BODY_BYTES, seal
 from p2p.identity import Identity
 from p2p.member import UNKNOWN_BURST, UNKNOWN_RATE, Member
 from p2p.topic import Topic
@@ -111,9 +111,9 @@ def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
 
 def test_what_nobody_would_admit_is_not_sent() -> None:
     a = member(MemorySwarm(), 1)
-    a.publish("rollouts", bytes(MAX_BODY))
+    a.publish("rollouts", bytes(MAX_BODY_BYTES))
     with pytest.raises(ValueError):
-        a.publish("rollouts", bytes(MAX_BODY + 300))
+        a.publish("rollouts", bytes(MAX_BODY_BYTES + 300))
     with pytest.raises(ValueError):
         a.publish("Not a kind", b"")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.blobs.providers import HEARD, HOLDERS, STRANGERS, Providers
+from p2p.blobs.providers import HEARD_AUTHORS, MAX_HOLDERS, MAX_STRANGERS, Providers
 from p2p.types import PeerId
 
 PEERS = [PeerId(f"peer {n}") for n in range(100)]
@@ -26,8 +26,8 @@ def test_the_named_come_first_then_the_connected_then_strangers_the_last_heard_b
 
 def test_a_crowd_of_connected_leaves_room_for_strangers_and_strangers_for_them() -> None:
     found = after(PEERS[50:]).likely([A], PEERS[:50])
-    assert found == [*PEERS[: HOLDERS - STRANGERS], *reversed(PEERS[-STRANGERS:])]
-    assert after([A]).likely([], PEERS[:50]) == PEERS[:HOLDERS]  # nobody strange was heard
+    assert found == [*PEERS[: MAX_HOLDERS - MAX_STRANGERS], *reversed(PEERS[-MAX_STRANGERS:])]
+    assert after([A]).likely([], PEERS[:50]) == PEERS[:MAX_HOLDERS]  # nobody strange was heard
 
 
 @given(
@@ -38,7 +38,7 @@ def test_a_crowd_of_connected_leaves_room_for_strangers_and_strangers_for_them()
 def test_bounds(heard: Sequence[PeerId], named: Sequence[PeerId], connected: Sequence[PeerId]) -> None:
     found = after(heard).likely(named, connected)
     strange = [peer for peer in found if peer not in {*named, *connected}]
-    assert len(found) == len(set(found)) <= HOLDERS
+    assert len(found) == len(set(found)) <= MAX_HOLDERS
     assert set(named) <= set(found)
-    assert len(strange) <= STRANGERS
-    assert set(strange) <= set(list(dict.fromkeys(reversed(heard)))[:HEARD])
+    assert len(strange) <= MAX_STRANGERS
+    assert set(strange) <= set(list(dict.fromkeys(reversed(heard)))[:HEARD_AUTHORS])

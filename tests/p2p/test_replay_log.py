@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.admission.inbox import AdmissionLimits, Inbox
-from p2p.admission.replay_log import JOURNAL, RECORD, ReplayLog
+from p2p.admission.replay_log import MIN_JOURNAL_BYTES, RECORD_BYTES, ReplayLog
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
@@ -73,10 +73,10 @@ def test_a_power_cut_that_takes_the_journals_end_opens_no_door(path: Path) -> No
     sent = [frame(A, n, NOW + n * 0.1) for n in range(20)] + [frame(B, 1, NOW + 8), frame(B, 2, NOW + 9)]
     assert all(first.hear(f) is None for f in sent)
     # What fsync promised is there: the snapshot, and the records up to the last promise
-    for kept in range(RECORD * 24, -1, -RECORD // 2):
+    for kept in range(RECORD_BYTES * 24, -1, -RECORD_BYTES // 2):
         whole = path.read_bytes()
         promises = whole.rfind(bytes(32))
-        shorter = max(len(whole) - RECORD * 24 + kept, promises + RECORD)
+        shorter = max(len(whole) - RECORD_BYTES * 24 + kept, promises + RECORD_BYTES)
         for later in (1, 100, 299):
             again.write_bytes(whole[:shorter])
             life = Life(again, NOW + later, boot="the next boot")
@@ -125,7 +125,7 @@ def test_damage_in_the_journal_makes_all_before_now_old(path: Path) -> None:
         assert first.hear(f) is None
     data = bytearray(path.read_bytes())
     for byte in (39, 44):  # in a sequence number and a time of sending
-        data[-3 * RECORD + byte] ^= 64
+        data[-3 * RECORD_BYTES + byte] ^= 64
     path.write_bytes(data)
     second = Life(path, NOW + 30)
     assert all(second.hear(f) in (Reason.DUPLICATE, Reason.OLD) for f in sent)
@@ -143,7 +143,7 @@ def test_the_file_is_small_private_and_written_anew_before_it_grows(path: Path) 
         assert life.hear(frame(A, n, life.now)) is None
         if life.file.due:
             life.file.save(life.box.memory())
-        assert path.stat().st_size < JOURNAL + 20_000
+        assert path.stat().st_size < MIN_JOURNAL_BYTES + 20_000
     assert path.stat().st_mode & 0o777 == 0o600
     life.end()
     assert path.stat().st_size < 2_000

@@ -11,7 +11,15 @@ from libp2p.peer.id import ID
 
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.memory import load_reputation, save_reputation
-from p2p.admission.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, REPEATS, SHUNNED, Reputation
+from p2p.admission.reputation import (
+    FIRST_BAN_S,
+    GRAYLIST_THRESHOLD,
+    HALF_LIFE_S,
+    MAX_BAN_PASSED_ON_S,
+    MAX_BAN_S,
+    REPEATED_FRAMES,
+    Reputation,
+)
 from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
@@ -31,8 +39,8 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
     for _ in range(3):
         assert reputation.offence(A, Reason.UNDECODABLE, NOW) is None
     assert reputation.score(A, NOW) == -30 and reputation.shunned(A, NOW) and not reputation.shunned(B, NOW)
-    assert reputation.score(A, NOW + HALF_LIFE) == pytest.approx(-15) and not reputation.shunned(
-        A, NOW + HALF_LIFE
+    assert reputation.score(A, NOW + HALF_LIFE_S) == pytest.approx(-15) and not reputation.shunned(
+        A, NOW + HALF_LIFE_S
     )
     assert reputation.score(A, NOW - 99) == -30  # a clock that was set back forgives nothing
 
@@ -57,7 +65,7 @@ def test_every_offence_costs_something(reason: Reason) -> None:
 
 
 def test_bans_grow_for_what_a_peer_did_itself_and_less_for_what_it_passed_on() -> None:
-    for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN), (Reason.BAD_SIGNATURE, MAX_BAN_PASSED_ON)):
+    for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN_S), (Reason.BAD_SIGNATURE, MAX_BAN_PASSED_ON_S)):
         reputation, now = Reputation(), NOW
         bans: list[float] = []
         while len(bans) < 20:
@@ -66,8 +74,8 @@ def test_bans_grow_for_what_a_peer_did_itself_and_less_for_what_it_passed_on() -
                 assert reputation.shunned(A, now) and reputation.banned(now) == {A: seconds}
                 bans.append(seconds)
                 now += seconds
-        assert bans == [min(longest, BAN * 2**n) for n in range(20)]
-        assert reputation.score(A, now) >= SHUNNED * 1.25
+        assert bans == [min(longest, FIRST_BAN_S * 2**n) for n in range(20)]
+        assert reputation.score(A, now) >= GRAYLIST_THRESHOLD * 1.25
 
 
 def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
@@ -98,7 +106,7 @@ def test_repeats_are_free_up_to_a_flood_of_them() -> None:
         for _ in range(3):
             reputation.admitted(A)
     assert reputation.score(A, NOW) == 0
-    told = [reputation.offence(B, Reason.DUPLICATE, NOW) for _ in range(int(REPEATS) + 101)]
+    told = [reputation.offence(B, Reason.DUPLICATE, NOW) for _ in range(int(REPEATED_FRAMES) + 101)]
     assert not any(told[:-2]) and any(told[-2:])
 
 
@@ -195,14 +203,14 @@ async def test_a_member_says_of_each_body_whose_it_is_and_remembers_over_restart
     assert [(e.author, e.group) for e in life.member.received()] == [(A, "11.0"), (B, "")]
     for _ in range(5):
         life.member.report(B, Reason.NOT_ASKED_FOR)
-    assert life.told == [(B, BAN)]
+    assert life.told == [(B, FIRST_BAN_S)]
     await life.run(1)
 
     again = Life(tmp_path, life.now + 5)
     await again.run(1)
-    assert again.told == [(B, BAN - 5)]  # the engine begins anew, and is told again
+    assert again.told == [(B, FIRST_BAN_S - 5)]  # the engine begins anew, and is told again
     assert again.member.group(A) == "11.0" and again.member.group(C) == ""
-    assert again.member.score(B) < SHUNNED and again.hear(BOB, 9) is Verdict.IGNORE
+    assert again.member.score(B) < GRAYLIST_THRESHOLD and again.hear(BOB, 9) is Verdict.IGNORE
     assert again.hear(ALICE, 3, via=B) is Verdict.IGNORE and again.hear(ALICE, 2) is Verdict.IGNORE
     assert again.member.rejected == {Reason.SHUNNED: 2, Reason.DUPLICATE: 1}
 
@@ -237,8 +245,8 @@ def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_
         assert life.hear(BOB, n, via=A) is Verdict.IGNORE
         if life.told:
             break
-    assert life.told == [(A, BAN)] and n > 300 and life.member.score(C) == 0
-    life.now += BAN + 1
+    assert life.told == [(A, FIRST_BAN_S)] and n > 300 and life.member.score(C) == 0
+    life.now += FIRST_BAN_S + 1
     assert life.hear(ALICE, 1000) is Verdict.IGNORE  # and is shunned still
 
 
@@ -247,14 +255,16 @@ def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path:
     for n in range(20):
         forged = seal(BOB, TOPIC.swarm_id, n, NOW, "rollouts", b"")[:-64] + bytes(64)
         assert life.member.deliver(forged, A) is Verdict.REJECT
-    assert life.told == [(A, BAN)] and life.hear(ALICE, 1, via=A) is Verdict.IGNORE
+    assert life.told == [(A, FIRST_BAN_S)] and life.hear(ALICE, 1, via=A) is Verdict.IGNORE
     assert life.hear(BOB, 1, via=C) is Verdict.ACCEPT
 
 
 @pytest.mark.net
 async def test_the_mesh_hears_what_we_think(nursery: trio.Nursery) -> None:
     handlers = Handlers(
-        lambda *_: Verdict.ACCEPT, lambda *_: b"", lambda peer: SHUNNED - 1 if peer == A else SHUNNED
+        lambda *_: Verdict.ACCEPT,
+        lambda *_: b"",
+        lambda peer: GRAYLIST_THRESHOLD - 1 if peer == A else GRAYLIST_THRESHOLD,
     )
     engine = real_engine("libp2p", 9, handlers)
     await nursery.start(engine.run)

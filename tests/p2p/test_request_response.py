@@ -24,7 +24,7 @@ from p2p.engines.libp2p.request_response import (
     ask,
 )
 from p2p.identity import Identity
-from p2p.types import MAX_QUESTION, PeerId, Unanswered
+from p2p.types import MAX_QUESTION_BYTES, PeerId, Unanswered
 
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(20)]
 
@@ -78,7 +78,7 @@ async def test_the_bytes_are_those_of_the_document_however_they_are_cut(step: in
 
 
 async def test_what_is_asked_is_answered() -> None:
-    for question in (b"", b"x" * MAX_QUESTION):
+    for question in (b"", b"x" * MAX_QUESTION_BYTES):
         theirs, ours = pair()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(responder().serve, PEERS[0], ours)
@@ -121,7 +121,7 @@ async def test_no_more_than_the_limit_is_ever_waited_for() -> None:
 
 @pytest.mark.parametrize(
     "question",
-    [struct.pack(">I", MAX_QUESTION + 1), b"\x00\x00\x00\x01??", b""],
+    [struct.pack(">I", MAX_QUESTION_BYTES + 1), b"\x00\x00\x00\x01??", b""],
     ids=["too long", "more", "none"],
 )
 async def test_a_question_that_is_none_is_cut_off(question: bytes) -> None:
@@ -347,7 +347,7 @@ async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
     with pytest.raises(Unanswered, match=f"{PEERS[2]}: not connected"):
         await ask(PEERS[2], b"?", 1)
     with pytest.raises(Unanswered, match="4097"):
-        await ask(PEERS[0], b"?" * (MAX_QUESTION + 1), 1)
+        await ask(PEERS[0], b"?" * (MAX_QUESTION_BYTES + 1), 1)
     assert len(world.opened) == 4
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import TWINS_EVERY
+from p2p.member import TWINS_EVERY_S
 from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, TwinCards, TwinSession, decoded
 from p2p.types import PeerId
 from swarmd.testing import NOW, Clock, memory_member
@@ -134,11 +134,11 @@ async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the
         with alive:
             while True:
                 earlier.answered(hub.answer(KEY.peer_id, earlier.question(clock())), clock())
-                await trio.sleep(TWINS_EVERY)
+                await trio.sleep(TWINS_EVERY_S)
 
     nursery.start_soon(live)
     await nursery.start(ours.run)
-    await trio.sleep(3 * TWINS_EVERY)
+    await trio.sleep(3 * TWINS_EVERY_S)
     assert (
         ours.peers()
         and KEY.peer_id not in swarm.members()

@@ -13,7 +13,7 @@ from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 
-from p2p.admission.reputation import SHUNNED
+from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.forwarding import Ingress, Pace, Queues, Turns, ingress
 from p2p.engines.libp2p.metering import ITEM, READ, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
@@ -228,7 +228,7 @@ class Router(GossipSub):  # type: ignore[misc]
             score_params=ScoreParams(
                 app_specific_score_fn=lambda peer: score(PeerId(str(peer))),
                 p6_appl_slack_weight=1.0,
-                graylist_threshold=SHUNNED,
+                graylist_threshold=GRAYLIST_THRESHOLD,
             ),
         )
 
@@ -252,7 +252,9 @@ class Router(GossipSub):  # type: ignore[misc]
         if origin == self.pubsub.my_id:
             everybody = (peer for topic in topic_ids for peer in self.pubsub.peer_topics.get(topic, ()))
             peers.update(
-                peer for peer in everybody if peer != origin and self._score(PeerId(str(peer))) > SHUNNED
+                peer
+                for peer in everybody
+                if peer != origin and self._score(PeerId(str(peer))) > GRAYLIST_THRESHOLD
             )
         return list(peers)
 

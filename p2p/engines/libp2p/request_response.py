@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from p2p.types import MAX_QUESTION, Answer, PeerId, Unanswered
+from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
 PATIENCE = 10.0  # seconds to send a question, and to take an answer
 AT_ONCE = 4  # questions to one peer
@@ -121,7 +121,7 @@ class Responder:
     async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes) -> bool:
         """Return whether one question was asked and answered, each in time. Raises Broken."""
         with trio.move_on_after(PATIENCE) as asked:
-            question = await _message(stream, MAX_QUESTION, begun)
+            question = await _message(stream, MAX_QUESTION_BYTES, begun)
         if asked.cancelled_caught:
             return False
         answer = self._answer(peer, question)
@@ -176,8 +176,8 @@ class KeptStreams(Generic[S]):
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Ask a peer. Raises Unanswered."""
-        if len(question) > MAX_QUESTION:
-            raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION}")
+        if len(question) > MAX_QUESTION_BYTES:
+            raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION_BYTES}")
         turn = self._turns.setdefault(peer, trio.Semaphore(AT_ONCE))
         try:
             async with turn:

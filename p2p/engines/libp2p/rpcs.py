@@ -10,9 +10,9 @@ from typing import Any
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
-from p2p.envelope import MAX_FRAME
+from p2p.envelope import MAX_FRAME_BYTES
 
-MAX_RPC = MAX_FRAME + 64 * 1024  # bytes: a frame and control
+MAX_RPC = MAX_FRAME_BYTES + 64 * 1024  # bytes: a frame and control
 UNFINISHED = 4 * 1024 * 1024  # bytes of begun RPCs, of all peers together
 FINISH = 10.0  # seconds for an RPC from its first byte to its last
 _AHEAD = 65536  # bytes, of one read
