@@ -22,7 +22,7 @@ from p2p.identity import Identity
 from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of
 from p2p.peers.census import Census
-from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
+from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, Twin, TwinCards, TwinSession
 from p2p.rate_limit import TokenBuckets
 from p2p.topic import Topic
 from p2p.types import (
@@ -341,7 +341,9 @@ class Member:
         with trio.move_on_after(TWINS_EVERY_S):
             try:
                 for _ in range(2):
-                    answer = await self.engine.request(peer, self._session.question(self._clock()), MAX_CARD)
+                    answer = await self.engine.request(
+                        peer, self._session.question(self._clock()), MAX_CARD_BYTES
+                    )
                     shown += [answer] if answer else []  # else it does not know the question
                     if not self._session.answered(answer, self._clock()):
                         return

@@ -16,7 +16,7 @@ import msgspec
 
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.peers.request_connections import IDLE
+from p2p.peers.request_connections import IDLE_S
 from p2p.types import PeerId
 from swarmd.exchange import offers
 from swarmd.exchange.outgoing import Outgoing
@@ -230,9 +230,9 @@ class Swarm:
                     if len(callers) >= PLACES:
                         return False
                 self.tally.bytes["connections"] += 2 * DIAL
-                callers[node.number] = self.now + IDLE
+                callers[node.number] = self.now + IDLE_S
         else:
-            callers[node.number] = self.now + IDLE
+            callers[node.number] = self.now + IDLE_S
         return True
 
 

@@ -27,15 +27,19 @@ from p2p.rate_limit import TokenBucket
 from p2p.types import Ask, Peer, PeerId, PeerRequest, Unanswered
 
 MIN_PORT = 1024
-KEPT = 30.0  # seconds for which an outcome is kept; in that time one peer is tried PORTS times at most
-PORTS = 2  # of one peer
-RATE, BURST = 1.0, 8.0  # dials a second for all peers together, and at once
+# How long an outcome is kept. In that time one peer is tried at most PORTS times.
+KEPT_S = 30.0
+PORTS = 2
+# Dials for all peers together.
+DIALS_PER_S, DIALS_AT_ONCE = 1.0, 8.0
 AT_ONCE = 4
-ASK_AGAIN = 0.5  # seconds
-PATIENCE = 8.0  # seconds for one member's answer
-ASKED = 4  # members
+ASK_AGAIN_S = 0.5
+# The time for one member's answer.
+MEMBER_TIMEOUT_S = 8.0
+# Members that are asked.
+MAX_ASKED = 4
 _PORT = struct.Struct(">H")
-_REMEMBERED = 1024  # peers
+_REMEMBERED_PEERS = 1024
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Knock = Callable[[str, int], Awaitable[PeerId]]
@@ -84,7 +88,7 @@ class DialBack:
     ) -> None:
         self._peers, self._clock, self._knock = peers, clock, knock
         self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()
-        self._dials = TokenBucket(RATE, BURST, clock())
+        self._dials = TokenBucket(DIALS_PER_S, DIALS_AT_ONCE, clock())
         self._nursery: trio.Nursery | None = None
         self._under_way = 0
 
@@ -108,7 +112,7 @@ class DialBack:
     def _outcome(self, peer: PeerId, address: Address | None, port: int) -> Outcome:
         now = self._clock()
         while self._outcomes and (
-            now - next(iter(self._outcomes.values()))[0] > KEPT or len(self._outcomes) > _REMEMBERED
+            now - next(iter(self._outcomes.values()))[0] > KEPT_S or len(self._outcomes) > _REMEMBERED_PEERS
         ):
             self._outcomes.popitem(last=False)
         if (peer, port) in self._outcomes:
@@ -162,9 +166,9 @@ def can_be_dialled(results: Iterable[DialBackResult]) -> bool | None:
 
 
 async def ask_members(
-    ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE
+    ask: Ask, members: Collection[PeerId], port: int, *, patience: float = MEMBER_TIMEOUT_S
 ) -> list[DialBackResult]:
-    """Have up to ASKED members dial us back, at the same time.
+    """Have up to MAX_ASKED members dial us back, at the same time.
 
     Those that do not know the question, or do not answer, are left out.
     """
@@ -177,13 +181,13 @@ async def ask_members(
                 while (
                     answer := answered(await ask(member, question(port), 17))
                 ) is not None and answer.outcome is Outcome.TRYING:
-                    await trio.sleep(ASK_AGAIN)
+                    await trio.sleep(ASK_AGAIN_S)
             except Unanswered as error:
                 log.debug("%s does not dial back: %s", member, error)
         if answer is not None:
             results.append(DialBackResult(member, answer.outcome, answer.seen_at))
 
     async with trio.open_nursery() as nursery:
-        for member in list(members)[:ASKED]:
+        for member in list(members)[:MAX_ASKED]:
             nursery.start_soon(one, member)
     return results

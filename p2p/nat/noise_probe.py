@@ -23,13 +23,16 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from p2p.identity import KEY_BYTES, peer_id_of
 from p2p.types import PeerId
 
-PATIENCE = 5.0  # seconds for all of it
+# The time for all of it.
+PROBE_TIMEOUT_S = 5.0
 _CHOICE = b"\x13/multistream/1.0.0\n\x07/noise\n"  # each line after its length
 _NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
 _SIGNED = b"noise-libp2p-static-key:"
 _KEY_HEADER = bytes.fromhex("08011220")  # libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow
-_TAG = 16  # bytes that encryption adds
-_MAX_MESSAGE = 4096  # bytes of the listener's answer
+# What encryption adds.
+_TAG_BYTES = 16
+# The listener's answer.
+_MAX_MESSAGE_BYTES = 4096
 
 
 class Silent(Exception):
@@ -71,14 +74,14 @@ class Handshake:
 
         The message is <- e, ee, s, es and the payload.
         """
-        if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG:
+        if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG_BYTES:
             raise Stranger("its handshake is too short")
         try:
             self._mix_hash(message[:KEY_BYTES])
             self._mix_key(message[:KEY_BYTES])
-            static = self._decrypt(message[KEY_BYTES : 2 * KEY_BYTES + _TAG])
+            static = self._decrypt(message[KEY_BYTES : 2 * KEY_BYTES + _TAG_BYTES])
             self._mix_key(static)
-            return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG :]), static)
+            return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG_BYTES :]), static)
         except (InvalidTag, InvalidSignature, ValueError) as error:
             # ValueError: a point of low order, a payload that is none
             raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
@@ -100,7 +103,11 @@ class Handshake:
 
 
 async def knock(
-    host: str, port: int, *, secret: Callable[[], bytes] = lambda: os.urandom(32), patience: float = PATIENCE
+    host: str,
+    port: int,
+    *,
+    secret: Callable[[], bytes] = lambda: os.urandom(32),
+    patience: float = PROBE_TIMEOUT_S,
 ) -> PeerId:
     """Return the peer that listens there. `host` may be a name. Raises Silent or Stranger."""
     handshake = Handshake(secret())
@@ -117,7 +124,7 @@ async def knock(
                 if said != _CHOICE:
                     raise Stranger("it does not speak libp2p with Noise")
                 length = int.from_bytes(await _exactly(stream, 2), "big")
-                if length > _MAX_MESSAGE:
+                if length > _MAX_MESSAGE_BYTES:
                     raise Stranger("its handshake is too long")
                 return handshake.whose(await _exactly(stream, length))
             except trio.BrokenResourceError:

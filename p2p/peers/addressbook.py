@@ -15,17 +15,21 @@ from p2p.address import Endpoint, parse_endpoint
 from p2p.identity import public_key_of
 from p2p.netgroup import LOCAL, group_of, only_here
 from p2p.peers import addressbook_file
-from p2p.peers.addressbook_file import MAX_ADDRESSES, MAX_FILE
-from p2p.peers.buckets import MISS_EVERY, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Known, Tables
+from p2p.peers.addressbook_file import MAX_ADDRESSES, MAX_FILE_BYTES
+from p2p.peers.buckets import MISS_EVERY_S, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Known, Tables
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE  # beside those that the operator named
 ANCHORS = 2
-TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to one that others named
-TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may name: a second, and at once
-HEARSAY_EVERY = 3600.0  # seconds between two times that another peer's word renews an entry
-CONNECTED_EVERY = 3600.0  # the same of a connection that lasts
+# How often a peer that we reached before is preferred to one that others named.
+TRIED_FIRST = 0.95
+# Unknown peers that one peer may name.
+TOLD_PER_S, TOLD_AT_ONCE = 0.1, 40.0
+# How often another peer's word renews an entry.
+HEARSAY_EVERY_S = 3600.0
+# How often a lasting connection renews it.
+CONNECTED_EVERY_S = 3600.0
 NEARBY = PeerId("nearby")  # the teller of all peers that are announced on our local network
 _CONTESTED = 16
 
@@ -47,7 +51,7 @@ class AddressBook:
         self.anchors: Sequence[PeerId] = ()
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
-        self._tellers = TokenBuckets[PeerId](TOLD_RATE, TOLD_BURST)
+        self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
         # In a full bucket of `tried` -> which would take its place
         self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()
         self._last_success = 0.0  # of any dial
@@ -106,7 +110,7 @@ class AddressBook:
             known.heard, known.itself = now, known.itself or near
             self._set(known, [*filter(None, [known.proved]), *known.pinned, *said])
         else:
-            if now - known.heard > HEARSAY_EVERY:
+            if now - known.heard > HEARSAY_EVERY_S:
                 known.heard = now
             if known.failures or not known.last_success:
                 self._set(known, [*known.addresses, *said])
@@ -134,7 +138,7 @@ class AddressBook:
         """
         for peer in peers:
             known = self._known.get(peer)
-            if known is not None and now - known.last_success > CONNECTED_EVERY:
+            if known is not None and now - known.last_success > CONNECTED_EVERY_S:
                 known.last_success, self.changed = now, True
 
     def met(self, peer: PeerId, now: float) -> None:
@@ -164,7 +168,7 @@ class AddressBook:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
         # Otherwise our own network may be down
-        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY:
+        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY_S:
             known.misses, known.missed = known.misses + 1, now
         known.last_failure, known.failures = now, known.failures + 1
         newcomer = self._contested.pop(peer, None)
@@ -286,7 +290,7 @@ class AddressBook:
         """
         try:
             with path.open("rb") as file:
-                content = file.read(MAX_FILE + 1)
+                content = file.read(MAX_FILE_BYTES + 1)
             written = path.stat().st_mtime
         except FileNotFoundError:
             return

@@ -11,8 +11,9 @@ from p2p.identity import public_key_of
 from p2p.peers.buckets import Known
 from p2p.types import PeerId
 
-MAX_FILE = 8 * 1024 * 1024
-MAX_ADDRESSES = 8  # of one peer
+MAX_FILE_BYTES = 8 * 1024 * 1024
+# Addresses of one peer.
+MAX_ADDRESSES = 8
 
 _Time = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # seconds since the epoch; 0: never
 
@@ -72,7 +73,7 @@ def read(content: bytes, written: float, most: int) -> Contents:
 
     written: when the file was, seconds since the epoch. most: how many peers to take.
     """
-    if len(content) > MAX_FILE:
+    if len(content) > MAX_FILE_BYTES:
         raise ValueError("too long")
     try:
         file = _decoder.decode(content)

@@ -11,7 +11,8 @@ from p2p.address import parse_bootstrap
 from p2p.peers.addressbook import AddressBook
 from p2p.types import PeerId
 
-SAVE_EVERY, SAVE_PEERS = 5.0, 50  # seconds at least, and a second for so many peers: a large book is some MB
+# The least time between two saves, and a second more for each SAVE_PEERS: a large book is some MB.
+SAVE_EVERY_S, SAVE_PEERS = 5.0, 50
 
 log = logging.getLogger(__name__)
 
@@ -53,5 +54,5 @@ class AddressBookSaver:
     async def save_regularly(self) -> None:
         """Save until cancelled."""
         while True:
-            await trio.sleep(max(SAVE_EVERY, len(self._book) / SAVE_PEERS))
+            await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
             self.save()

@@ -17,14 +17,18 @@ from p2p.types import PeerId
 
 NEW_BUCKETS, TRIED_BUCKETS, SIZE = 256, 128, 16
 NEW_REACH, LOCAL_REACH, SHARE = 2, 4, 4
-FIRST_WAIT = 1.0  # seconds after a failed dial; then twice as long, and so on
-FRESH_WAIT = 8.0  # the longest wait for a peer that we were connected to in the last ten minutes
-STALE_WAIT = 300.0  # and for the rest
-_FRESH = 600.0
-_DAY = 86_400.0
-HORIZON = 30 * _DAY  # a peer that nobody named for so long is gone
-MISS_EVERY = 3600.0  # seconds: failures closer together are one miss
-_MISSES_NEW, _MISSES_SEEN, _PATIENCE = 3, 10, 7 * _DAY
+# The wait after a failed dial; it doubles with each further one.
+FIRST_WAIT_S = 1.0
+# The longest wait for a peer that we were connected to within _FRESH_S, and for the rest.
+FRESH_WAIT_S = 8.0
+STALE_WAIT_S = 300.0
+_FRESH_S = 600.0
+_DAY_S = 86_400.0
+# A peer that nobody named for so long is gone.
+HORIZON_S = 30 * _DAY_S
+# Failures closer together are one miss.
+MISS_EVERY_S = 3600.0
+_MISSES_NEW, _MISSES_SEEN, _SEEN_S = 3, 10, 7 * _DAY_S
 
 
 @dataclass(slots=True)
@@ -53,20 +57,20 @@ class Known:
         """Return when to dial again: at once, where the clock was set back since the last failure."""
         if self.failures == 0 or self.last_failure > now:
             return 0.0
-        fresh = self.pinned or self.last_failure - self.last_success < _FRESH
+        fresh = self.pinned or self.last_failure - self.last_success < _FRESH_S
         return self.last_failure + min(
-            FIRST_WAIT * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT if fresh else STALE_WAIT
+            FIRST_WAIT_S * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT_S if fresh else STALE_WAIT_S
         )
 
     def terrible(self, now: float) -> bool:
         """Return whether the peer is not worth its place."""
         if self.pinned:
             return False
-        if now - max(self.heard, self.last_success) > HORIZON:
+        if now - max(self.heard, self.last_success) > HORIZON_S:
             return True
         if self.last_success == 0:
             return self.misses >= _MISSES_NEW
-        return self.misses >= _MISSES_SEEN and now - self.last_success > _PATIENCE
+        return self.misses >= _MISSES_SEEN and now - self.last_success > _SEEN_S
 
 
 class Tables:

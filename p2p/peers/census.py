@@ -18,10 +18,13 @@ from p2p.topic import Topic
 from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
 VERSION = 1
-SWARMS = 16  # in an answer
-MAX_ANSWER = 2048  # bytes
-ASKED = 6  # peers
-PATIENCE = 5.0  # seconds for one peer's answer
+# Swarms in an answer.
+MAX_SWARMS = 16
+MAX_ANSWER_BYTES = 2048
+# Peers that are asked.
+MAX_ASKED = 6
+# The time for one peer's answer.
+PEER_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class SwarmCount(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 class CensusReply(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: int
     trains: bool
-    swarms: Annotated[list[SwarmCount], msgspec.Meta(max_length=SWARMS)]
+    swarms: Annotated[list[SwarmCount], msgspec.Meta(max_length=MAX_SWARMS)]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -52,7 +55,7 @@ class Census:
     def __call__(self, _peer: PeerId, message: bytes) -> bytes:
         if message != question(self._topics[0].name):
             return b""
-        swarms = [SwarmCount(topic.digest, self._present(topic)) for topic in self._topics[:SWARMS]]
+        swarms = [SwarmCount(topic.digest, self._present(topic)) for topic in self._topics[:MAX_SWARMS]]
         return _encoder.encode(CensusReply(VERSION, self._trains, swarms))
 
 
@@ -70,11 +73,13 @@ def answered(message: bytes) -> CensusReply | None:
 
 
 async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[PeerId, CensusReply]:
-    """Ask up to ASKED peers at the same time and return their answers.
+    """Ask up to MAX_ASKED peers at the same time and return their answers.
 
     Peers that do not know the question, or do not answer, are left out.
     """
-    said = await ask_each(request, list(dict.fromkeys(peers))[:ASKED], question(name), MAX_ANSWER, PATIENCE)
+    said = await ask_each(
+        request, list(dict.fromkeys(peers))[:MAX_ASKED], question(name), MAX_ANSWER_BYTES, PEER_TIMEOUT_S
+    )
     return {peer: reply for peer, message in said.items() if (reply := answered(message)) is not None}
 
 

@@ -20,12 +20,14 @@ from p2p.topic import Topic
 from p2p.types import Ask, PeerId, PeerRequest
 
 VERSION = 1
-MAX_ANSWER = 512  # bytes
-PATIENCE = 5.0  # seconds for one peer's answer
-SHOWN = 64  # characters of a name
+MAX_ANSWER_BYTES = 512
+# The time for one peer's answer.
+PEER_TIMEOUT_S = 5.0
+# How much of a name is shown.
+SHOWN_LETTERS = 64
 TRAINING, PAUSED, HELPING = "training", "paused", "helping"
 
-_Text = Annotated[str, msgspec.Meta(max_length=2 * SHOWN)]
+_Text = Annotated[str, msgspec.Meta(max_length=2 * SHOWN_LETTERS)]
 
 
 class Introduction(msgspec.Struct, array_like=True, frozen=True):
@@ -66,7 +68,7 @@ class Introducer:
         refused: Callable[[PeerId], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._topic, self._trains, self._runs = topic, trains[:SHOWN], runs[:SHOWN]
+        self._topic, self._trains, self._runs = topic, trains[:SHOWN_LETTERS], runs[:SHOWN_LETTERS]
         self._doing, self._refused, self._clock = doing, refused, clock
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
@@ -108,5 +110,5 @@ async def ask(
         came[peer] = answered(answer, clock())
         return answer
 
-    await ask_each(timed, peers, question(name), MAX_ANSWER, PATIENCE)
+    await ask_each(timed, peers, question(name), MAX_ANSWER_BYTES, PEER_TIMEOUT_S)
     return came

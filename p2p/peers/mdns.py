@@ -31,12 +31,17 @@ if TYPE_CHECKING:
     import zeroconf
 
 SERVICE = "_p2p._udp.local."
-ADDRESSES = 8  # of one node
-CHECK_EVERY = 15.0  # seconds between two checks of our own addresses
-TRY_AGAIN = 300.0  # seconds after a failure
-CLOSING = 5.0  # seconds for closing
-ANSWER = 3000  # milliseconds to wait for the rest of an announcement
-_MAX_TEXT = 255  # bytes of one string (RFC 1035, 3.3.14)
+# Addresses of one node.
+MAX_ADDRESSES = 8
+# How often to check our own addresses.
+CHECK_EVERY_S = 15.0
+# The wait after a failure.
+TRY_AGAIN_S = 300.0
+CLOSE_TIMEOUT_S = 5.0
+# The time for the rest of an announcement.
+ANSWER_TIMEOUT_MS = 3000
+# One string (RFC 1035, 3.3.14).
+_MAX_TEXT_BYTES = 255
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Heard = Callable[[PeerId, Sequence[str]], None]
@@ -53,9 +58,11 @@ def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
     """Return the data of the TXT record: strings, each after its length."""
     strings = [
         *(f"swarmd={tag}" for tag in tags),
-        *(f"dnsaddr={address}" for address in addresses[:ADDRESSES]),
+        *(f"dnsaddr={address}" for address in addresses[:MAX_ADDRESSES]),
     ]
-    return b"".join(bytes([len(data)]) + data for text in strings if len(data := text.encode()) <= _MAX_TEXT)
+    return b"".join(
+        bytes([len(data)]) + data for text in strings if len(data := text.encode()) <= _MAX_TEXT_BYTES
+    )
 
 
 def read_text(
@@ -73,7 +80,7 @@ def read_text(
     if not any(f"swarmd={tag}".encode() in strings for tag in tags):
         return None
     found: dict[PeerId, list[str]] = {}
-    for text in strings[: 4 * ADDRESSES]:
+    for text in strings[: 4 * MAX_ADDRESSES]:
         # Addresses of other transports, which other programs have
         with contextlib.suppress(BadAddress, UnicodeDecodeError):
             if text.startswith(b"dnsaddr="):
@@ -119,7 +126,7 @@ class Mdns:
                 if own:
                     await self._announce(own)
                 else:
-                    await trio.sleep(CHECK_EVERY)
+                    await trio.sleep(CHECK_EVERY_S)
             except Exception as error:  # any of the library's, about sockets, interfaces and packets
                 level, said = logging.DEBUG if said else logging.WARNING, True
                 why = error or repr(error)
@@ -128,14 +135,14 @@ class Mdns:
                     'members on the local network cannot be found: %s; swarm.mdns = "off" ends this message',
                     why,
                 )
-                await trio.sleep(TRY_AGAIN)
+                await trio.sleep(TRY_AGAIN_S)
 
     def _announced(self) -> list[str]:
         """Return our addresses that are this machine's own, on a network."""
         found = [(address, parse_endpoint(address)) for address in self._addresses()]
         return [
             address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks
-        ][:ADDRESSES]
+        ][:MAX_ADDRESSES]
 
     async def _announce(self, own: Sequence[str]) -> None:
         """Announce until our addresses change."""
@@ -143,9 +150,9 @@ class Mdns:
         open_one = await trio.to_thread.run_sync(self._open, own, token)
         try:
             while own == self._announced() and self._networks == own_networks():
-                await trio.sleep(CHECK_EVERY)
+                await trio.sleep(CHECK_EVERY_S)
         finally:
-            with trio.CancelScope(deadline=trio.current_time() + CLOSING, shield=True):
+            with trio.CancelScope(deadline=trio.current_time() + CLOSE_TIMEOUT_S, shield=True):
                 # The stubs that libp2p brings are older than trio.
                 await trio.to_thread.run_sync(open_one.close, abandon_on_cancel=True)  # type: ignore[call-arg]
 
@@ -194,7 +201,7 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
         if state_change.name == "Removed":
             return
         try:
-            info = zeroconf.get_service_info(service_type, name, ANSWER)
+            info = zeroconf.get_service_info(service_type, name, ANSWER_TIMEOUT_MS)
         except Exception as error:  # a bad packet would otherwise end the library's thread
             log.debug("an announcement was not understood: %r", error)
             return

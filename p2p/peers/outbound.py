@@ -16,14 +16,20 @@ from p2p.netgroup import group_of
 from p2p.peers.addressbook import ANCHORS, AddressBook, Candidate
 from p2p.types import PeerId
 
-TARGET = 8  # members of the swarm to be connected to, inbound ones included
-GROUPS = 10  # network groups to have dialled a member in
-OUTBOUND = 20  # connections at most, those to strangers included
-DIALS = 4  # at once
-LASTED = 300.0  # seconds after which a connection makes an anchor
-STRANGER = 30.0  # seconds in which a dialled peer has to show that it is of our swarm
-ALONE = 10.0  # seconds without a member before bootstrap addresses are asked again
-FEEL_EVERY = 60.0  # seconds
+# Members of the swarm to be connected to, inbound ones included.
+TARGET_MEMBERS = 8
+# Network groups to have dialled a member in.
+GROUPS = 10
+# Connections, those to strangers included.
+MAX_OUTBOUND = 20
+DIALS_AT_ONCE = 4
+# A connection that lasts so long makes an anchor.
+LASTED_S = 300.0
+# The time in which a dialled peer has to show that it is of our swarm.
+STRANGER_S = 30.0
+# Bootstrap addresses are asked again after so long without a member.
+ALONE_S = 10.0
+FEEL_EVERY_S = 60.0
 
 
 @dataclass(slots=True)
@@ -52,7 +58,7 @@ class Outbound:
         """Choose the peers to dial now; each is in `dialling` until `reached` or `missed`."""
         # The clock may have been set back, here and below
         self._company = now if members else min(self._company, now)
-        free = min(DIALS - len(self.dialling), OUTBOUND - len(self.links) - len(self.dialling))
+        free = min(DIALS_AT_ONCE - len(self.dialling), MAX_OUTBOUND - len(self.links) - len(self.dialling))
         taken = {
             group
             for addresses in self.dialling.values()
@@ -61,13 +67,13 @@ class Outbound:
         }
         taken |= {link.group for link in self.links.values()}
         chosen: list[Candidate] = []
-        lacking = TARGET - len(members) - len(self.dialling)
+        lacking = TARGET_MEMBERS - len(members) - len(self.dialling)
 
         def more(avoid: Collection[str], count: int) -> list[Candidate]:
             busy = {*connected, *self.dialling, *(peer for peer, _ in chosen)}
             return self._book.candidates(now, rng, busy, avoid, count) if count > 0 else []
 
-        if not members and free > 0 and now - self._company >= ALONE:
+        if not members and free > 0 and now - self._company >= ALONE_S:
             named = self._book.bootstraps(now, {*connected, *self.dialling})
             chosen = rng.sample(named, min(free, len(named)))
         for peer, addresses in more(taken, min(free - len(chosen), GROUPS - len(taken))):
@@ -80,7 +86,7 @@ class Outbound:
 
     def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
         """Choose a peer to dial only to check that it is there, every FEEL_EVERY_S while none is dialled."""
-        if self.dialling or 0 <= now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
+        if self.dialling or 0 <= now - self._felt < FEEL_EVERY_S or len(self.links) >= MAX_OUTBOUND:
             return None
         self._felt = now
         found = self._book.feeler(now, rng, {*connected})
@@ -120,11 +126,11 @@ class Outbound:
             if peer in members and not link.met:
                 link.met = True
                 self._book.met(peer, now)
-                if link.feeler and len(members) > TARGET:
+                if link.feeler and len(members) > TARGET_MEMBERS:
                     over.append(peer)
             elif (
                 not link.met
-                and now - link.since > STRANGER
+                and now - link.since > STRANGER_S
                 and not (peer in self._book and self._book[peer].pinned)
             ):
                 self._book.stranger(peer, now)
@@ -137,7 +143,9 @@ class Outbound:
 
         Always taking the oldest would keep an anchor forever.
         """
-        lasted = [peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED]
+        lasted = [
+            peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED_S
+        ]
         self._anchors = [peer for peer in self._anchors if peer in lasted]
         for peer in rng.sample(lasted, len(lasted)):
             if len(self._anchors) < ANCHORS and self.links[peer].group not in {

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 
 from p2p.types import PeerId
 
-# Seconds without a question after which a connection made to ask is ended: in a large swarm many wait for its
-# place
-IDLE = 2.0
-DHT_IDLE = 60.0  # the same for those that the library's DHT made
-VISITS = 32  # connections made to ask somebody, at most
+# A connection made to ask ends after so long without a question: in a large swarm many wait for its place.
+IDLE_S = 2.0
+# The same for those that the library's DHT made.
+DHT_IDLE_S = 60.0
+# Connections made to ask somebody.
+MAX_VISITS = 32
 
 
 class RequestConnections:
@@ -20,14 +21,14 @@ class RequestConnections:
         self._until: dict[PeerId, float] = {}
         self._asked: Counter[PeerId] = Counter()  # questions that run
 
-    def begin(self, peer: PeerId, now: float, idle: float = IDLE) -> None:
+    def begin(self, peer: PeerId, now: float, idle: float = IDLE_S) -> None:
         """Note that the peer was dialled for a question."""
         self._until[peer] = now + idle
 
     def used(self, peer: PeerId, now: float) -> None:
         """Note that the peer is asked, or has answered."""
         if peer in self._until:
-            self._until[peer] = max(self._until[peer], now + IDLE)
+            self._until[peer] = max(self._until[peer], now + IDLE_S)
 
     @contextmanager
     def asking(self, peer: PeerId) -> Iterator[None]:
@@ -50,7 +51,7 @@ class RequestConnections:
         idle = [
             peer
             for n, (peer, until) in enumerate(self._until.items())
-            if now > until or n < len(self._until) - VISITS
+            if now > until or n < len(self._until) - MAX_VISITS
         ]
         idle = [peer for peer in idle if peer not in self._asked]
         for peer in idle:

@@ -27,14 +27,20 @@ from p2p.identity import SIGNATURE_BYTES, Identity, verify_key
 from p2p.types import PeerId, PeerRequest
 
 VERSION = 1
-MAX_CARD = 256  # bytes
+MAX_CARD_BYTES = 256
 NOTHING = b"\x00"  # the answer where no other card is there
-RENEW = 60.0  # seconds for which a nonce is ours; it is accepted for as long again
-KEPT = 25.0  # seconds for which a card left with us is shown
-PEERS = 1024  # whose cards we keep
-SESSIONS = 2  # of each
-FRESH = 90.0  # seconds after the last proof for which a twin counts as running, unless we see that it is gone
-ASKED = 4  # peers
+# How long a nonce is ours. It is accepted for as long again.
+RENEW_S = 60.0
+# How long a card left with us is shown.
+KEPT_S = 25.0
+# Peers whose cards we keep.
+MAX_PEERS = 1024
+# Sessions of each.
+MAX_SESSIONS = 2
+# A twin counts as running for so long after the last proof, unless we see that it is gone.
+FRESH_S = 90.0
+# Peers that are asked.
+MAX_ASKED = 4
 DOMAIN = b"swarmd session v1"
 
 _Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -58,7 +64,7 @@ _decoder = msgspec.msgpack.Decoder(TwinCard)
 
 def decoded(message: bytes) -> TwinCard | None:
     """Parse a card without checking its signature; None where it is none, or of a later version."""
-    if len(message) > MAX_CARD:
+    if len(message) > MAX_CARD_BYTES:
         return None
     try:
         card = _decoder.decode(message)
@@ -87,7 +93,7 @@ class TwinSession:
         self._proved_at = float("-inf")
 
     def question(self, now: float) -> bytes:
-        if not 0 <= now - self._renewed < RENEW:
+        if not 0 <= now - self._renewed < RENEW_S:
             self._nonces, self._renewed = [self._random(16), self._nonces[0]], now
         card = TwinCard(
             VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES)
@@ -117,7 +123,7 @@ class TwinSession:
 
     def twin(self, now: float) -> Twin | None:
         """Return the other session, where one was proved in the last FRESH_S."""
-        if self._other is None or not 0 <= now - self._proved_at < FRESH:
+        if self._other is None or not 0 <= now - self._proved_at < FRESH_S:
             return None
         return Twin(later=(self._started, self._session) > self._other)
 
@@ -127,7 +133,7 @@ class TwinSession:
         They are chosen by key, so that two nodes with one key choose alike.
         """
         me = self._identity.peer_id
-        return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:ASKED]
+        return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:MAX_ASKED]
 
 
 class TwinCards:
@@ -147,14 +153,16 @@ class TwinCards:
         if card is None:
             return b""
         sessions = {
-            name: (at, data) for name, (at, data) in self._left.pop(peer, {}).items() if 0 <= now - at < KEPT
+            name: (at, data)
+            for name, (at, data) in self._left.pop(peer, {}).items()
+            if 0 <= now - at < KEPT_S
         }
         others = sorted((at, data) for name, (at, data) in sessions.items() if name != card.session)
         sessions.pop(card.session, None)
         sessions[card.session] = (now, message[1:])
-        while len(sessions) > SESSIONS:
+        while len(sessions) > MAX_SESSIONS:
             del sessions[next(iter(sessions))]
         self._left[peer] = sessions
-        if len(self._left) > PEERS:
+        if len(self._left) > MAX_PEERS:
             self._left.popitem(last=False)
         return others[-1][1] if others else NOTHING

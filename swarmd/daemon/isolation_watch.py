@@ -14,7 +14,7 @@ import trio
 
 from p2p.address import parse_bootstrap
 from p2p.member import Member
-from p2p.peers.outbound import TARGET
+from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
 from swarmd.daemon.isolation import Facts, Trouble, certain, dead_bootstrap, twin_trouble, where, why_alone
@@ -127,7 +127,7 @@ class IsolationWatch:
         } | dict.fromkeys(ended, now)
         for peer in [peer for peer, since in self._lost.items() if now - since >= LEFT]:
             del self._lost[peer]
-            if len(connected) < TARGET:
+            if len(connected) < TARGET_MEMBERS:
                 self._roster.gone(peer)
         return not ended.isdisjoint(self._bootstrap.values())
 

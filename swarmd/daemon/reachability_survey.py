@@ -147,7 +147,7 @@ async def count_others(
     return {"helpers": helpers, "unknown": unknown, "companions": companions, "others": dict(others)}
 
 
-def whom_to_ask(member: Member, named: Sequence[PeerId], most: int = census.ASKED) -> Sequence[PeerId]:
+def whom_to_ask(member: Member, named: Sequence[PeerId], most: int = census.MAX_ASKED) -> Sequence[PeerId]:
     """Choose peers to ask: named ones, then members, then others that are connected."""
     asked = dict.fromkeys([*named, *(peer.id for peer in member.peers()), *sorted(member.engine.connected())])
     asked.pop(member.identity.peer_id, None)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.libp2p.metering import ITEM, NAMED, READ, Meter
+from p2p.engines.libp2p.metering import ENTRY_COST, MESSAGE_ID_COST, READ_COST, Meter
 from p2p.rate_limit import RateLimit
 from swarmd.testing import PATIENCE
 from tests.attacks.flooding import KINDS
@@ -146,7 +146,7 @@ def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
     assert result.restarts == 0
 
 
-@pytest.mark.parametrize("amount", [READ, ITEM, 100 * NAMED])
+@pytest.mark.parametrize("amount", [READ_COST, ENTRY_COST, 100 * MESSAGE_ID_COST])
 def test_what_is_no_message_is_paid_for(amount: float) -> None:
     now, cut = [0.0], list[str]()
     meter = Meter(RateLimit(), lambda: now[0], lambda peer, why: cut.append(peer))

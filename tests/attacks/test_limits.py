@@ -47,14 +47,14 @@ LIMITS = (
     Limit(
         "frames of others that wait for a neighbour",
         "an equal part of group, connection and author, where it is full",
-        f"{forwarding.FRAMES} or {forwarding.BYTES // 1024} KiB each",
-        CONNECTIONS * forwarding.BYTES / MIB,
+        f"{forwarding.MAX_FRAMES} or {forwarding.MAX_BYTES // 1024} KiB each",
+        CONNECTIONS * forwarding.MAX_BYTES / MIB,
     ),
     Limit(
         "RPCs begun and not finished",
-        f"a connection one, of {rpcs.MAX_RPC // 1024} KiB",
-        f"{rpcs.UNFINISHED // MIB} MiB",
-        rpcs.UNFINISHED / MIB,
+        f"a connection one, of {rpcs.MAX_RPC_BYTES // 1024} KiB",
+        f"{rpcs.MAX_UNFINISHED_BYTES // MIB} MiB",
+        rpcs.MAX_UNFINISHED_BYTES / MIB,
     ),
     Limit(
         "admitted frames that wait to be used",
@@ -119,7 +119,7 @@ def test_all_connections_to_one_neighbour_at_once() -> None:
     held = []
     while (rpc := queue.pop()) is not None:
         held.append(rpc)
-    assert len(held) <= forwarding.FRAMES and sum(rpc.ByteSize() for rpc in held) <= forwarding.BYTES
+    assert len(held) <= forwarding.MAX_FRAMES and sum(rpc.ByteSize() for rpc in held) <= forwarding.MAX_BYTES
 
 
 def test_all_unfinished_rpcs_at_once() -> None:
@@ -136,9 +136,9 @@ def test_all_unfinished_rpcs_at_once() -> None:
     budget = UnfinishedRpcs(lambda peer, why: cut.append(peer))
     begun = [Begun(f"c{n}") for n in range(CONNECTIONS)]
     for stream in begun:
-        budget.hold(stream, rpcs.MAX_RPC if stream.peer != "c0" else 1000)  # type: ignore[arg-type]
+        budget.hold(stream, rpcs.MAX_RPC_BYTES if stream.peer != "c0" else 1000)  # type: ignore[arg-type]
     left = sum(not stream.ended for stream in begun)
-    assert left * rpcs.MAX_RPC <= rpcs.UNFINISHED + rpcs.MAX_RPC and "c0" not in cut
+    assert left * rpcs.MAX_RPC_BYTES <= rpcs.MAX_UNFINISHED_BYTES + rpcs.MAX_RPC_BYTES and "c0" not in cut
 
 
 def test_all_that_waits_to_be_used_at_once() -> None:

@@ -19,8 +19,16 @@ import trio
 
 from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p import network
-from p2p.engines.libp2p.metering import BURST, NAMES, PING, REFUSED, RELAYED, STREAMS_AT_ONCE, Meter
-from p2p.engines.libp2p.network import ARRIVALS, FROM_A_GROUP
+from p2p.engines.libp2p.metering import (
+    COST_AT_ONCE,
+    MAX_NEGOTIATION_LINES,
+    PING_COST,
+    REFUSED_STREAM_COST,
+    RELAYED_FACTOR,
+    STREAMS_AT_ONCE,
+    Meter,
+)
+from p2p.engines.libp2p.network import ARRIVALS_PER_S, GROUP_FACTOR
 from p2p.rate_limit import RateLimit
 from swarmd.testing import PATIENCE
 from tests.attacks.harness import ENGINES, Attack, show
@@ -43,7 +51,7 @@ async def test_who_opens_streams_without_end_is_cut_off(nursery: trio.Nursery) -
         flood.start_soon(open_streams, address, hostile, "unknown", count, 1000)
         flood.start_soon(heard, honest, victim)
     assert 0 < count.answered <= STREAMS_AT_ONCE
-    assert count.ended <= STREAMS_AT_ONCE + BURST / REFUSED + AHEAD
+    assert count.ended <= STREAMS_AT_ONCE + COST_AT_ONCE / REFUSED_STREAM_COST + AHEAD
     first = count.answered
     await open_streams(address, hostile, "unknown", count, 10)
     assert count.answered == first  # it is banned
@@ -52,7 +60,10 @@ async def test_who_opens_streams_without_end_is_cut_off(nursery: trio.Nursery) -
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("kind, answers", [("names", 5 * (NAMES + 1)), ("pings", BURST / PING + 5 * ANSWERS)])
+@pytest.mark.parametrize(
+    "kind, answers",
+    [("names", 5 * (MAX_NEGOTIATION_LINES + 1)), ("pings", COST_AT_ONCE / PING_COST + 5 * ANSWERS)],
+)
 async def test_a_stream_has_a_bounded_number_of_answers(
     kind: str, answers: float, nursery: trio.Nursery
 ) -> None:
@@ -68,7 +79,7 @@ def test_new_keys_that_come_through_a_relay_pay_together() -> None:
     meter = Meter(RateLimit(), lambda: 0.0, lambda peer, why: None)
     admitted = sum(meter.charge_stream(f"peer {n // 100}", "relay") for n in range(10_000))
     assert (
-        admitted == RELAYED * STREAMS_AT_ONCE
+        admitted == RELAYED_FACTOR * STREAMS_AT_ONCE
         and meter.charge_stream("peer", "another relay")
         and meter.charge_stream("direct", "")
     )
@@ -88,10 +99,10 @@ async def test_who_connects_without_end_is_not_greeted(
     counts = [Count() for _ in range(8)]
     for n, count in enumerate(counts):
         await open_connections(address, keys, "hello", count, 2 * at_once, f"127.0.0.{n + 1}")
-        assert count.opened or n > FROM_A_GROUP - 2  # a machine that comes first is let in
-        assert count.opened <= at_once + ARRIVALS * (trio.current_time() - begun)
-    assert sum(count.opened for count in counts) <= FROM_A_GROUP * (
-        at_once + ARRIVALS * (trio.current_time() - begun)
+        assert count.opened or n > GROUP_FACTOR - 2  # a machine that comes first is let in
+        assert count.opened <= at_once + ARRIVALS_PER_S * (trio.current_time() - begun)
+    assert sum(count.opened for count in counts) <= GROUP_FACTOR * (
+        at_once + ARRIVALS_PER_S * (trio.current_time() - begun)
     )
     await heard(honest, victim)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from p2p.address import parse_endpoint
 from p2p.identity import peer_id_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
-from p2p.peers.addressbook import ANCHORS, MAX_ADDRESSES, MAX_PEERS, TOLD_BURST, AddressBook
+from p2p.peers.addressbook import ANCHORS, MAX_ADDRESSES, MAX_PEERS, TOLD_AT_ONCE, AddressBook
 from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE
 from p2p.types import PeerId
 
@@ -132,9 +132,9 @@ def test_who_tells_too_much_is_not_listened_to(book: AddressBook) -> None:
             book.add(peer(n), [at(n)], now, teller=teller, source=f"{n}")  # buckets are no limit here
         return len(book) - before
 
-    assert tell(0, NOW, peer(9000)) == TOLD_BURST
+    assert tell(0, NOW, peer(9000)) == TOLD_AT_ONCE
     assert tell(500, NOW + 100, peer(9000)) == 10
-    assert tell(1000, NOW + 100, peer(9001)) == TOLD_BURST
+    assert tell(1000, NOW + 100, peer(9001)) == TOLD_AT_ONCE
     assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back gives nothing
     book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # of whom we know it is free
     assert book[peer(0)].addresses == [at(0), at(1)]
@@ -529,7 +529,7 @@ def test_a_damaged_file_is_set_aside(
 
 
 def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
-    from p2p.peers.addressbook_file import MAX_FILE, read, write
+    from p2p.peers.addressbook_file import MAX_FILE_BYTES, read, write
     from p2p.peers.buckets import Known
 
     long = [
@@ -543,4 +543,4 @@ def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
         for n in range(MAX_PEERS)
     }
     content = write(bytes(64), [peer(1), peer(2)], peers)
-    assert len(content) < MAX_FILE and len(read(content, NOW, 2 * MAX_PEERS).peers) == MAX_PEERS
+    assert len(content) < MAX_FILE_BYTES and len(read(content, NOW, 2 * MAX_PEERS).peers) == MAX_PEERS

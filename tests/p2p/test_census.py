@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.peers.census import MAX_ANSWER, Census, answered, ask, question
+from p2p.peers.census import MAX_ANSWER_BYTES, Census, answered, ask, question
 from p2p.topic import Topic
 from p2p.types import PeerId, PeerRequest, Unanswered
 
@@ -20,7 +20,7 @@ def test_who_asks_for_our_swarms_name_learns_what_we_are_in_and_how_many_are_the
     # Another swarm's name is nobody's business
     assert helper(PEER, question("lab")) == b"" == helper(PEER, PeerRequest.CENSUS.message())
     crowd = Census([Topic("main", f"{n:064}") for n in range(100)], lambda _: 10**6, trains=True)
-    assert len(crowd(PEER, question("main"))) <= MAX_ANSWER
+    assert len(crowd(PEER, question("main"))) <= MAX_ANSWER_BYTES
 
 
 @given(st.binary(max_size=64))

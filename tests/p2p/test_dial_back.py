@@ -21,8 +21,8 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.nat.dial_back import (
     AT_ONCE,
-    BURST,
-    KEPT,
+    DIALS_AT_ONCE,
+    KEPT_S,
     PORTS,
     DialBack,
     DialBackReply,
@@ -125,8 +125,8 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
     assert len(world.dialled) == PORTS  # what was found out is told again
     for peer in peers:
         await world.asks(4001, peer)
-    assert len(world.dialled) == BURST
-    world.now += KEPT + 1
+    assert len(world.dialled) == DIALS_AT_ONCE
+    world.now += KEPT_S + 1
     assert (await world.asks(5009)) == DialBackReply(Outcome.NOT_REACHED, seen_at(world.peers[0]))
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.engines.libp2p.discovery import FORGOTTEN, AddressRecord, Dialled, Discovery
+from p2p.engines.libp2p.discovery import MISSING_S, AddressRecord, Dialled, Discovery
 from p2p.identity import Identity
-from p2p.peers.addressbook import CONNECTED_EVERY, AddressBook
-from p2p.peers.outbound import STRANGER, TARGET
-from p2p.peers.request_connections import DHT_IDLE
+from p2p.peers.addressbook import CONNECTED_EVERY_S, AddressBook
+from p2p.peers.outbound import STRANGER_S, TARGET_MEMBERS
+from p2p.peers.request_connections import DHT_IDLE_S
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -105,7 +105,7 @@ async def test_a_member_that_is_missing_from_the_topic_is_connected_anew(
         library.members
     ) and discovery.connected() == library.members
     library.members = {PEERS[2]}
-    await trio.sleep(FORGOTTEN - 1)
+    await trio.sleep(MISSING_S - 1)
     assert not library.hung_up
     await trio.sleep(3)
     assert library.hung_up == [PEERS[1]] and discovery.connected() == {PEERS[2]}
@@ -116,9 +116,9 @@ async def test_a_stranger_is_hung_up_on_and_not_dialled_again(
 ) -> None:
     library.there = {PEERS[1]}
     book.add(PEERS[1], ["/ip4/11.0.0.1/tcp/1"], trio.current_time())
-    await trio.sleep(STRANGER / 2)
+    await trio.sleep(STRANGER_S / 2)
     assert library.dials == [(PEERS[1], ["/ip4/11.0.0.1/tcp/1"])] and not library.hung_up
-    await trio.sleep(2 * STRANGER)
+    await trio.sleep(2 * STRANGER_S)
     assert library.hung_up == [PEERS[1]] and len(library.dials) == 1
 
 
@@ -130,21 +130,21 @@ async def test_a_peer_that_stays_connected_for_months_is_not_taken_for_gone(
     library.connect(PEERS[1], "inbound")
     await trio.sleep(2)
     began, book.changed = book[PEERS[1]].last_success, False
-    await trio.sleep(CONNECTED_EVERY + 2)
-    assert book[PEERS[1]].last_success >= began + CONNECTED_EVERY and book.changed
+    await trio.sleep(CONNECTED_EVERY_S + 2)
+    assert book[PEERS[1]].last_success >= began + CONNECTED_EVERY_S and book.changed
 
 
 async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_came_in_stays(
     autojump_clock: Any, discovery: Discovery, library: Library
 ) -> None:
-    library.members = set(PEERS[1 : TARGET + 2])
+    library.members = set(PEERS[1 : TARGET_MEMBERS + 2])
     for peer in library.members:
         library.connect(peer, "inbound")
     library.connect(PEERS[12], "outbound")
     library.connect(PEERS[14], "inbound")
-    await trio.sleep(DHT_IDLE / 2)
+    await trio.sleep(DHT_IDLE_S / 2)
     assert await discovery.reach(PEERS[12])
-    await trio.sleep(DHT_IDLE / 2 - 4)
+    await trio.sleep(DHT_IDLE_S / 2 - 4)
     assert not library.hung_up
     await trio.sleep(8)
     assert library.hung_up == [PEERS[12]]

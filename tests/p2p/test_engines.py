@@ -484,7 +484,7 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(
 async def test_who_never_stops_asking_is_shut_out(
     real: Any, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(network_engine, "QUESTIONS", 1.0)
+    monkeypatch.setattr(network_engine, "QUESTIONS_PER_S", 1.0)
     monkeypatch.setattr(network_engine, "QUESTIONS_AT_ONCE", 100.0)
     a, b, c = await nodes_together(nursery, real, 3)
     with trio.fail_after(SECONDS), pytest.raises(Unanswered):

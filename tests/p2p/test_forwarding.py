@@ -2,7 +2,16 @@
 
 from libp2p.pubsub.pb import rpc_pb2
 
-from p2p.engines.libp2p.forwarding import BYTES, FRAMES, OWN, PACE, PACE_BURST, ForwardQueue, Pace, ingress
+from p2p.engines.libp2p.forwarding import (
+    MAX_BYTES,
+    MAX_FRAMES,
+    MAX_OWN_FRAMES,
+    PACE_BURST,
+    PACE_PER_S,
+    ForwardQueue,
+    Pace,
+    ingress,
+)
 from p2p.rate_limit import RateLimit
 
 ME = b"me"
@@ -38,20 +47,23 @@ def test_a_crowd_drops_its_own_in_frames_and_in_bytes() -> None:
             put(queue, "crowd", f"c{n % 50}", f"author {n}", size)
         put(queue, "crowd", "neighbour of the crowd", "h2")
         found = order(queue)
-        assert found[0] == "h1" and "h2" in found and len(found) <= FRAMES
-        assert sum(size for name in found if name.startswith("author")) <= BYTES
+        assert found[0] == "h1" and "h2" in found and len(found) <= MAX_FRAMES
+        assert sum(size for name in found if name.startswith("author")) <= MAX_BYTES
 
 
 def test_ours_and_control_go_first_and_are_crowded_out_by_nobody() -> None:
     queue = ForwardQueue(ME)
-    for n in range(OWN):
+    for n in range(MAX_OWN_FRAMES):
         put(queue, "", "", "me")
         put(queue, "1.2", "x", f"x{n}", 20_000)
     assert queue.push(
         rpc_pb2.RPC(control=rpc_pb2.ControlMessage(graft=[rpc_pb2.ControlGraft(topicID="t")])), priority=True
     )
     found = order(queue)
-    assert found[: OWN + 1] == ["me"] * OWN + ["control"] and len(found) > OWN + 10
+    assert (
+        found[: MAX_OWN_FRAMES + 1] == ["me"] * MAX_OWN_FRAMES + ["control"]
+        and len(found) > MAX_OWN_FRAMES + 10
+    )
 
 
 def test_the_pace_is_one_that_the_next_node_takes() -> None:
@@ -59,4 +71,4 @@ def test_the_pace_is_one_that_the_next_node_takes() -> None:
     for n in range(2000):
         now += pace.wait(1, 1000, now)
         assert limit.pay("us", now), n
-    assert now >= (2000 - PACE_BURST) / PACE - 1
+    assert now >= (2000 - PACE_BURST) / PACE_PER_S - 1

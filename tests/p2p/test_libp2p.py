@@ -27,7 +27,7 @@ from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.network import Network
 from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.request_response import SERVED_EACH
-from p2p.engines.libp2p.stack import STREAMS, Stack, open_stack
+from p2p.engines.libp2p.stack import MAX_STREAMS, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.member import Member
@@ -279,7 +279,8 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """And what it opens without a word is cut off beyond a limit."""
-    monkeypatch.setattr("p2p.engines.libp2p.request_response.PATIENCE", 10 * SECONDS)  # for a slow machine
+    # Long enough for a slow machine.
+    monkeypatch.setattr("p2p.engines.libp2p.request_response.MESSAGE_TIMEOUT_S", 10 * SECONDS)
     a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
     (address,) = await nursery.start(a_engine.run)
     b_engine = engine(2, bootstrap=[address])
@@ -295,11 +296,13 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(
         await until(lambda: places[PeerId(str(me))] == SERVED_EACH)
         host = stack_of(a_engine).host
         host.get_network().connection_config.inbound_stream_protocol_negotiation_timeout = 10 * SECONDS
-        silent = [await network.new_stream(target) for _ in range(STREAMS + 20)]
+        silent = [await network.new_stream(target) for _ in range(MAX_STREAMS + 20)]
         await until(
-            lambda: sum(not stream.muxed_stream.reset_received for stream in silent) <= STREAMS - SERVED_EACH
+            lambda: (
+                sum(not stream.muxed_stream.reset_received for stream in silent) <= MAX_STREAMS - SERVED_EACH
+            )
         )
-        await until(lambda: host._handled[me] <= STREAMS)
+        await until(lambda: host._handled[me] <= MAX_STREAMS)
         assert places.total() == SERVED_EACH
         with trio.fail_after(SECONDS):
             assert await b_engine.request(a_engine.me, b"x", 1000) == b"x" * 1000
@@ -345,7 +348,7 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """Its connection is ended; a caller that waits for it may leave at once."""
-    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT", 2.0)
+    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT_S", 2.0)
     _, a_engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
         me = PeerId(str(stack.host.get_id()))
@@ -357,7 +360,7 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(
             await trio.sleep_forever()
 
         connection.muxed_conn.secured_conn.write = stuck
-        with trio.fail_after(libp2p_network.WRITE_TIMEOUT), trio.move_on_after(0.2) as scope:
+        with trio.fail_after(libp2p_network.WRITE_TIMEOUT_S), trio.move_on_after(0.2) as scope:
             await a_engine.request(me, b"x", 10)
         assert scope.cancelled_caught
         await until(lambda: connection not in network.get_connections())

@@ -13,7 +13,7 @@ from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
 from libp2p.utils.varint import read_varint_prefixed_bytes
 
 from p2p.engines.libp2p import connections
-from p2p.engines.libp2p.pubsub import BACK_OFF, MESHSUB
+from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MESHSUB
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import TOPIC, heard
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.net
 async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(connections, "PING_AFTER", 0.4)
+    monkeypatch.setattr(connections, "PING_AFTER_S", 0.4)
     a, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, victim):
         (theirs,) = (connection.muxed_conn for connection in stack.host.get_network().get_connections(victim))
@@ -41,14 +41,14 @@ async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
         await until(lambda: answers >= 3)
         assert [peer.id for peer in a.peers()] == [str(stack.host.get_id())]
         await theirs.ping()
-        before, until_then, held_up = answers, trio.current_time() + 4 * connections.PING_AFTER, 0
+        before, until_then, held_up = answers, trio.current_time() + 4 * connections.PING_AFTER_S, 0
         while (now := trio.current_time()) < until_then:
             await theirs.ping()  # as one who goes on speaking
             await trio.sleep(0.05)
             # By a busy machine: it was silent then
-            held_up += trio.current_time() - now > connections.PING_AFTER / 2
+            held_up += trio.current_time() - now > connections.PING_AFTER_S / 2
         assert answers <= before + 1 + held_up  # one may have been under way
-        monkeypatch.setattr(connections, "PING_TIMEOUT", 1.0)
+        monkeypatch.setattr(connections, "PING_TIMEOUT_S", 1.0)
         alive = False
         await until(lambda: not a.peers())
 
@@ -57,7 +57,7 @@ async def test_where_a_peer_is_now_is_noted_at_once(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """And not only when it is time to note again what it said before."""
-    monkeypatch.setattr(connections, "NOTED_FOR", 1000.0)
+    monkeypatch.setattr(connections, "NOTED_S", 1000.0)
     a, a_engine, address = await started(nursery, 1)
     b, _, _ = await started(nursery, 2, address)
     await until(a.peers)
@@ -79,7 +79,8 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
         stack.router.send_rpc(target, rpc)
         await until(lambda: ours in router.back_off)
         assert (
-            set(router.back_off) == {ours} and max(router.back_off[ours].values()) <= time.time() + BACK_OFF
+            set(router.back_off) == {ours}
+            and max(router.back_off[ours].values()) <= time.time() + MAX_BACK_OFF_S
         )
 
 

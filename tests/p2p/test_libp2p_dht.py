@@ -18,8 +18,8 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
-from p2p.engines.libp2p.dht import SILENT
-from p2p.engines.libp2p.peerstore import ADDRESSES, LONGEST, PROTOCOLS, bounded
+from p2p.engines.libp2p.dht import SILENT_S
+from p2p.engines.libp2p.peerstore import MAX_ADDRESSES, MAX_LENGTH, MAX_PROTOCOLS, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from swarmd.testing import until
@@ -70,7 +70,7 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         await ask(
             stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
         )
-        assert len(store.addrs(me)) <= ADDRESSES and len(store.get_peer_record(me).record().addrs) == 150
+        assert len(store.addrs(me)) <= MAX_ADDRESSES and len(store.get_peer_record(me).record().addrs) == 150
         larger = seal_record(
             PeerRecord(me, addresses(1000), seq=2**62 + 1), keys.private_key
         ).marshal_envelope()
@@ -84,7 +84,7 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         other = ID(KEY)
         for n in range(3):
             store.add_addrs(other, addresses(100)[n * 10 :], 100)
-        assert store.addrs(other) == addresses(100)[20 : 20 + ADDRESSES]
+        assert store.addrs(other) == addresses(100)[20 : 20 + MAX_ADDRESSES]
 
 
 async def unused(stream: Any) -> None: ...
@@ -98,8 +98,8 @@ async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
             stack.host.set_stream_handler(TProtocol(name), unused)
         assert await push_identify_to_peer(stack.host, target)
         await until(lambda: "/0" in store.get_protocols(me), SECONDS)
-        assert len(store.get_protocols(me)) <= PROTOCOLS
-        store.add_protocols(ID(KEY), ["/long" * LONGEST, "/short"])
+        assert len(store.get_protocols(me)) <= MAX_PROTOCOLS
+        store.add_protocols(ID(KEY), ["/long" * MAX_LENGTH, "/short"])
         assert store.get_protocols(ID(KEY)) == ["/short"]
 
 
@@ -146,12 +146,12 @@ async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -
 
 async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose key was announced last."""
-    monkeypatch.setattr(bounds, "KEYS", 3)
+    monkeypatch.setattr(bounds, "MAX_KEYS", 3)
     providers = bounds.BoundedProviders(host=make_host(Identity.from_seed(bytes(32))))
     for n in (1, 2, 3, 1, 4):
         providers.add_provider(bytes([n]), PeerInfo(ID(KEY), addresses(100)))
     assert [*providers.providers] == [b"\x03", b"\x01", b"\x04"]
-    assert providers.get_providers(b"\x01")[0].addrs == addresses(ADDRESSES)
+    assert providers.get_providers(b"\x01")[0].addrs == addresses(MAX_ADDRESSES)
 
 
 async def test_a_provider_that_stopped_makes_room_and_one_that_goes_on_stays() -> None:
@@ -161,7 +161,7 @@ async def test_a_provider_that_stopped_makes_room_and_one_that_goes_on_stays() -
         providers.add_provider(KEY, PeerInfo(peer, addresses(1)))
     providers.add_provider(KEY, PeerInfo(peers[-2], addresses(1)))
     assert [info.peer_id for info in providers.get_providers(KEY)] == peers[:-2]
-    providers.providers[KEY][str(peers[0])].timestamp -= SILENT + 1
+    providers.providers[KEY][str(peers[0])].timestamp -= SILENT_S + 1
     providers.add_provider(KEY, PeerInfo(peers[-1], addresses(1)))
     assert [info.peer_id for info in providers.get_providers(KEY)] == [*peers[1:-2], peers[-1]]
 
@@ -178,7 +178,7 @@ async def test_streams_without_a_question_take_no_place_from_others(nursery: tri
 async def test_a_stream_is_not_served_for_ever(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(bounds, "SECONDS", 0.1)
+    monkeypatch.setattr(bounds, "STREAM_S", 0.1)
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         stream = await stack.host.new_stream(target, [PROTOCOL_ID])

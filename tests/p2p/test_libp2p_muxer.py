@@ -19,7 +19,14 @@ from libp2p.stream_muxer.yamux.yamux import (
     YAMUX_HEADER_FORMAT,
 )
 
-from p2p.engines.libp2p.network import BUFFERED, HELD, OWED, WITHHELD, WRITE_TIMEOUT, Muxer
+from p2p.engines.libp2p.network import (
+    MAX_BUFFERED_BYTES,
+    MAX_HALF_CLOSED_STREAMS,
+    MAX_OWED_BYTES,
+    WITHHELD_BYTES,
+    WRITE_TIMEOUT_S,
+    Muxer,
+)
 from p2p.engines.traffic import Traffic
 from swarmd.testing import until
 
@@ -74,7 +81,7 @@ async def test_who_reads_a_connection_waits_for_no_write(autojump_clock: trio.te
             nursery.start_soon(muxer.start)
             await muxer.event_started.wait()
             nursery.start_soon(accept, muxer)
-        with trio.fail_after(WRITE_TIMEOUT / 2):
+        with trio.fail_after(WRITE_TIMEOUT_S / 2):
             async with trio.open_nursery() as opening:
                 for muxer in muxers * 20:
                     opening.start_soon(open_one, muxer)
@@ -89,11 +96,11 @@ async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(
     muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
 
     async def ping() -> None:
-        for n in range(10 * OWED // HEADER_SIZE):
+        for n in range(10 * MAX_OWED_BYTES // HEADER_SIZE):
             await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, n))
 
     nursery.start_soon(muxer.start)
-    with trio.fail_after(WRITE_TIMEOUT / 2), pytest.raises(trio.BrokenResourceError):
+    with trio.fail_after(WRITE_TIMEOUT_S / 2), pytest.raises(trio.BrokenResourceError):
         await ping()
     with trio.fail_after(1):
         await muxer.event_closed.wait()
@@ -148,13 +155,13 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
     out = await sender.open_stream()
     nursery.start_soon(out.write, b"x" * 6 * WINDOW)
     into, came, reads = await receiver.accept_stream(), 0, 0
-    with trio.fail_after(WRITE_TIMEOUT):
+    with trio.fail_after(WRITE_TIMEOUT_S):
         while came < 6 * WINDOW:
             came, reads = came + len(await into.read(5000)), reads + 1
             assert out.send_window <= WINDOW
     updates = ends[1].updates
-    assert updates and min(updates) >= WITHHELD and len(updates) <= reads / 2
-    assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2
+    assert updates and min(updates) >= WITHHELD_BYTES and len(updates) <= reads / 2
+    assert 0 <= came - sum(updates) < WITHHELD_BYTES < WINDOW / 2
 
 
 async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
@@ -175,7 +182,7 @@ async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
         for _ in range(4):
             writing.start_soon(write)
         while len(written) < 4:
-            await trio.sleep(0.6 * WRITE_TIMEOUT)
+            await trio.sleep(0.6 * WRITE_TIMEOUT_S)
             await theirs.receive_some(2000)
 
 
@@ -263,24 +270,24 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(nursery: trio.Nur
     muxer, theirs = await opened(nursery)
     frame, flags, sent = bytes(WINDOW), FLAG_SYN, 0
     with pytest.raises(trio.BrokenResourceError):
-        while sent < 2 * BUFFERED:
+        while sent < 2 * MAX_BUFFERED_BYTES:
             await theirs.send_all(
                 struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, flags, 1, len(frame)) + frame
             )
             await trio.testing.wait_all_tasks_blocked()
             flags, sent = 0, sent + len(frame)
-    assert BUFFERED <= sent <= BUFFERED + WINDOW and not muxer.stream_buffers
+    assert MAX_BUFFERED_BYTES <= sent <= MAX_BUFFERED_BYTES + WINDOW and not muxer.stream_buffers
 
 
 async def test_a_peer_that_ends_none_of_its_streams_is_cut_off(nursery: trio.Nursery) -> None:
     muxer, theirs = await opened(nursery)
     closed = 0
-    for stream in range(1, 4 * HELD, 2):
+    for stream in range(1, 4 * MAX_HALF_CLOSED_STREAMS, 2):
         await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, FLAG_SYN, stream, 0))
     with pytest.raises(MuxedConnUnavailable):
-        while closed < 2 * HELD:
+        while closed < 2 * MAX_HALF_CLOSED_STREAMS:
             await (await muxer.accept_stream()).close()
             closed += 1
-    assert closed >= HELD - 10  # and those that wait to be accepted
+    assert closed >= MAX_HALF_CLOSED_STREAMS - 10  # and those that wait to be accepted
     with pytest.raises(trio.BrokenResourceError):
         await theirs.send_all(b"x")

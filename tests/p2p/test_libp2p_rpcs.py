@@ -8,7 +8,7 @@ from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from p2p.engines.libp2p.rpcs import FINISH, MAX_RPC, RpcStream, UnfinishedRpcs
+from p2p.engines.libp2p.rpcs import FINISH_S, MAX_RPC_BYTES, RpcStream, UnfinishedRpcs
 
 
 class Incoming:
@@ -39,7 +39,7 @@ class World:
 
 
 async def rpc(stream: RpcStream) -> bytes:
-    return bytes(await read_varint_prefixed_bytes_limited(stream, MAX_RPC))
+    return bytes(await read_varint_prefixed_bytes_limited(stream, MAX_RPC_BYTES))
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000, 10**6])
@@ -67,7 +67,7 @@ async def test_an_rpc_has_ten_seconds_from_its_first_byte_and_silence_has_no_end
         with pytest.raises(StreamReset):
             await rpc(stream)
         took = trio.current_time() - begun
-    assert FINISH <= took <= FINISH + 1.5 and [peer for peer, _ in world.cut] == ["slow"]
+    assert FINISH_S <= took <= FINISH_S + 1.5 and [peer for peer, _ in world.cut] == ["slow"]
 
 
 async def dribble(incoming: Incoming) -> None:
@@ -101,7 +101,7 @@ async def test_where_the_budget_is_used_up_who_holds_most_of_it_goes() -> None:
             send.send_nowait(bytes(left))
 
 
-@pytest.mark.parametrize("hostile", [encode_uvarint(MAX_RPC + 1), b"\xff" * 10])
+@pytest.mark.parametrize("hostile", [encode_uvarint(MAX_RPC_BYTES + 1), b"\xff" * 10])
 async def test_what_is_too_large_is_not_even_begun(hostile: bytes) -> None:
     world = World()
     incoming, stream = world.stream("large")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from p2p.identity import Identity
 from p2p.peers import mdns
-from p2p.peers.mdns import ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
+from p2p.peers.mdns import MAX_ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
 from p2p.topic import Topic
 from p2p.types import PeerId
 from swarmd.testing import until
@@ -75,9 +75,9 @@ def test_only_addresses_on_our_own_networks_count(address: str) -> None:
 
 def test_an_announcement_has_its_limits() -> None:
     many = [f"/ip4/192.168.2.10/tcp/{port}/p2p/{THEM}" for port in range(1, 200)]
-    assert len(read_text(text_of([TAG], many), [TAG], HOUSE)[1]) == ADDRESSES  # type: ignore[index]
+    assert len(read_text(text_of([TAG], many), [TAG], HOUSE)[1]) == MAX_ADDRESSES  # type: ignore[index]
     flood = strings(f"swarmd={TAG}".encode(), *(f"dnsaddr={address}".encode() for address in many))
-    assert len(read_text(flood, [TAG], HOUSE)[1]) < 4 * ADDRESSES  # type: ignore[index]
+    assert len(read_text(flood, [TAG], HOUSE)[1]) < 4 * MAX_ADDRESSES  # type: ignore[index]
 
 
 @given(st.binary(max_size=400), st.booleans())

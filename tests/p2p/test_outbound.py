@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL, group_of
 from p2p.peers.addressbook import AddressBook
-from p2p.peers.outbound import ALONE, DIALS, FEEL_EVERY, GROUPS, LASTED, OUTBOUND, STRANGER, TARGET, Outbound
+from p2p.peers.outbound import (
+    ALONE_S,
+    DIALS_AT_ONCE,
+    FEEL_EVERY_S,
+    GROUPS,
+    LASTED_S,
+    MAX_OUTBOUND,
+    STRANGER_S,
+    TARGET_MEMBERS,
+    Outbound,
+)
 from p2p.types import PeerId
 from tests.p2p.test_addressbook import KEY, ME, NOW, at, dial, peer, pin
 
@@ -45,13 +55,13 @@ class Play:
             for who in self.outbound.prune(self.connected, members, self.now, self.rng):
                 self.outbound.links.pop(who)
             found = self.outbound.choose(self.connected, members, self.now, self.rng)
-            assert len(found) <= DIALS
+            assert len(found) <= DIALS_AT_ONCE
             for who, addresses in found:
                 self.answer(who, addresses)
             feeler = self.outbound.feeler(self.connected, self.now, self.rng)
             if feeler is not None:
                 self.answer(*feeler)
-            assert len(self.outbound.links) <= OUTBOUND
+            assert len(self.outbound.links) <= MAX_OUTBOUND
             self.now += 1
 
     def groups(self) -> Counter[str]:
@@ -67,8 +77,8 @@ def test_each_member_that_we_dial_is_in_a_group_of_its_own() -> None:
 def test_where_there_are_few_groups_company_is_enough() -> None:
     play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(30)))
     play.tick(30)
-    assert play.groups() == {LOCAL: TARGET}
-    play.inbound = {peer(1000 + n) for n in range(TARGET)}
+    assert play.groups() == {LOCAL: TARGET_MEMBERS}
+    play.inbound = {peer(1000 + n) for n in range(TARGET_MEMBERS)}
     play.outbound.links.clear()
     play.tick(30)
     assert play.groups() == {LOCAL: 1}  # one, as it is a group that we have not
@@ -77,7 +87,7 @@ def test_where_there_are_few_groups_company_is_enough() -> None:
 def test_what_is_being_dialled_counts() -> None:
     play = Play(*(at(n % 3, n) for n in range(60)))
     found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
-    assert len(found) == DIALS and len(dict(found)) == DIALS
+    assert len(found) == DIALS_AT_ONCE and len(dict(found)) == DIALS_AT_ONCE
     for who, _ in found:
         play.outbound.crossed(who)
     assert not play.outbound.links and not play.outbound.dialling
@@ -94,7 +104,7 @@ def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None
         play.tick()
         if tried:
             assert peer(99) not in play.dialled
-            play.tick(int(ALONE))
+            play.tick(int(ALONE_S))
         assert peer(99) in play.dialled
 
 
@@ -107,9 +117,9 @@ def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
     play.dead = {peer(n) for n in range(60)}
     play.tick()
     play.now -= 7200
-    play.tick(1 + int(ALONE))
+    play.tick(1 + int(ALONE_S))
     assert peer(99) in play.dialled
-    for now in (play.now + FEEL_EVERY, play.now - 7200):
+    for now in (play.now + FEEL_EVERY_S, play.now - 7200):
         found = play.outbound.feeler(play.connected, now, play.rng)
         assert found is not None
         play.answer(*found)
@@ -118,7 +128,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
 def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
     play = Play(*map(at, range(30)))
     play.strangers = {peer(n) for n in range(30) if n % 2}
-    play.tick(int(8 * STRANGER))
+    play.tick(int(8 * STRANGER_S))
     assert len(play.groups()) == GROUPS and not play.strangers & set(play.outbound.links)
     assert not any(who in play.book for who in play.strangers if who in play.dialled)
 
@@ -126,15 +136,15 @@ def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
 def test_strangers_never_take_more_than_our_places() -> None:
     play = Play(*map(at, range(100)))
     play.strangers = {peer(n) for n in range(100)}
-    play.tick(20)  # which looks at OUTBOUND
-    assert len(play.outbound.links) == OUTBOUND
+    play.tick(20)  # which looks at MAX_OUTBOUND
+    assert len(play.outbound.links) == MAX_OUTBOUND
 
 
 def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
     play = Play()
     pin(play.book, peer(99), at(99))
     play.strangers = {peer(99)}
-    play.tick(int(3 * STRANGER))
+    play.tick(int(3 * STRANGER_S))
     assert peer(99) in play.outbound.links and play.dialled == [peer(99)]
 
 
@@ -143,7 +153,7 @@ def test_feelers_find_out_who_is_there_and_leave() -> None:
     play.tick(30)
     linked = set(play.outbound.links)
     assert play.book.tried() == GROUPS
-    play.tick(int(10 * FEEL_EVERY))
+    play.tick(int(10 * FEEL_EVERY_S))
     assert (
         set(play.outbound.links) - linked <= {play.dialled[-1]}
         and GROUPS + 8 <= play.book.tried() <= GROUPS + 11
@@ -154,7 +164,7 @@ def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
     drawn = set()
     for seed in range(20):
         play = Play(*(at(n % 20, n) for n in range(40)), seed=seed)
-        play.tick(int(LASTED) - 1)
+        play.tick(int(LASTED_S) - 1)
         assert not play.book.anchors
         play.tick(10)
         anchors = list(play.book.anchors)
@@ -168,7 +178,7 @@ def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
 def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
     for seed in range(5):
         play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(7)), at(9), seed=seed)
-        play.tick(int(LASTED) + 10)
+        play.tick(int(LASTED_S) + 10)
         assert peer(7) in play.book.anchors and len(play.book.anchors) == 2
 
 

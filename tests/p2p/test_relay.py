@@ -25,10 +25,10 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.tools.anyio_service import background_trio_service
 
 from p2p.address import parse_listen
-from p2p.engines.libp2p.circuits import INBOUND, LASTS, RESERVATIONS, reserved_for
-from p2p.engines.libp2p.hole_punching import DCUTR, NAMED, HolePunching, dialable
+from p2p.engines.libp2p.circuits import INBOUND_CIRCUITS, MAX_RESERVATION_S, RESERVATIONS, reserved_for
+from p2p.engines.libp2p.hole_punching import DCUTR, MAX_DIALLED, HolePunching, dialable
 from p2p.engines.libp2p.network import Circuit
-from p2p.engines.libp2p.relay import ASKS_AT_ONCE, HOP, STOP, Relay, RelayLimits, receive, send
+from p2p.engines.libp2p.relay import HOP, REQUESTS_AT_ONCE, STOP, Relay, RelayLimits, receive, send
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
 from swarmd.testing import until
@@ -166,7 +166,7 @@ async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str
 
 
 async def test_one_machine_does_not_take_all_circuits_of_a_peer() -> None:
-    assert RESERVATIONS * RelayLimits().circuits_of_machine_to_peer < INBOUND
+    assert RESERVATIONS * RelayLimits().circuits_of_machine_to_peer < INBOUND_CIRCUITS
     async with net(circuits_of_machine_to_peer=1) as those:
         home, other, asker = [await those.peer() for _ in range(3)]
         for host in (home, other):
@@ -177,7 +177,7 @@ async def test_one_machine_does_not_take_all_circuits_of_a_peer() -> None:
 def test_a_reservation_counts_for_an_hour_at_most_whatever_the_relay_says() -> None:
     now = 1_800_000_000.0
     assert reserved_for(now + 60, now) == 60 and reserved_for(now - 1, now) < 0
-    assert reserved_for(2**64 - 1, now) == LASTS <= RelayLimits().lasts
+    assert reserved_for(2**64 - 1, now) == MAX_RESERVATION_S <= RelayLimits().lasts
 
 
 @pytest.mark.parametrize("limit", ["seconds", "idle"])
@@ -195,7 +195,9 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
 async def test_who_asks_too_often_or_is_banned_is_refused() -> None:
     async with net() as those:
         home = await those.peer()
-        assert [await those.reserve(home) for _ in range(int(ASKS_AT_ONCE))] == [OK] * int(ASKS_AT_ONCE)
+        assert [await those.reserve(home) for _ in range(int(REQUESTS_AT_ONCE))] == [OK] * int(
+            REQUESTS_AT_ONCE
+        )
         assert await those.reserve(home) is FULL
         those.banned.add(str(home.get_id()))
         assert await those.reserve(home) is StatusCode.PERMISSION_DENIED
@@ -264,7 +266,7 @@ def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not
     fine = [f"/ip4/11.0.0.{n}/tcp/4001" for n in range(1, 9)]
     relayed = f"{fine[0]}/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp/p2p-circuit"
     raw = [multiaddr.Multiaddr(text).to_bytes() for text in [*named, relayed, fine[0], *fine]]
-    assert dialable([b"junk", b"", *raw]) == fine[:NAMED]
+    assert dialable([b"junk", b"", *raw]) == fine[:MAX_DIALLED]
 
 
 MENDED = "py-libp2p has mended this: see whether its own can be used now (docs/p2p.md)"

@@ -1,25 +1,25 @@
 from p2p.identity import Identity
-from p2p.peers.request_connections import DHT_IDLE, IDLE, VISITS, RequestConnections
+from p2p.peers.request_connections import DHT_IDLE_S, IDLE_S, MAX_VISITS, RequestConnections
 
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 200)]
 
 
 def test_connections_made_to_ask_end_when_they_are_idle_or_too_many() -> None:
     visits = RequestConnections()
-    for n in range(VISITS + 3):
+    for n in range(MAX_VISITS + 3):
         visits.begin(PEERS[n], n / 100)
     visits.used(PEERS[0], 2.0)
     visits.used(PEERS[150], 2.0)  # not made to ask
     assert set(visits.prune(PEERS, 1.0)) == set(PEERS[1:4])
-    assert set(visits.prune(PEERS, IDLE + 0.305)) == set(PEERS[4:31])
+    assert set(visits.prune(PEERS, IDLE_S + 0.305)) == set(PEERS[4:31])
     assert not visits.prune([], 1000.0) and not visits.prune(PEERS, 1000.0)  # gone by themselves
 
 
 def test_a_connection_lasts_while_a_question_runs_and_longer_if_the_library_made_it() -> None:
     visits = RequestConnections()
     visits.begin(PEERS[0], 0.0)
-    visits.begin(PEERS[1], 0.0, DHT_IDLE)
+    visits.begin(PEERS[1], 0.0, DHT_IDLE_S)
     visits.used(PEERS[1], 1.0)
     with visits.asking(PEERS[0]), visits.asking(PEERS[0]):
-        assert not visits.prune(PEERS, DHT_IDLE)
-    assert visits.prune(PEERS, DHT_IDLE) == [PEERS[0]] and visits.prune(PEERS, DHT_IDLE + 1) == [PEERS[1]]
+        assert not visits.prune(PEERS, DHT_IDLE_S)
+    assert visits.prune(PEERS, DHT_IDLE_S) == [PEERS[0]] and visits.prune(PEERS, DHT_IDLE_S + 1) == [PEERS[1]]

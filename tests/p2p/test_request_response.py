@@ -10,12 +10,12 @@ import trio.testing
 
 from p2p.engines.libp2p.request_response import (
     AT_ONCE,
-    IDLE,
     IDLE_AT_ONCE,
     IDLE_EACH,
-    KEPT,
-    KEPT_FOR,
-    PATIENCE,
+    IDLE_S,
+    KEPT_S,
+    MAX_KEPT,
+    MESSAGE_TIMEOUT_S,
     SERVED_AT_ONCE,
     SERVED_EACH,
     Broken,
@@ -163,7 +163,7 @@ async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
             nursery.start_soon(attack, theirs)
             assert not await served.serve(PEERS[0], End(ours))
             nursery.cancel_scope.cancel()
-        assert trio.current_time() - began <= 2 * PATIENCE + 0.01
+        assert trio.current_time() - began <= 2 * MESSAGE_TIMEOUT_S + 0.01
     assert not served._open
 
 
@@ -254,8 +254,10 @@ async def test_what_waits_for_a_next_question_takes_no_place_and_not_for_long(au
         await streams[-1][1].aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert ends == [(PEERS[0], True, 0.0), (nobody[-1], True, 0.0)]
-    assert [end[1:] for end in ends[2:4]] == [(False, pytest.approx(PATIENCE))] * 2  # who did not end it
-    assert [end[1:] for end in ends[4:]] == [(True, pytest.approx(IDLE))] * IDLE_AT_ONCE
+    assert [end[1:] for end in ends[2:4]] == [
+        (False, pytest.approx(MESSAGE_TIMEOUT_S))
+    ] * 2  # who did not end it
+    assert [end[1:] for end in ends[4:]] == [(True, pytest.approx(IDLE_S))] * IDLE_AT_ONCE
     assert not served._idle and not served._open
 
 
@@ -310,7 +312,7 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     ask = world.asking.ask
     for n in range(3):
         assert await ask(PEERS[0], b"%d!" % n, 2) == b"!%d" % n
-        await trio.sleep(KEPT_FOR)
+        await trio.sleep(KEPT_S)
     assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
     await trio.sleep(0.1)
     # Not on the old one: the other may be about to end it
@@ -320,12 +322,12 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
         for _ in range(3):
             together.start_soon(ask, PEERS[0], b"?", 1)
     assert world.ends() == [True, None, True, True]
-    await trio.sleep(KEPT_FOR + 0.1)
+    await trio.sleep(KEPT_S + 0.1)
     await ask(PEERS[1], b"?", 1)
     assert world.ends() == [True, True, True, True, None]  # what nobody asks any more is let go
-    for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(KEPT)):
+    for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(MAX_KEPT)):
         await ask(peer, b"?", 1)
-    assert world.ends()[4:] == [True] + [None] * KEPT
+    assert world.ends()[4:] == [True] + [None] * MAX_KEPT
     await world.asking.end()
     await ask(PEERS[0], b"?", 1)
     assert set(world.ends()) == {True}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import TWINS_EVERY_S
-from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, TwinCards, TwinSession, decoded
+from p2p.peers.twins import FRESH_S, KEPT_S, MAX_PEERS, NOTHING, RENEW_S, TwinCards, TwinSession, decoded
 from p2p.types import PeerId
 from swarmd.testing import NOW, Clock, memory_member
 
@@ -45,7 +45,7 @@ def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_sile
         look(clock, cards, first, second)
     assert (found := first.twin(clock.now)) is not None and not found.later
     assert (found := second.twin(clock.now)) is not None and found.later
-    clock.now += KEPT  # the first has ended
+    clock.now += KEPT_S  # the first has ended
     leave(second, cards, clock)
     assert second.twin(clock.now) is None
 
@@ -59,7 +59,7 @@ def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
         if looks:
             a, b = first.twin(clock.now), second.twin(clock.now)
             assert a is not None and b is not None and a.later != b.later
-    clock.now += KEPT + FRESH
+    clock.now += KEPT_S + FRESH_S
     leave(first, cards, clock)
     assert first.twin(clock.now) is None
 
@@ -83,7 +83,7 @@ def test_what_was_proved_once_proves_nothing_later() -> None:
     kept = second.question(clock.now)[1:]
     assert first.twin(clock.now) is not None
     for _ in range(2):
-        clock.now += RENEW
+        clock.now += RENEW_S
         first.question(clock.now)  # as it leaves further cards
     first.answered(kept, clock.now)
     assert first.twin(clock.now) is None
@@ -107,13 +107,13 @@ def test_cards_are_kept_for_a_while_and_bounded() -> None:
     cards = TwinCards(clock)
     for n in count():
         cards(PeerId(f"crowd {n}"), session(1, NOW).question(NOW))
-        if n > PEERS:
+        if n > MAX_PEERS:
             break
-    assert len(cards._left) == PEERS
+    assert len(cards._left) == MAX_PEERS
     for n in range(10):
         cards(KEY.peer_id, session(n, NOW).question(NOW))
     assert len(cards._left[KEY.peer_id]) == 2
-    clock.now += KEPT
+    clock.now += KEPT_S
     assert cards(KEY.peer_id, session(99, NOW).question(NOW)) == NOTHING
 
 

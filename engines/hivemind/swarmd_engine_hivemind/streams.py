@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from p2p.engines.libp2p.request_response import CHUNK, Broken, KeptStreams, Responder
+from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
 from p2p.topic import ASK
 from p2p.types import PeerId, Started, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
@@ -31,7 +31,7 @@ class P2pdStream:
 
     async def read(self) -> bytes:
         try:
-            return await self.wire.read(CHUNK)
+            return await self.wire.read(CHUNK_BYTES)
         except P2pdGone as error:
             raise Broken(str(error)) from None
 

@@ -22,22 +22,28 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from p2p.address import Endpoint, parse_bootstrap
 from p2p.engines.libp2p.hole_punching import HolePunching
 from p2p.engines.libp2p.network import Circuit, circuit, close_socket, direct, remote_address, remote_host
-from p2p.engines.libp2p.relay import HOP, PATIENCE, drop, receive, send
+from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, drop, receive, send
 from p2p.errors import BadAddress
 from p2p.nat.dial_back import ask_members, can_be_dialled
 from p2p.netgroup import LOCAL, group_of_host, is_public
 from p2p.peers.addressbook import AddressBook
 from p2p.types import Ask, PeerId
 
-# Seconds until members are asked whether they can dial us: at first, while none can say, then
-FIRST, AGAIN, EVERY = 3.0, 30.0, 600.0
-TICK = 5.0  # seconds between looks at our reservations
+# When members are asked whether they can dial us: first, while none can say, and from then on.
+ASK_FIRST_S, ASK_AGAIN_S, ASK_EVERY_S = 3.0, 30.0, 600.0
+# How often to look at our reservations.
+TICK_S = 5.0
 RESERVATIONS = 2
-RENEW = 0.5  # of a reservation's time
-LASTS = 3600.0  # seconds that a reservation counts at most
-INBOUND = 16  # circuits that others may have to us
-RELAYS = 4  # that are asked for one peer
-ANNOUNCED = 1024  # peers whose relays are remembered
+# Share of a reservation's time after which it is renewed.
+RENEW_AFTER = 0.5
+# A reservation counts no longer, whatever the relay says.
+MAX_RESERVATION_S = 3600.0
+# Circuits that others may have to us.
+INBOUND_CIRCUITS = 16
+# Relays that are asked for one peer.
+RELAYS_TRIED = 4
+# Peers whose relays are remembered.
+ANNOUNCED_PEERS = 1024
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +98,7 @@ class Circuits:
         ]:
             self._announced[peer] = relays
             self._announced.move_to_end(peer)
-            if len(self._announced) > ANNOUNCED:
+            if len(self._announced) > ANNOUNCED_PEERS:
                 self._announced.popitem(last=False)
 
     async def reach(self, peer: PeerId) -> bool:
@@ -112,7 +118,7 @@ class Circuits:
                 return True
             if self._banned(peer):
                 return False
-            ours = self._relays()[:RELAYS]
+            ours = self._relays()[:RELAYS_TRIED]
             for relay in ours:
                 if await self._connect(peer, relay):
                     return True
@@ -163,7 +169,7 @@ class Circuits:
     async def _connect(self, peer: PeerId, relay: PeerId) -> bool:
         stream = None
         try:
-            with trio.fail_after(2 * PATIENCE):
+            with trio.fail_after(2 * MESSAGE_TIMEOUT_S):
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP])
                 target = ID.from_string(peer)
                 await send(
@@ -182,7 +188,7 @@ class Circuits:
     async def take_in(self, stream: Any) -> None:
         """Handle a STOP stream: somebody comes through a relay, which must be one that we asked to relay."""
         relay = PeerId(str(stream.muxed_conn.peer_id))
-        if relay not in self._reserved or self._inbound >= INBOUND or circuit(stream) is not None:
+        if relay not in self._reserved or self._inbound >= INBOUND_CIRCUITS or circuit(stream) is not None:
             await stream.reset()
             return
         self._inbound += 1
@@ -213,12 +219,12 @@ class Circuits:
 
     async def keep(self) -> None:
         """Have relays take us in while nobody can dial us. Runs until cancelled."""
-        dialable, due = None, trio.current_time() + FIRST
+        dialable, due = None, trio.current_time() + ASK_FIRST_S
         while True:
-            await trio.sleep(min(TICK, max(0.0, due - trio.current_time())))
+            await trio.sleep(min(TICK_S, max(0.0, due - trio.current_time())))
             if trio.current_time() >= due:
                 dialable = await self._dialable()
-                due = trio.current_time() + (AGAIN if dialable is None else EVERY)
+                due = trio.current_time() + (ASK_AGAIN_S if dialable is None else ASK_EVERY_S)
             before = self.addresses()
             await self._reserve_where_due(wanted=dialable is False)
             if self.addresses() != before:
@@ -261,7 +267,7 @@ class Circuits:
 
     async def _reserve(self, relay: PeerId) -> _Reservation | None:
         try:
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(MESSAGE_TIMEOUT_S):
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP])
                 try:
                     await send(stream, HopMessage(type=HopMessage.RESERVE))
@@ -279,7 +285,7 @@ class Circuits:
             log.debug("%s takes no reservation: %s", relay, answer.status)
             return None
         now = trio.current_time()
-        return _Reservation(f"{remote_address(held[0])}/p2p/{relay}", now + RENEW * lasts, now + lasts)
+        return _Reservation(f"{remote_address(held[0])}/p2p/{relay}", now + RENEW_AFTER * lasts, now + lasts)
 
 
 def reserved_for(expire: float, now: float) -> float:
@@ -287,4 +293,4 @@ def reserved_for(expire: float, now: float) -> float:
 
     The relay may lie, and its clock or ours may be wrong: renewed too late, it would have ended.
     """
-    return min(LASTS, expire - now)
+    return min(MAX_RESERVATION_S, expire - now)

@@ -24,11 +24,15 @@ from p2p.netgroup import LOCAL, group_of_host
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-TICK = 1.0  # seconds between looks
-DIAL_TIMEOUT, DHT_TIMEOUT = 8.0, 20.0  # seconds
-SIMULTANEOUS = 5.0  # seconds within which two peers that dial each other make two connections in good faith
-PING_AFTER, PING_TIMEOUT = 20.0, 10.0  # seconds of silence
-NOTED_FOR = 10.0  # seconds for which what a member says of itself stays noted
+# How often to look at the connections.
+TICK_S = 1.0
+DIAL_TIMEOUT_S, DHT_TIMEOUT_S = 8.0, 20.0
+# Two peers that dial each other within this time make two connections in good faith.
+SIMULTANEOUS_S = 5.0
+# A connection that is silent for so long is pinged.
+PING_AFTER_S, PING_TIMEOUT_S = 20.0, 10.0
+# What a member says of itself stays noted for so long.
+NOTED_S = 10.0
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,7 +73,7 @@ class Libp2pConnections:
         for peer in self._protected - connected.keys():
             self._network.unprotect(_id_of(peer), "outbound")
         self._protected &= connected.keys()
-        return TICK
+        return TICK_S
 
     def connected(self) -> dict[PeerId, Peer]:
         found = {}
@@ -112,7 +116,7 @@ class Libp2pConnections:
                 log.debug("no addresses of %s: %r", peer, error)
                 continue
             before, at = self._noted.get(peer, ((), 0.0))
-            if addresses != before or not 0 <= now - at < NOTED_FOR:
+            if addresses != before or not 0 <= now - at < NOTED_S:
                 self._noted[peer] = (addresses, now)
                 said = [str(address) for address in addresses]
                 self._note(peer, said)
@@ -152,7 +156,7 @@ class Libp2pConnections:
 
     async def _first_to_answer(self, peer: Any, addresses: Sequence[str]) -> str:
         for address in addresses:
-            with trio.move_on_after(DIAL_TIMEOUT):
+            with trio.move_on_after(DIAL_TIMEOUT_S):
                 for resolved in await _resolve(address):
                     if await self._dial_one(peer, resolved):
                         return address
@@ -178,23 +182,23 @@ class Libp2pConnections:
         sent.
         """
         while True:
-            await trio.sleep(PING_AFTER / 4)
+            await trio.sleep(PING_AFTER_S / 4)
             now = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for peer, connections in list(self._network.get_connections_map().items()):
                     ours = direct(connections)  # a relay ends what is silent
-                    if ours and all(now - heard_at(connection) >= PING_AFTER for connection in ours):
+                    if ours and all(now - heard_at(connection) >= PING_AFTER_S for connection in ours):
                         nursery.start_soon(_ping_one, peer, ours)
 
 
 async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
     asked = trio.current_time()
-    with trio.move_on_after(PING_TIMEOUT):
+    with trio.move_on_after(PING_TIMEOUT_S):
         for connection in connections:
             with contextlib.suppress(Exception):  # it ended meanwhile
                 await connection.muxed_conn.ping()
         while not any(connection.is_closed or heard_at(connection) >= asked for connection in connections):
-            await trio.sleep(PING_TIMEOUT / 100)
+            await trio.sleep(PING_TIMEOUT_S / 100)
         return
     log.info("%s does not answer and is disconnected", peer)
     for connection in connections:
@@ -215,7 +219,7 @@ def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> S
     if 0 < len(through_relays) < len(connections):
         return through_relays
     first, last = (of(connection._created_at for connection in connections) for of in (min, max))
-    if last - first <= SIMULTANEOUS and now - last <= SIMULTANEOUS:
+    if last - first <= SIMULTANEOUS_S and now - last <= SIMULTANEOUS_S:
         return []
     kept = _kept(prefer_ours, connections)
     return [connection for connection in connections if connection is not kept]
@@ -225,7 +229,7 @@ def _kept(prefer_ours: bool, connections: Sequence[Any]) -> Any:
     """Return the connection to a peer that is not superfluous, now or soon."""
     direct = [connection for connection in connections if circuit(connection) is None] or connections
     last = max(connection._created_at for connection in direct)
-    late = [connection for connection in direct if last - connection._created_at <= SIMULTANEOUS]
+    late = [connection for connection in direct if last - connection._created_at <= SIMULTANEOUS_S]
     wanted = "outbound" if prefer_ours else "inbound"
     return max(
         late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at)
@@ -303,12 +307,12 @@ class Libp2pProviderRecords:
 
 async def _in_time(call: Awaitable[T]) -> T:
     """Await a call of the library for a limited time. Raises Unanswered."""
-    with trio.move_on_after(DHT_TIMEOUT):
+    with trio.move_on_after(DHT_TIMEOUT_S):
         try:
             return await call
         except Exception as error:  # any of the library's many
             raise Unanswered(f"the DHT failed: {error!r}") from None
-    raise Unanswered(f"the DHT did not answer in {DHT_TIMEOUT:.0f} s")
+    raise Unanswered(f"the DHT did not answer in {DHT_TIMEOUT_S:.0f} s")
 
 
 class _Lookup(ProviderStore):  # type: ignore[misc]  # the library is not typed for us

@@ -16,17 +16,21 @@ from libp2p.records.validator import NamespacedValidator
 from p2p.engines.libp2p.metering import MeteredStream
 from p2p.engines.libp2p.peerstore import bounded
 
-MAX_MESSAGE = 192 * 1024  # bytes: 20 providers and 20 closer peers with all that `peerstore` keeps of each
-STREAMS, STREAMS_EACH = 64, 4  # served at once, in all and of one peer
-SECONDS = 30.0  # of one stream; p2pd keeps its own open for the next question, and opens another when it ends
-READ = 20.0  # what a read costs (`metering`): a question takes three, so a peer may ask 50 a second
-KEYS = 1024  # of provider records
-# Seconds after which another may have the place of a provider; members announce themselves each half hour at
-# least
-SILENT = 3600.0
+# 20 providers and 20 closer peers, with all that `peerstore` keeps of each.
+MAX_MESSAGE_BYTES = 192 * 1024
+# Streams served at once, in all and of one peer.
+MAX_STREAMS, MAX_STREAMS_EACH = 64, 4
+# The longest life of one stream. p2pd keeps its own open for the next question, and opens another after.
+STREAM_S = 30.0
+# What a read costs (`metering`). A question takes three, so a peer may ask 50 a second.
+READ_COST = 20.0
+# Keys of provider records.
+MAX_KEYS = 1024
+# Another may take the place of a provider that was silent for so long; members announce each half hour.
+SILENT_S = 3600.0
 
 for module in (kad_dht, peer_routing, provider_store):
-    module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE  # the library takes 4 MiB
+    module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE_BYTES  # the library takes 4 MiB
 
 
 class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
@@ -44,19 +48,19 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
             host, DHTMode.SERVER, validator=nothing, validator_changed=True, strict_validation=True
         )
         self.provider_store = BoundedProviders(host=host, peer_routing=self.peer_routing)
-        self._inbound_limiter = trio.CapacityLimiter(STREAMS)
+        self._inbound_limiter = trio.CapacityLimiter(MAX_STREAMS)
         self._charge = charge
         self._served: Counter[Any] = Counter()  # peer -> streams
 
     async def handle_stream(self, stream: Any) -> None:
         peer = stream.muxed_conn.peer_id
-        if self._served[peer] >= STREAMS_EACH:
+        if self._served[peer] >= MAX_STREAMS_EACH:
             await stream.reset()
             return
         self._served[peer] += 1
         try:
-            with trio.move_on_after(SECONDS):
-                await super().handle_stream(MeteredStream(stream, lambda peer: self._charge(peer, READ)))
+            with trio.move_on_after(STREAM_S):
+                await super().handle_stream(MeteredStream(stream, lambda peer: self._charge(peer, READ_COST)))
                 return
             await stream.reset()
         finally:
@@ -75,8 +79,8 @@ class BoundedProviders(ProviderStore):  # type: ignore[misc]
     def add_provider(self, key: bytes, provider: Any) -> None:
         held = self.providers[key] = self.providers.pop(key, {})  # now the newest
         if len(held) >= BUCKET_SIZE:
-            for name in [name for name, record in held.items() if time.time() - record.timestamp > SILENT]:
+            for name in [name for name, record in held.items() if time.time() - record.timestamp > SILENT_S]:
                 del held[name]
         super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
-        while len(self.providers) > KEYS:
+        while len(self.providers) > MAX_KEYS:
             del self.providers[next(iter(self.providers))]

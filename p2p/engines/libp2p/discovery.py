@@ -16,13 +16,15 @@ from weakref import WeakValueDictionary
 import trio
 
 from p2p.peers.addressbook import AddressBook
-from p2p.peers.outbound import TARGET, Outbound
-from p2p.peers.request_connections import DHT_IDLE, RequestConnections
+from p2p.peers.outbound import TARGET_MEMBERS, Outbound
+from p2p.peers.request_connections import DHT_IDLE_S, RequestConnections
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-FORGOTTEN = 10.0  # seconds a connected member may be missing from the topic
-DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds between two turns; doubling from the first to the last
+# A connected member may be missing from the topic for so long.
+MISSING_S = 10.0
+# The time between two turns doubles from the first to the last.
+DHT_FIRST_S, DHT_EVERY_S = 3.0, 120.0
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +210,7 @@ class Discovery:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
                 # The DHT dialled it, to ask it something: it would stay for good
-                self._request_connections.begin(peer, now, DHT_IDLE)
+                self._request_connections.begin(peer, now, DHT_IDLE_S)
         self._book.still_connected(connected, now)
         self._connected = frozenset(connected)
         self._dialled &= self._connected | self._dialling
@@ -224,14 +226,14 @@ class Discovery:
             peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members
         }
         self._were_members = (self._were_members & self._connected) | members
-        for peer in [peer for peer, since in self._missing.items() if now - since > FORGOTTEN]:
+        for peer in [peer for peer, since in self._missing.items() if now - since > MISSING_S]:
             log.info("%s is connected and not in the topic; connecting anew", peer)
             await self.hang_up(peer)
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         now, connected, members = self._clock(), self._connected, self._connections.subscribed()
         over = [*self._outbound.prune(connected, members, now, self._rng)]
-        over += self._request_connections.prune(connected, now) if len(members) > TARGET else []
+        over += self._request_connections.prune(connected, now) if len(members) > TARGET_MEMBERS else []
         for peer in over:
             log.debug("hanging up on %s: not needed", peer)
             await self.hang_up(peer)
@@ -278,12 +280,12 @@ class Discovery:
 
     async def _ask_dht(self, nursery: trio.Nursery) -> None:
         """Announce our swarm in the DHT, and find those that announced themselves in it."""
-        wait = DHT_FIRST
+        wait = DHT_FIRST_S
         while True:
             await trio.sleep(wait * self._rng.uniform(0.75, 1.25))
-            wait = min(2 * wait, DHT_EVERY)
+            wait = min(2 * wait, DHT_EVERY_S)
             if not self._connected:
-                wait = DHT_FIRST
+                wait = DHT_FIRST_S
                 continue
             for topic in self._topics:
                 # Nobody in its table yet; at the next turn there may be

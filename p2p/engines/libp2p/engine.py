@@ -10,7 +10,7 @@ from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections, Libp2pProviderRecords
 from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.network_engine import NetworkEngine
-from p2p.engines.libp2p.relay import GUEST_RATE, HOP, STOP, Relay, RelayLimits
+from p2p.engines.libp2p.relay import GUEST_BYTES_PER_S, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
@@ -95,7 +95,7 @@ class Libp2pEngine(NetworkEngine):
 
         Whoever finds us may ask at once, and is told once, by identify, that we relay.
         """
-        limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_RATE)
+        limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_BYTES_PER_S)
         host.set_stream_handler(PROTOCOL, serve(self._responder))
         host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)
 

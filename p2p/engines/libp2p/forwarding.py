@@ -12,15 +12,18 @@ from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from p2p.engines.libp2p.rpcs import MAX_RPC
+from p2p.engines.libp2p.rpcs import MAX_RPC_BYTES
 from p2p.rate_limit import TokenBucket
 
-FRAMES, BYTES = 256, 512 * 1024  # that wait for one neighbour and are others'
-OWN = 64  # frames of ours that wait for one neighbour
-CONTROL = 64  # RPCs of control; the library says again what was refused and matters
-# Frames of others a second, to one neighbour: three quarters of what it takes of a connection
-PACE, PACE_BURST = 150.0, 300.0
-PACE_BYTES, PACE_BYTES_BURST = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
+# Others' frames that wait for one neighbour.
+MAX_FRAMES, MAX_BYTES = 256, 512 * 1024
+# Frames of ours that wait for one neighbour.
+MAX_OWN_FRAMES = 64
+# Control RPCs that wait. The library repeats those that were refused and matter.
+MAX_CONTROL_RPCS = 64
+# Others' frames to one neighbour: three quarters of what it takes from a connection.
+PACE_PER_S, PACE_BURST = 150.0, 300.0
+PACE_BYTES_PER_S, PACE_BURST_BYTES = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
 
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
 ASKED: Ingress = ("asked for", "")  # of what a neighbour asked us for
@@ -77,7 +80,7 @@ class ForwardQueue:
 
     def __init__(self, me: bytes) -> None:
         self._me = me
-        self._own: deque[Any] = deque(maxlen=OWN)
+        self._own: deque[Any] = deque(maxlen=MAX_OWN_FRAMES)
         self._control: deque[Any] = deque()
         self._others = Turns()
 
@@ -87,14 +90,14 @@ class ForwardQueue:
         priority: the library's, which is for control.
         """
         if not rpc.publish:
-            if len(self._control) >= CONTROL:
+            if len(self._control) >= MAX_CONTROL_RPCS:
                 return False
             self._control.append(rpc)
         elif any(message.from_id == self._me for message in rpc.publish):
             self._own.append(rpc)
         else:
             self._others.put((*ingress.get(), rpc.publish[0].from_id), rpc, rpc.ByteSize())
-            while self._others.frames > FRAMES or self._others.bytes > BYTES:
+            while self._others.frames > MAX_FRAMES or self._others.bytes > MAX_BYTES:
                 self._others.drop()
         return True
 
@@ -120,7 +123,7 @@ class Queues(dict[Any, Any]):
         self._me = me
 
     def __setitem__(self, peer: Any, queue: Any) -> None:
-        queue.max_message_size = MAX_RPC
+        queue.max_message_size = MAX_RPC_BYTES
         queue._queue = ForwardQueue(self._me)
         super().__setitem__(peer, queue)
 
@@ -129,7 +132,10 @@ class Pace:
     """Limits how fast others' frames go to one neighbour."""
 
     def __init__(self, now: float) -> None:
-        self._buckets = (TokenBucket(PACE, PACE_BURST, now), TokenBucket(PACE_BYTES, PACE_BYTES_BURST, now))
+        self._buckets = (
+            TokenBucket(PACE_PER_S, PACE_BURST, now),
+            TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, now),
+        )
 
     def wait(self, frames: int, size: int, now: float) -> float:
         """Charge for these. Returns the seconds after which they may go."""

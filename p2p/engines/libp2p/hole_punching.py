@@ -25,10 +25,13 @@ from p2p.netgroup import is_public
 from p2p.rate_limit import TokenBucket
 
 DCUTR = TProtocol("/libp2p/dcutr")
-NAMED = 2  # addresses of the other side that are dialled
-TRIES, AGAIN = 6, 10.0  # the second: seconds between two
-DIALLING = 6.0  # seconds for one try
-RATE, BURST = 0.1, 8.0  # tries a second, with whomever, and at once: a peer may name a third party's address
+# Addresses of the other side that are dialled.
+MAX_DIALLED = 2
+TRIES, TRY_AGAIN_S = 6, 10.0
+# The time for one try.
+TRY_TIMEOUT_S = 6.0
+# Tries with all peers together: a peer may name a third party's address.
+TRIES_PER_S, TRIES_AT_ONCE = 0.1, 8.0
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ class HolePunching:
 
     def __init__(self, host: Any, listen: Endpoint, here: Callable[[], Sequence[str]]) -> None:
         self._host, self._network, self._listen, self._here = host, host.get_network(), listen, here
-        self._tries = TokenBucket(RATE, BURST, trio.current_time())
+        self._tries = TokenBucket(TRIES_PER_S, TRIES_AT_ONCE, trio.current_time())
 
     async def begin(self, peer: Any) -> None:
         """Punch a hole to a peer that came to us through a relay.
@@ -57,7 +60,7 @@ class HolePunching:
                     log.debug("no hole punching with %s: %r", peer, error)
             if direct(self._network.get_connections(peer)):
                 return
-            await trio.sleep(AGAIN)
+            await trio.sleep(TRY_AGAIN_S)
 
     async def _begin(self, peer: Any) -> None:
         stream = await self._host.new_stream(peer, [DCUTR])
@@ -98,7 +101,7 @@ class HolePunching:
             except Exception as error:  # nothing came through, or not from there
                 log.debug("no hole to %s at %s: %r", peer, address, error)
 
-        with trio.move_on_after(DIALLING):
+        with trio.move_on_after(TRY_TIMEOUT_S):
             async with trio.open_nursery() as nursery:
                 for address in addresses:
                     nursery.start_soon(one, address)
@@ -114,7 +117,7 @@ def dialable(addresses: Iterable[bytes]) -> list[str]:
             endpoint = parse_endpoint(str(multiaddr.Multiaddr(bytes(raw))))
             if endpoint is not None and is_public(endpoint.host) and endpoint.port >= MIN_PORT:
                 found[str(endpoint)] = None
-    return [*found][:NAMED]
+    return [*found][:MAX_DIALLED]
 
 
 async def _told(stream: Any, wanted: int) -> Sequence[bytes]:

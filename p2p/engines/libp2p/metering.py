@@ -14,18 +14,25 @@ from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT, Multise
 
 from p2p.rate_limit import RateLimit, TokenBuckets
 
-AHEAD = 65536  # bytes
-READ = 1.0  # an RPC takes two or three reads, a large one a few more
-ITEM = 10.0  # a subscription, or an entry of gossip
-NAMED = 1.0  # a message id in such an entry
-PING = 30.0
-REFUSED = 30.0  # a stream that was one too many
-# Of these, a second: some 200 RPCs with an entry each, as many as messages may come
-RATE, BURST = 3000.0, 12_000.0
-NAMES = 32  # lines of a negotiation: a hello, and as many protocols as the other side knows for one thing
-# That a peer may open, a second: ten times what members need (docs/p2p.md)
-STREAMS, STREAMS_AT_ONCE = 20.0, 200.0
-RELAYED = 5.0  # times as many by all who come through one relay, where a new key costs nothing
+# The size of one read from the library's stream.
+READ_BYTES = 65536
+# An RPC takes two or three reads, a large one a few more.
+READ_COST = 1.0
+# The cost of a subscription, or of an entry of gossip.
+ENTRY_COST = 10.0
+# The cost of a message id in such an entry.
+MESSAGE_ID_COST = 1.0
+PING_COST = 30.0
+# The cost of a stream that was one too many.
+REFUSED_STREAM_COST = 30.0
+# What a peer may cost: some 200 RPCs a second with an entry each, as many as messages may come.
+COST_PER_S, COST_AT_ONCE = 3000.0, 12_000.0
+# A hello, and as many protocols as the other side knows for one thing.
+MAX_NEGOTIATION_LINES = 32
+# Streams that a peer may open: ten times what members need (docs/p2p.md).
+STREAMS_PER_S, STREAMS_AT_ONCE = 20.0, 200.0
+# All who come through one relay may open so many times as many, as a new key costs nothing there.
+RELAYED_FACTOR = 5.0
 
 
 class MeteredStream:
@@ -41,7 +48,7 @@ class MeteredStream:
 
     async def read(self, n: int | None = None) -> bytes:
         if not self._ahead:
-            self._ahead = bytes(await self._stream.read(AHEAD))
+            self._ahead = bytes(await self._stream.read(READ_BYTES))
         self._on_read(self._stream.muxed_conn.peer_id)
         data, self._ahead = (self._ahead, b"") if n is None else (self._ahead[:n], self._ahead[n:])
         return data
@@ -62,13 +69,13 @@ class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not type
 
 class _FewLines:
     def __init__(self, communicator: Any) -> None:
-        self._left = NAMES
+        self._left = MAX_NEGOTIATION_LINES
         self.write, self._read = communicator.write, communicator.read
 
     async def read(self) -> str:
         self._left -= 1
         if self._left < 0:
-            raise MultiselectCommunicatorError(f"names more than {NAMES} protocols")
+            raise MultiselectCommunicatorError(f"names more than {MAX_NEGOTIATION_LINES} protocols")
         return str(await self._read())
 
 
@@ -78,7 +85,7 @@ def cost(control: Any) -> float:
         len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part
     )
     entries = (control.ihave, control.iwant, control.idontwant, control.graft, control.prune)
-    return NAMED * named + ITEM * sum(map(len, entries))
+    return MESSAGE_ID_COST * named + ENTRY_COST * sum(map(len, entries))
 
 
 class Meter:
@@ -91,9 +98,9 @@ class Meter:
         self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]
     ) -> None:
         self._rate_limit, self._clock, self._cut_off = rate_limit, clock, cut_off
-        self._talk = RateLimit(rate=RATE, burst=BURST)
-        self._streams = TokenBuckets[str](STREAMS, STREAMS_AT_ONCE)
-        self._relayed = TokenBuckets[str](RELAYED * STREAMS, RELAYED * STREAMS_AT_ONCE)
+        self._talk = RateLimit(rate=COST_PER_S, burst=COST_AT_ONCE)
+        self._streams = TokenBuckets[str](STREAMS_PER_S, STREAMS_AT_ONCE)
+        self._relayed = TokenBuckets[str](RELAYED_FACTOR * STREAMS_PER_S, RELAYED_FACTOR * STREAMS_AT_ONCE)
 
     def charge_messages(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
         """Charge the peer for messages. Returns False where it is banned, perhaps from now on."""
@@ -127,9 +134,9 @@ class Meter:
             not relay or self._relayed.of(relay, now).wait(now) == 0
         ):
             return True
-        self.charge_other(peer, REFUSED)
+        self.charge_other(peer, REFUSED_STREAM_COST)
         return False
 
     async def serve_ping(self, stream: Any) -> None:
         """Answer pings at a limited rate; the library would answer as many as come."""
-        await handle_ping(MeteredStream(stream, lambda peer: self.charge_other(peer, PING)))
+        await handle_ping(MeteredStream(stream, lambda peer: self.charge_other(peer, PING_COST)))

@@ -38,19 +38,26 @@ from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
-PAYLOAD = MAX_MESSAGE_SIZE - HEADER_SIZE  # bytes in one frame at most
-WITHHELD = 64 * 1024  # bytes read before a window update
-WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
-# Seconds until a stream may send again, or a relay takes a frame: the other side may have a rate limit, too
-WINDOW_TIMEOUT = 30.0
-OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
-BUFFERED = 16 << 20  # bytes of a connection that nobody has read yet: 64 full windows
-# Streams of a connection that have not ended on both sides; the library forgets ended ones within 90 seconds
-HELD = 1024
-# Connections from one machine, a second: each costs a handshake before we know whose it is
-ARRIVALS, ARRIVALS_AT_ONCE = 2.0, 100.0
-FROM_A_GROUP = 4.0  # times as many from one network group
-CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
+# What one yamux frame can hold.
+MAX_PAYLOAD_BYTES = MAX_MESSAGE_SIZE - HEADER_SIZE
+# So much is read before a window update is sent.
+WITHHELD_BYTES = 64 * 1024
+# A connection may take nothing from us for so long.
+WRITE_TIMEOUT_S = 10.0
+# A stream may have to wait so long until it may send again: the other side may have a rate limit, too.
+WINDOW_TIMEOUT_S = 30.0
+# Replies that wait to be written; a frame has 12 bytes.
+MAX_OWED_BYTES = 64 * 1024
+# What came on a connection and nobody has read yet: 64 full windows.
+MAX_BUFFERED_BYTES = 16 << 20
+# Streams of a connection that have not ended on both sides. The library forgets ended ones in 90 s.
+MAX_HALF_CLOSED_STREAMS = 1024
+# Connections from one machine: each costs a handshake before we know whose it is.
+ARRIVALS_PER_S, ARRIVALS_AT_ONCE = 2.0, 100.0
+# One network group may open so many times as many.
+GROUP_FACTOR = 4.0
+# A listener is closed at once, where the library is well.
+CLOSE_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +141,7 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         """
         at = 0
         while at < len(data):
-            piece = data[at : at + min(PAYLOAD, await self._room())]
+            piece = data[at : at + min(MAX_PAYLOAD_BYTES, await self._room())]
             if not self.paid:
                 await self.conn.traffic.before_sending(HEADER_SIZE + len(piece))
             await super().write(piece)
@@ -146,16 +153,16 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         The library waits for five seconds, which is too short for a peer with a limit.
         """
         pause = 0.01  # seconds; longer and longer, or many streams that are not read would keep us looking
-        with trio.move_on_after(WINDOW_TIMEOUT):
+        with trio.move_on_after(WINDOW_TIMEOUT_S):
             while self.send_window <= 0 and not (self.closed or self.send_closed):
                 await trio.sleep(pause)
                 pause = min(2 * pause, 0.2)
             return max(1, int(self.send_window))  # of one that is closed, the library says so
-        raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT:g} s")
+        raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT_S:g} s")
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._unacknowledged += bytes_read
-        if self._unacknowledged >= WITHHELD:
+        if self._unacknowledged >= WITHHELD_BYTES:
             increment, self._unacknowledged = self._unacknowledged, 0
             self.recv_window += increment
             await self.send_window_update(increment)
@@ -176,7 +183,7 @@ class Muxer(Yamux):  # type: ignore[misc]
     def __init__(self, *args: Any, traffic: Traffic | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.traffic = traffic or Traffic()
-        self._patience = WRITE_TIMEOUT if _circuit_below(self.secured_conn) is None else WINDOW_TIMEOUT
+        self._patience = WRITE_TIMEOUT_S if _circuit_below(self.secured_conn) is None else WINDOW_TIMEOUT_S
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
         self._turn = trio.Lock()
@@ -195,7 +202,7 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     async def _owe(self, frame: bytes) -> None:
         """Queue a reply. Raises MuxedConnUnavailable where the peer makes us owe ever more."""
-        if len(self._owed) > OWED:
+        if len(self._owed) > MAX_OWED_BYTES:
             await self._give_up("the peer takes nothing")
         self._owed += frame
         if not self._paying and self._nursery is not None:
@@ -230,7 +237,7 @@ class Muxer(Yamux):  # type: ignore[misc]
 
         The library only logs that, and keeps the bytes.
         """
-        if length + sum(map(len, self.stream_buffers.values())) > BUFFERED:
+        if length + sum(map(len, self.stream_buffers.values())) > MAX_BUFFERED_BYTES:
             await self._give_up("the peer keeps to no window")
         return bytes(await super()._read_data_body(length))
 
@@ -239,7 +246,7 @@ class Muxer(Yamux):  # type: ignore[misc]
 
         The library keeps streams that only we have ended.
         """
-        if len(self.streams) > HELD:
+        if len(self.streams) > MAX_HALF_CLOSED_STREAMS:
             await self._give_up("the peer ends none of its streams")
         return await super().accept_stream()
 
@@ -253,7 +260,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         raise MuxedConnUnavailable(why)
 
     async def open_stream(self) -> Any:
-        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT_S, shield=True):
             return await super().open_stream()
         raise MuxedConnUnavailable("no stream could be opened")
 
@@ -296,8 +303,8 @@ class Network(Swarm):  # type: ignore[misc]
         self.host_bans = HostBans()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
-        self._by_machine = TokenBuckets[str](ARRIVALS, ARRIVALS_AT_ONCE)
-        self._by_group = TokenBuckets[str](FROM_A_GROUP * ARRIVALS, FROM_A_GROUP * ARRIVALS_AT_ONCE)
+        self._by_machine = TokenBuckets[str](ARRIVALS_PER_S, ARRIVALS_AT_ONCE)
+        self._by_group = TokenBuckets[str](GROUP_FACTOR * ARRIVALS_PER_S, GROUP_FACTOR * ARRIVALS_AT_ONCE)
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Serve an incoming connection until it ends, and free its place then.
@@ -385,7 +392,7 @@ class Network(Swarm):  # type: ignore[misc]
         """
         for connection in self.get_connections():
             await close_socket(connection)
-        with trio.CancelScope(deadline=trio.current_time() + CLOSE_TIMEOUT, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + CLOSE_TIMEOUT_S, shield=True):
             for listener in list(self.listeners.values()):
                 await listener.close()
 

@@ -25,12 +25,16 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
-# Of one peer, a second: 25 rounds in it with a question for each rollout
-QUESTIONS, QUESTIONS_AT_ONCE = 100.0, 1000.0
-QUEUE = 64  # frames that wait to be sent
-HELD = 15.0  # seconds a frame waits for somebody to send it to
-RESTART_FIRST, RESTART_LAST = 1.0, 30.0  # seconds between a breakdown and the next start; doubling
-CALM = 120.0  # seconds without a breakdown after which the wait is short again
+# Questions of one peer: 25 rounds a second with a question for each rollout.
+QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 100.0, 1000.0
+# Frames that wait to be sent.
+MAX_QUEUED_FRAMES = 64
+# How long a frame waits for somebody to send it to.
+MAX_WAIT_S = 15.0
+# The wait from a breakdown to the next start; it doubles from the first to the last.
+RESTART_FIRST_S, RESTART_LAST_S = 1.0, 30.0
+# After so long without a breakdown the wait is short again.
+CALM_S = 120.0
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +83,11 @@ class NetworkEngine:
         self._book = pinned_book(self.me, bootstrap)
         self._saver = AddressBookSaver(self._book, addressbook)
         # Until when each frame is held, the oldest first
-        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=QUEUE)
+        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MAX_QUEUED_FRAMES)
         self._news = trio.Event()
         self.restarts = 0
         self._rate_limit, self._host_bans = rate_limit, HostBans()
-        self._questions = RateLimit(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
+        self._questions = RateLimit(rate=QUESTIONS_PER_S, burst=QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask)
         self._requests: Requests | None = None  # while the engine is up, as the next
         self._discovery: Discovery | None = None
@@ -97,7 +101,7 @@ class NetworkEngine:
         """
         with_ports(self._listen)
         self._saver.load()
-        wait, started = RESTART_FIRST, False
+        wait, started = RESTART_FIRST_S, False
 
         def up() -> None:
             nonlocal started
@@ -122,10 +126,10 @@ class NetworkEngine:
                 # Anything in a library of 100,000 lines; the log has it, and `restarts` counts it
                 log.exception("the p2p engine broke and starts again in %.0f s", wait)
             self.restarts += 1
-            if self._clock() - since > CALM:
-                wait = RESTART_FIRST
+            if self._clock() - since > CALM_S:
+                wait = RESTART_FIRST_S
             await trio.sleep(wait)
-            wait = min(2 * wait, RESTART_LAST)
+            wait = min(2 * wait, RESTART_LAST_S)
 
     @abstractmethod
     def addresses(self) -> Sequence[str]: ...
@@ -135,7 +139,7 @@ class NetworkEngine:
         """Run the network library from one start to its end. Calls `up` when it listens."""
 
     def publish(self, frame: bytes) -> None:
-        self._waiting.append((self._clock() + HELD, frame))
+        self._waiting.append((self._clock() + MAX_WAIT_S, frame))
         self._news.set()
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:

@@ -9,10 +9,14 @@ from typing import Any
 from libp2p.peer.peerstore import PeerStore
 from multiaddr.exceptions import Error as MultiaddrError
 
-ADDRESSES = 16  # of one peer; ours announce fewer than ten
-PROTOCOLS = 64  # of one peer; ours speak some twenty
-LONGEST = 128  # bytes of one address, one through a relay has 104 at most; letters of a protocol's name
-MAX_RECORD = 2048  # bytes of a peer's signed addresses
+# Addresses of one peer; ours announce fewer than ten.
+MAX_ADDRESSES = 16
+# Protocols of one peer; ours speak some twenty.
+MAX_PROTOCOLS = 64
+# Bytes of one address (one through a relay has 104 at most), and letters of a protocol's name.
+MAX_LENGTH = 128
+# A peer's signed addresses.
+MAX_RECORD_BYTES = 2048
 
 
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
@@ -24,11 +28,13 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
         """Add addresses; of too many the newest stay."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
         if peer_id in self.peer_data_map:  # in a full store one without addresses is gone at once
-            del self.peer_data_map[peer_id].addrs[:-ADDRESSES]
+            del self.peer_data_map[peer_id].addrs[:-MAX_ADDRESSES]
 
     def add_protocols(self, peer_id: Any, protocols: Sequence[str]) -> None:
-        """Add at most PROTOCOLS. A peer may name half a million in one message, over one connection."""
-        super().add_protocols(peer_id, [name for name in protocols[:PROTOCOLS] if len(name) <= LONGEST])
+        """Add at most MAX_PROTOCOLS. A peer may name half a million in one message, over one connection."""
+        super().add_protocols(
+            peer_id, [name for name in protocols[:MAX_PROTOCOLS] if len(name) <= MAX_LENGTH]
+        )
 
     def add_key_pair(self, peer_id: Any, key_pair: Any) -> None:
         super().add_key_pair(peer_id, key_pair)
@@ -47,7 +53,7 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
             self.peer_data_map[self._own] = own
 
     def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
-        return len(envelope.raw_payload) <= MAX_RECORD and super().consume_peer_record(envelope, ttl)
+        return len(envelope.raw_payload) <= MAX_RECORD_BYTES and super().consume_peer_record(envelope, ttl)
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:
@@ -57,8 +63,8 @@ def bounded(addresses: Sequence[Any]) -> list[Any]:
     """
     return [
         address
-        for address in addresses[:ADDRESSES]
-        if len(address.to_bytes()) <= LONGEST and _readable(address)
+        for address in addresses[:MAX_ADDRESSES]
+        if len(address.to_bytes()) <= MAX_LENGTH and _readable(address)
     ]
 
 

@@ -15,9 +15,9 @@ from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.forwarding import Ingress, Pace, Queues, Turns, ingress
-from p2p.engines.libp2p.metering import ITEM, READ, Meter, cost
+from p2p.engines.libp2p.metering import ENTRY_COST, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
-from p2p.engines.libp2p.rpcs import MAX_RPC, RpcStream, UnfinishedRpcs
+from p2p.engines.libp2p.rpcs import MAX_RPC_BYTES, RpcStream, UnfinishedRpcs
 from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
@@ -26,13 +26,18 @@ from p2p.types import PeerId, Score, Verdict
 # A message's data, who handed it over, and its topics
 OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
-SEEN_TTL = 120  # seconds, as p2pd; what is repeated later ends in the inbox
-HEARTBEAT = 1  # seconds
-BACK_OFF = 600  # seconds for which a peer may keep us out of its mesh, at most
-SUBSCRIPTIONS = 16  # topics of a peer that we take note of
+# As p2pd's. What is repeated later ends in the inbox.
+SEEN_TTL_S = 120
+HEARTBEAT_S = 1
+# A peer may keep us out of its mesh for no longer.
+MAX_BACK_OFF_S = 600
+# Topics of a peer that we take note of.
+MAX_SUBSCRIPTIONS = 16
 UNKNOWN = ("", "", b"")
-NOTED = 8192  # messages of which we know where they came in
-WANTED = 128  # messages that we ask a peer for at once: what comes is one RPC, and most of ours are of 2 KiB
+# Messages of which we remember where they came in.
+NOTED_MESSAGES = 8192
+# Messages that we ask a peer for at once: they come in one RPC, and most of ours have 2 KiB.
+MAX_WANTED = 128
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +62,9 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
         super().__init__(
             *args,
-            max_inbound_rpc_size=MAX_RPC,
-            max_subscriptions_per_peer=SUBSCRIPTIONS,
-            seen_ttl=SEEN_TTL,
+            max_inbound_rpc_size=MAX_RPC_BYTES,
+            max_subscriptions_per_peer=MAX_SUBSCRIPTIONS,
+            seen_ttl=SEEN_TTL_S,
             validation_cache_ttl=-1,
             **options,
         )
@@ -122,7 +127,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     def _on_read(self, peer: Any) -> None:
         self._reading = peer
-        self.meter.charge_other(peer, READ)
+        self.meter.charge_other(peer, READ_COST)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
         """Charge for a message, ours or not, new or not.
@@ -136,7 +141,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         )
 
     def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
-        if self.meter.charge_other(origin_id, ITEM):
+        if self.meter.charge_other(origin_id, ENTRY_COST):
             super().handle_subscription(origin_id, sub_message)
 
     def _cut_off(self, peer: Any, why: str) -> None:
@@ -210,7 +215,7 @@ class Router(GossipSub):  # type: ignore[misc]
             degree=4,
             degree_low=3,
             degree_high=6,
-            heartbeat_interval=HEARTBEAT,
+            heartbeat_interval=HEARTBEAT_S,
             # Nearly all arrive by the mesh: to tell of each message three times cost a sixth of all bytes
             gossip_window=1,
             gossip_history=6,
@@ -265,7 +270,7 @@ class Router(GossipSub):  # type: ignore[misc]
     async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:
         """Handle a PRUNE of a topic of ours, for a bounded time: the library keeps any topic and any time."""
         if prune_msg.topicID in self.mesh:
-            prune_msg.backoff = min(prune_msg.backoff, BACK_OFF)
+            prune_msg.backoff = min(prune_msg.backoff, MAX_BACK_OFF_S)
             await super().handle_prune(prune_msg, sender_peer_id)
 
     def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
@@ -284,7 +289,7 @@ class Router(GossipSub):  # type: ignore[misc]
         )
         by: Ingress = (group, msg_forwarder)
         self._came_by[self.pubsub.get_message_id(pubsub_msg)] = (*by, pubsub_msg.from_id)
-        if len(self._came_by) > NOTED:
+        if len(self._came_by) > NOTED_MESSAGES:
             self._came_by.popitem(last=False)
         before = ingress.set(by)
         try:
@@ -300,10 +305,12 @@ class Router(GossipSub):  # type: ignore[misc]
         turns = Turns()
         for msg_id in msg_ids:
             turns.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
-        await super().emit_ihave(topic, [turns.take()[0] for _ in range(min(WANTED, turns.frames))], to_peer)
+        await super().emit_ihave(
+            topic, [turns.take()[0] for _ in range(min(MAX_WANTED, turns.frames))], to_peer
+        )
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
-        await super().emit_iwant(msg_ids[:WANTED], to_peer)
+        await super().emit_iwant(msg_ids[:MAX_WANTED], to_peer)
 
     async def tidy(self) -> None:
         """Trim the router's records now and then.

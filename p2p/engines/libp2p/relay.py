@@ -28,11 +28,12 @@ from p2p.rate_limit import TokenBucket, TokenBuckets
 from p2p.types import PeerId
 
 HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
-MAX_MESSAGE = 4096  # bytes
-PATIENCE = 10.0  # seconds for one message
-# Bytes a second of all circuits together, of a relay whose operator did not set it up to be one
-GUEST_RATE = 128.0 * 1024
-ASKS, ASKS_AT_ONCE = 5.0, 50.0  # requests of one machine, a second
+MAX_MESSAGE_BYTES = 4096
+MESSAGE_TIMEOUT_S = 10.0
+# All circuits together, at a relay that its operator did not set up as one.
+GUEST_BYTES_PER_S = 128.0 * 1024
+# Requests of one machine.
+REQUESTS_PER_S, REQUESTS_AT_ONCE = 5.0, 50.0
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class RelayLimits:
     circuits: int = 128  # at once
     circuits_to_peer: int = 32
     circuits_of_machine: int = 16  # that one machine asked for
-    # Of these: a peer takes 16 in all (`circuits.INBOUND`), through two relays
+    # Of these: a peer takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two relays
     circuits_of_machine_to_peer: int = 4
     size: int = 64 << 20  # bytes of a circuit, both ways together
     seconds: float = 600.0  # of a circuit
@@ -61,9 +62,9 @@ async def send(stream: Any, message: Any) -> None:
 
 async def receive(stream: Any, kind: Any) -> Any:
     """Receive a message. Raises one of the library's many where none comes in time, or it is too large."""
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(MESSAGE_TIMEOUT_S):
         message = kind()
-        message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE))
+        message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE_BYTES))
         return message
 
 
@@ -96,7 +97,7 @@ class Relay:
         )
         self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
         self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
-        self._asks = TokenBuckets[str](ASKS, ASKS_AT_ONCE)
+        self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
         self._bytes = TokenBucket(limits.rate, float(limits.size), trio.current_time())
 
     async def handle(self, stream: Any) -> None:
@@ -192,7 +193,7 @@ class Relay:
         """Open a stream to the target on which it has agreed; None where it did not."""
         there = None
         try:
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(MESSAGE_TIMEOUT_S):
                 there = await self._host.new_stream(target, [STOP])
                 await send(
                     there,

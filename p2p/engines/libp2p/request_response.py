@@ -19,15 +19,19 @@ import trio
 
 from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
-PATIENCE = 10.0  # seconds to send a question, and to take an answer
-AT_ONCE = 4  # questions to one peer
-# Questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late
+# The time to send a question, and to receive an answer.
+MESSAGE_TIMEOUT_S = 10.0
+# Questions to one peer.
+AT_ONCE = 4
+# Questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late.
 SERVED_AT_ONCE, SERVED_EACH = 64, 8
-IDLE = 60.0  # seconds until the next question begins
-IDLE_AT_ONCE, IDLE_EACH = 128, 2  # streams left open for a next question, in all and of one peer
-# Streams kept for our own questions, one to each peer, and seconds: less than IDLE of the other side
-KEPT, KEPT_FOR = 64, 45.0
-CHUNK = 64 * 1024  # bytes
+# How long a stream waits for the next question.
+IDLE_S = 60.0
+# Streams left open for a next question, in all and of one peer.
+IDLE_AT_ONCE, IDLE_EACH = 128, 2
+# Streams kept for our own questions, one to each peer, for less than IDLE_S of the other side.
+MAX_KEPT, KEPT_S = 64, 45.0
+CHUNK_BYTES = 64 * 1024
 _LENGTH = struct.Struct(">I")
 
 
@@ -109,7 +113,7 @@ class Responder:
                         return False
                     if self._idle.total() >= IDLE_AT_ONCE or self._idle[peer] >= IDLE_EACH:
                         return await _closes(stream)
-                with _counted(self._idle, peer), trio.move_on_after(IDLE):
+                with _counted(self._idle, peer), trio.move_on_after(IDLE_S):
                     begun = b""
                     begun = await stream.read()
                 if not begun:
@@ -120,15 +124,15 @@ class Responder:
 
     async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes) -> bool:
         """Return whether one question was asked and answered, each in time. Raises Broken."""
-        with trio.move_on_after(PATIENCE) as asked:
+        with trio.move_on_after(MESSAGE_TIMEOUT_S) as asked:
             question = await _message(stream, MAX_QUESTION_BYTES, begun)
         if asked.cancelled_caught:
             return False
         answer = self._answer(peer, question)
-        with trio.move_on_after(PATIENCE) as taken:
+        with trio.move_on_after(MESSAGE_TIMEOUT_S) as taken:
             message = memoryview(_LENGTH.pack(len(answer)) + answer)
-            for at in range(0, len(message), CHUNK):
-                await stream.write(bytes(message[at : at + CHUNK]))
+            for at in range(0, len(message), CHUNK_BYTES):
+                await stream.write(bytes(message[at : at + CHUNK_BYTES]))
         return not taken.cancelled_caught
 
 
@@ -137,7 +141,7 @@ async def _closes(stream: ByteStream) -> bool:
 
     Raises Broken.
     """
-    with trio.move_on_after(PATIENCE):
+    with trio.move_on_after(MESSAGE_TIMEOUT_S):
         return not await stream.read()
     return False
 
@@ -170,7 +174,7 @@ class KeptStreams(Generic[S]):
     ) -> None:
         self._reach, self._new, self._clock = reach, new, clock
         self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
-        self._room = KEPT
+        self._room = MAX_KEPT
         # And when its last answer came, the oldest first
         self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()
 
@@ -184,7 +188,7 @@ class KeptStreams(Generic[S]):
                 if not await self._reach(peer):
                     raise Unanswered(f"{peer}: not connected, and not to be reached")
                 since, kept = self._kept.pop(peer, (0.0, None))
-                if kept is not None and self._clock() - since > KEPT_FOR:
+                if kept is not None and self._clock() - since > KEPT_S:
                     await kept.end(True)
                 elif kept is not None:
                     # It has ended since; asked twice, a question does no harm
@@ -216,7 +220,7 @@ class KeptStreams(Generic[S]):
         """End these streams, those not used for long, and the oldest of too many."""
         now = self._clock()
         while self._kept and (
-            len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_FOR
+            len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_S
         ):
             surplus.append(self._kept.popitem(last=False)[1][1])
         for stream in surplus:

@@ -12,11 +12,15 @@ from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
 from p2p.envelope import MAX_FRAME_BYTES
 
-MAX_RPC = MAX_FRAME_BYTES + 64 * 1024  # bytes: a frame and control
-UNFINISHED = 4 * 1024 * 1024  # bytes of begun RPCs, of all peers together
-FINISH = 10.0  # seconds for an RPC from its first byte to its last
-_AHEAD = 65536  # bytes, of one read
-_LENGTH = 3  # bytes of the length of an RPC, at most
+# A frame and control.
+MAX_RPC_BYTES = MAX_FRAME_BYTES + 64 * 1024
+# Begun RPCs of all peers together.
+MAX_UNFINISHED_BYTES = 4 * 1024 * 1024
+# The time of an RPC from its first byte to its last.
+FINISH_S = 10.0
+_READ_BYTES = 65536
+# The length of an RPC's length prefix.
+_MAX_LENGTH_BYTES = 3
 
 CutOff = Callable[[Any, str], None]  # a peer, and why
 
@@ -24,7 +28,7 @@ CutOff = Callable[[Any, str], None]  # a peer, and why
 class UnfinishedRpcs:
     """The budget of all streams together. Where it is used up, the stream with most of it is ended."""
 
-    def __init__(self, cut_off: CutOff, limit: int = UNFINISHED) -> None:
+    def __init__(self, cut_off: CutOff, limit: int = MAX_UNFINISHED_BYTES) -> None:
         self._cut_off, self._limit = cut_off, limit
         self._held: dict[RpcStream, int] = {}  # bytes
         self._total = 0
@@ -81,8 +85,8 @@ class RpcStream:
                 while (size := _size(self._rest)) is None:
                     self._unfinished.hold(self, len(self._rest))
                     if self._rest and self._scope.deadline == math.inf:
-                        self._scope.deadline = trio.current_time() + FINISH
-                    more = await self._stream.read(_AHEAD)
+                        self._scope.deadline = trio.current_time() + FINISH_S
+                    more = await self._stream.read(_READ_BYTES)
                     if not more:
                         raise StreamEOF
                     self._on_read(self.peer)
@@ -94,7 +98,7 @@ class RpcStream:
             self._unfinished.hold(self, 0)
         if size is None:
             if not self._ended:
-                self._cut_off(self.peer, f"an RPC was not finished within {FINISH:g} s")
+                self._cut_off(self.peer, f"an RPC was not finished within {FINISH_S:g} s")
             raise StreamReset
         self._whole = bytes(self._rest[:size])
         del self._rest[:size]
@@ -107,15 +111,15 @@ class NoRpc(StreamError):  # type: ignore[misc]
 def _size(data: bytearray) -> int | None:
     """Return the bytes of the first RPC, its length included; None where it is not whole. Raises NoRpc."""
     length = 0
-    for place, byte in enumerate(data[:_LENGTH]):
+    for place, byte in enumerate(data[:_MAX_LENGTH_BYTES]):
         length |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             break
     else:
-        if len(data) >= _LENGTH:
+        if len(data) >= _MAX_LENGTH_BYTES:
             raise NoRpc("an RPC is too large")
         return None
-    if length > MAX_RPC:
-        raise NoRpc(f"an RPC of {length} bytes, and at most {MAX_RPC} are taken")
+    if length > MAX_RPC_BYTES:
+        raise NoRpc(f"an RPC of {length} bytes, and at most {MAX_RPC_BYTES} are taken")
     size = place + 1 + length
     return size if len(data) >= size else None

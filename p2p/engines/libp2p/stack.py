@@ -48,8 +48,9 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Score
 
-ADDRESSES_FOR = 5.0  # seconds
-STREAMS = 64  # that a peer may have open to us
+ADDRESSES_CACHED_S = 5.0
+# Streams that a peer may have open to us.
+MAX_STREAMS = 64
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         The library asks for them with each message that it sends, and they take a millisecond.
         """
         now = trio.current_time()
-        if not self._addrs or now - self._addrs_at > ADDRESSES_FOR:
+        if not self._addrs or now - self._addrs_at > ADDRESSES_CACHED_S:
             self._addrs, self._addrs_at = [*super().get_addrs(), *self._circuits], now
         return list(self._addrs)
 
@@ -104,7 +105,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         try:
             if (
                 not self.admits_stream(peer, through.address if through else "")
-                or self._handled[peer] > STREAMS
+                or self._handled[peer] > MAX_STREAMS
             ):
                 await net_stream.reset()
             else:

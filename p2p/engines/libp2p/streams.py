@@ -10,7 +10,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 
-from p2p.engines.libp2p.request_response import CHUNK, Broken, KeptStreams, Responder
+from p2p.engines.libp2p.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -31,7 +31,7 @@ class IncomingStream:
 
     async def read(self) -> bytes:
         try:
-            return bytes(await self._stream.read(CHUNK))
+            return bytes(await self._stream.read(CHUNK_BYTES))
         except StreamEOF:
             return b""
         except Exception as error:
