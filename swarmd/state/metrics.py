@@ -146,9 +146,9 @@ def reference() -> str:
     rows.sort(key=lambda row: sections.index(row[0].partition(".")[0]))
     return "\n".join(
         [
-            "| field | meaning | unit |",
-            "|---|---|---|",
-            *(f"| `{at}` | {means} | {unit} |" for at, means, unit in rows),
+            "| field | meaning (unit) |",
+            "|---|---|",
+            *(f"| `{at}` | {means}{f' ({unit})' if unit else ''} |" for at, means, unit in rows),
         ]
     )
 
