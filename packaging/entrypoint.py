@@ -1,8 +1,8 @@
-"""What a container does before its program: helps nodes find each other. Then it becomes that program.
+"""Prepares a container's node so that it meets the others, and becomes the node's program.
 
 A bootstrap address ends in a peer id, and a peer id is known only once there is a key. So the first node
-makes its key, writes its whole address into a file that the others can read, and the others start with it. By
-environment:
+makes its key, writes its whole address into a file that the others can read, and the others start with it. It
+is set up by the environment:
 
     MEETING_FILE   the file, in a volume that all nodes share
     MEETING_AS     only for the first node: where the others reach it, as /dns4/node-1/tcp/4001
@@ -47,7 +47,7 @@ def announce(state_dir: Path, address: str, meeting: Path) -> str:
 
 
 def meet(meeting: Path, patience: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> str:
-    """The first node's address, once it is there.
+    """Wait for the first node's address and return it.
 
     Raises NobodyToMeet after `patience` seconds, BadAddress where the file holds none.
     """
@@ -62,7 +62,7 @@ def meet(meeting: Path, patience: float, clock: Callable[[], float], sleep: Call
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command to become: as given, and for `swarmd join` with the bootstrap address of the first node."""
+    """Return the command to become; to `swarmd join` it adds the first node's bootstrap address."""
     meeting = environment.get("MEETING_FILE")
     if not meeting or list(arguments[:2]) != ["swarmd", "join"]:
         return list(arguments)

@@ -12,9 +12,9 @@ limits = {"seconds": 0.5, "longest_answer": 40}  # what is not named has a defau
 
 
 def generate(specialty, seed):
-    """The question, and what `score` needs to know.
+    """Return the question, and what `score` needs to know.
 
-    From the seed alone: every node makes the same question of it.
+    Both depend on the seed alone, so every node asks the same question.
     """
     rng = random.Random(f"{specialty} {seed}")
     a, b = rng.randint(0, 10), rng.randint(0, 10)
@@ -24,5 +24,5 @@ def generate(specialty, seed):
 
 
 def score(right, answer):
-    """1 for the right number, 0 for everything else. `answer` may be any text."""
+    """Return 1 for the right number, 0 for everything else. `answer` may be any text."""
     return 1.0 if answer.strip() == str(right) else 0.0

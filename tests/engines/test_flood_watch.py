@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swarmd_engine_hivemind import flood_watch
 from swarmd_engine_hivemind.flood_watch import FloodWatch, sockets_of
 from swarmd_engine_hivemind.p2pd import ControlBytes
-from swarmd_engine_hivemind.unexplained_bytes import BURST, RATE, Unexplained
+from swarmd_engine_hivemind.unexplained_bytes import BURST_BYTES, BYTES_PER_S, Unexplained
 
 HERE = ("a", "b", "c")
 LINUX = pytest.mark.skipif(
@@ -41,7 +41,8 @@ class Line:
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, 3 * int(BURST)), max_size=5), st.floats(0.01, 10)), max_size=30
+        st.tuples(st.lists(st.integers(0, 3 * int(BURST_BYTES)), max_size=5), st.floats(0.01, 10)),
+        max_size=30,
     ),
     st.data(),
 )
@@ -50,7 +51,7 @@ def test_who_hands_on_each_message_once_is_never_over(
 ) -> None:
     line = Line()
     for messages, seconds in ticks:
-        gossip = data.draw(st.integers(0, int(RATE * seconds)))
+        gossip = data.draw(st.integers(0, int(BYTES_PER_S * seconds)))
         some = {each: sum(size for size in messages if data.draw(st.booleans())) + gossip for each in HERE}
         assert line.passes(seconds, some, sum(messages)) == []
 
@@ -75,20 +76,23 @@ def test_who_comes_after_a_long_calm_has_no_more_to_his_credit(calm: float) -> N
 
 def test_what_the_others_have_to_their_credit_hides_nobody_new() -> None:
     line = Line()
-    line.passes(0.5, {}, int(3 * BURST))
+    line.passes(0.5, {}, int(3 * BURST_BYTES))
     line.brought["new"] = 0
-    assert line.passes(0.5, {"new": int(BURST + RATE)}, 0) == ["new"]
+    assert line.passes(0.5, {"new": int(BURST_BYTES + BYTES_PER_S)}, 0) == ["new"]
 
 
 def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything() -> None:
     line = Line()
-    assert not any(line.passes(0.5, {"a": int(RATE / 2)}, 0) for _ in range(1000))
-    assert any(line.passes(0.5, {"a": int(RATE)}, 0) for _ in range(1000))
+    assert not any(line.passes(0.5, {"a": int(BYTES_PER_S / 2)}, 0) for _ in range(1000))
+    assert any(line.passes(0.5, {"a": int(BYTES_PER_S)}, 0) for _ in range(1000))
 
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, int(BURST)), min_size=3, max_size=3), st.integers(0, int(BURST))),
+        st.tuples(
+            st.lists(st.integers(0, int(BURST_BYTES)), min_size=3, max_size=3),
+            st.integers(0, int(BURST_BYTES)),
+        ),
         max_size=40,
     )
 )
@@ -105,12 +109,12 @@ def test_who_is_over_is_always_suspected(ticks: list[tuple[list[int], int]]) -> 
 
 def test_what_a_connection_owed_ends_with_it_and_pulses_are_no_way_around() -> None:
     line = Line()
-    assert line.passes(0.5, {"a": int(BURST)}, 0) == []
+    assert line.passes(0.5, {"a": int(BURST_BYTES)}, 0) == []
     line.brought.pop("a")
     assert line.account.over(line.brought) == []
     line.brought["a"] = 0
-    assert line.passes(0.5, {"a": int(BURST)}, 0) == []  # a new one of that name
-    pulses = [line.passes(0.5, {"a": int(BURST) if n % 2 else 0}, 0) for n in range(8)]
+    assert line.passes(0.5, {"a": int(BURST_BYTES)}, 0) == []  # a new one of that name
+    pulses = [line.passes(0.5, {"a": int(BURST_BYTES) if n % 2 else 0}, 0) for n in range(8)]
     assert ["a"] in pulses
 
 
@@ -161,7 +165,7 @@ async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says
             nursery.start_soon(FloodWatch(p2pd, cut.append).run)
             await trio.sleep(1.1)
             with Path("/dev/zero").open("rb", buffering=0) as zeros:
-                zeros.read(int(2 * BURST))
+                zeros.read(int(2 * BURST_BYTES))
             while "cannot be seen" not in caplog.text:
                 await trio.sleep(0.5)
             nursery.cancel_scope.cancel()

@@ -305,7 +305,7 @@ async def test_it_starts_again_with_the_same_key_and_port(
     await heard(b, a)
     with monkeypatch.context() as impatient:
         if breaks is signal_p2pd:
-            impatient.setattr("swarmd_engine_hivemind.p2pd.ANSWER_TIMEOUT", 3.0)
+            impatient.setattr("swarmd_engine_hivemind.p2pd.ANSWER_TIMEOUT_S", 3.0)
         breaks(a, how)
         await until(lambda: a.engine.restarts == 1)  # type: ignore[attr-defined]
     await until(a.addresses)

@@ -1,4 +1,4 @@
-"""p2pd's connections for `p2p.engines.libp2p.discovery`: dialling, hanging up, and who is in which topic.
+"""p2pd's connections for `p2p.engines.libp2p.discovery`: dials, hangs up, knows who is in which topic.
 
 p2pd answers questions and reports nothing by itself, so all of this is as of the last look.
 """
@@ -20,14 +20,18 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
 
-# Seconds between looks; the second while nobody is there, somebody is new, or a banned peer came back
-TICK, QUICK_TICK = 1.0, 0.1
-BACK = 5.0  # seconds after which a banned peer that came back no longer counts
-HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
-MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
-DIAL_TIMEOUT = 8  # seconds; whole ones, as p2pd takes them
-DHT_TIMEOUT = 20
-PROVIDERS = 20
+# How often to look; quickly while nobody is there, somebody is new, or a banned peer came back.
+TICK_S, QUICK_TICK_S = 1.0, 0.1
+# A banned peer that came back no longer counts after so long.
+BACK_S = 5.0
+# GossipSub's heartbeat, at which a new neighbour is taken into the mesh.
+HEARTBEAT_S = 0.5
+# When a neighbour is in the mesh. Before, nobody passes anything on to it.
+MESHED_S = 1.5 * HEARTBEAT_S
+# Whole seconds, as p2pd takes them.
+DIAL_TIMEOUT_S = 8
+DHT_TIMEOUT_S = 20
+MAX_PROVIDERS = 20
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +65,7 @@ class HivemindConnections:
         self._subscribed: dict[PeerId, float] = {}
         self._in_mesh: set[PeerId] = set()
         self._hanging_up: set[PeerId] = set()
-        self._was_back = -BACK  # when a banned peer was here last
+        self._was_back = -BACK_S  # when a banned peer was here last
         self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
 
     async def look(self, dialled: AbstractSet[PeerId]) -> float:
@@ -82,9 +86,9 @@ class HivemindConnections:
         self._connected = connected
         moment = trio.current_time()
         self._subscribed = {peer: self._subscribed.get(peer, moment) for peer in members & connected.keys()}
-        self._in_mesh = {peer for peer, since in self._subscribed.items() if moment - since >= MESHED}
+        self._in_mesh = {peer for peer, since in self._subscribed.items() if moment - since >= MESHED_S}
         settled = self._in_mesh and len(self._in_mesh) == len(self._subscribed)
-        return TICK if settled and now - self._was_back > BACK else QUICK_TICK
+        return TICK_S if settled and now - self._was_back > BACK_S else QUICK_TICK_S
 
     def connected(self) -> dict[PeerId, Peer]:
         return self._connected
@@ -114,18 +118,18 @@ class HivemindConnections:
         return news
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
-        """All addresses at once, and those p2pd knows besides, through relays too.
+        """Dial all addresses at once, and those p2pd knows besides, through relays too.
 
-        It does not say which answered: most often they are of one network group, and the first stands for
+        p2pd does not say which answered. Most often they are of one network group, and the first stands for
         them.
         """
         try:
             request = {
                 "peer": peer_bytes(peer),
                 "addrs": [Multiaddr(address).to_bytes() for address in addresses],
-                "timeout": DIAL_TIMEOUT,
+                "timeout": DIAL_TIMEOUT_S,
             }
-            await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
+            await self._p2pd.ask(DIAL_TIMEOUT_S, type=self._p2pd.pb.Request.CONNECT, connect=request)
         except P2pdRefused as error:  # nobody there, or somebody else
             log.debug("could not dial %s: %s", peer, error)
             return None
@@ -155,9 +159,9 @@ class HivemindConnections:
         return self._banned(peer) or (new and not self._host_bans.admits(_host(address), now))
 
     async def _listed(self) -> dict[PeerId, str]:
-        """Connected peers, and the other end's address of one connection each.
+        """Return the connected peers, and the address of the other end of one connection each.
 
-        "" where it is of a kind that we do not know.
+        The address is "" where it is of a kind that we do not know.
         """
         listed: dict[PeerId, str] = {}
         # One of each connection
@@ -178,15 +182,15 @@ class HivemindConnections:
 
 
 class HivemindProviderRecords:
-    """Implements `ProviderRecords`. Who told p2pd of a provider it does not say: we count as the teller."""
+    """Implements `ProviderRecords`. p2pd does not say who told it of a provider: we count as the teller."""
 
     def __init__(self, p2pd: P2pd, me: PeerId) -> None:
         self._p2pd, self._me = p2pd, me
 
     async def provide(self, topic: Topic) -> None:
-        dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": _cid(topic), "timeout": DHT_TIMEOUT}
+        dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": _cid(topic), "timeout": DHT_TIMEOUT_S}
         try:
-            await self._p2pd.ask(DHT_TIMEOUT, type=self._p2pd.pb.Request.DHT, dht=dht)
+            await self._p2pd.ask(DHT_TIMEOUT_S, type=self._p2pd.pb.Request.DHT, dht=dht)
         except P2pdRefused as error:
             raise Unanswered(f"nobody took the record: {error}") from None
 
@@ -195,11 +199,11 @@ class HivemindProviderRecords:
         dht = {
             "type": pb.DHTRequest.FIND_PROVIDERS,
             "cid": _cid(topic),
-            "count": PROVIDERS,
-            "timeout": DHT_TIMEOUT,
+            "count": MAX_PROVIDERS,
+            "timeout": DHT_TIMEOUT_S,
         }
         try:
-            with trio.move_on_after(DHT_TIMEOUT):
+            with trio.move_on_after(DHT_TIMEOUT_S):
                 async with self._p2pd.wire() as wire:
                     await self._p2pd.answer(wire, type=pb.Request.DHT, dht=dht)
                     while (answer := await wire.receive(pb.DHTResponse)).type != pb.DHTResponse.END:
@@ -214,12 +218,12 @@ class HivemindProviderRecords:
 
 
 def _cid(topic: Topic) -> bytes:
-    """CIDv1, raw, over the key that both engines announce under."""
+    """Return CIDv1, raw, over the key that both engines announce under."""
     return b"\x01\x55" + topic.provider_key
 
 
 def texts(addresses: Iterable[bytes]) -> list[str]:
-    """Multiaddresses as text; those of kinds that we do not know are left out."""
+    """Return multiaddresses as text, without those of kinds that we do not know."""
     found: list[str] = []
     for raw in addresses:
         # A peer may say anything of itself
@@ -229,11 +233,11 @@ def texts(addresses: Iterable[bytes]) -> list[str]:
 
 
 def _host(address: str) -> str:
-    """The IP address in it; what comes by a relay comes from nowhere that we know."""
+    """Return the IP address in it; "" for what comes by a relay, as we do not know from where."""
     endpoint = parse_endpoint(address) if "/p2p-circuit" not in address else None
     return endpoint.host if endpoint is not None else ""
 
 
 def direct(addresses: Iterable[str]) -> list[str]:
-    """Without those through a relay, whose first half is the relay's own address."""
+    """Return the addresses without those through a relay, whose first half is the relay's own address."""
     return [address for address in addresses if "/p2p-circuit" not in address]

@@ -29,7 +29,7 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd_engine_hivemind.connections import (
-    HEARTBEAT,
+    HEARTBEAT_S,
     HivemindConnections,
     HivemindProviderRecords,
     direct,
@@ -39,8 +39,10 @@ from swarmd_engine_hivemind.flood_watch import FloodWatch
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from swarmd_engine_hivemind.streams import HivemindRequests, serve
 
-IDENTIFY_EVERY = 10.0  # seconds between two questions to p2pd where others see us
-RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
+# How often to ask p2pd where others see us.
+IDENTIFY_EVERY_S = 10.0
+# Bootstrap peers that are asked to relay for us when nobody can dial us.
+MAX_RELAYS = 8
 # Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the
 # address book knows nothing else. A relay passes on at most 64 MiB for each pair and keeps 64 KiB; p2pd's
 # defaults are 4 GiB and 16 MiB.
@@ -49,7 +51,7 @@ FLAGS = (
     "-pubsubRouter=gossipsub",
     "-pubsubSign=true",
     "-pubsubSignStrict=true",
-    f"-gossipsubHeartbeatInterval={HEARTBEAT}s",
+    f"-gossipsubHeartbeatInterval={HEARTBEAT_S}s",
     "-dhtServer",
     "-connManager",
     "-connLo=128",
@@ -63,11 +65,11 @@ log = logging.getLogger(__name__)
 
 
 class HivemindEngine(NetworkEngine):
-    """Implements `P2pEngine`.
+    """Implements `P2pEngine` by p2pd, a child process.
 
-    TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
+    p2pd speaks TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching.
 
-    The arguments are those of `NetworkEngine`. A public one relays from the start, and does not wait for
+    The arguments are those of `NetworkEngine`. A public engine relays from the start, and does not wait for
     AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd cannot
     run.
     """
@@ -85,7 +87,7 @@ class HivemindEngine(NetworkEngine):
             raise EngineMissing(f'{reason}; or set swarm.engine = "libp2p"')
         of_one_author = RateLimit(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
-        self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
+        self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:MAX_RELAYS]
         self._addresses: list[str] = []
         # Multiaddresses through relays that have taken us in, since nobody can dial us
         self.relayed: Sequence[str] = ()
@@ -148,7 +150,7 @@ class HivemindEngine(NetworkEngine):
         return flags
 
     async def _identify(self, p2pd: P2pd) -> list[str]:
-        """Where p2pd says it can be reached, without relays. Raises P2pdGone where it is not us."""
+        """Return where p2pd says it can be reached, without relays. Raises P2pdGone where it is not us."""
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
         if peer_of(identified.id) != self.me:
             raise P2pdGone("p2pd runs under another key than ours")
@@ -157,26 +159,26 @@ class HivemindEngine(NetworkEngine):
         return [str(endpoint) for text in direct(found) if (endpoint := parse_endpoint(text)) is not None]
 
     async def _check_ports(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
-        """Only at the start: when nobody can dial us, p2pd no longer names its public addresses.
+        """Check that p2pd listens on our ports. Raises P2pdGone.
 
-        Raises P2pdGone.
+        Only at the start: when nobody can dial us, p2pd no longer names its public addresses.
         """
         ports = {int(text.rsplit("/", 1)[1]) for text in await self._identify(p2pd)}
         if absent := {endpoint.port for endpoint in listen} - ports:
             raise P2pdGone(f"p2pd does not listen on port {', '.join(map(str, sorted(absent)))}")
 
     async def _note_addresses(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
-        """Where others can dial us: our own addresses first, then those that others see us at."""
+        """Note where others can dial us: our own addresses first, then those that others see us at."""
         addresses = [*dialable([str(endpoint) for endpoint in listen]), *await self._identify(p2pd)]
         self._addresses = [f"{address}/p2p/{self.me}" for address in dict.fromkeys(addresses)]
 
     async def _keep_addresses(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
         while True:
-            await trio.sleep(IDENTIFY_EVERY)
+            await trio.sleep(IDENTIFY_EVERY_S)
             await self._note_addresses(p2pd, listen)
 
     async def _subscribe(self, p2pd: P2pd, inbox: Wire, topic: Topic) -> None:
-        """Lasts as long as this connection to p2pd is open."""
+        """Subscribe to a topic for as long as this connection to p2pd is open."""
         pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(topic)}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
@@ -193,7 +195,7 @@ class HivemindEngine(NetworkEngine):
             log.warning("p2pd did not send a frame: %s", error)
 
     async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: FloodWatch) -> None:
-        """Until cancelled.
+        """Receive messages until cancelled.
 
         Nothing here may wait for long: p2pd keeps 32 messages for us and drops the rest.
         """

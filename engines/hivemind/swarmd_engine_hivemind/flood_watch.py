@@ -1,10 +1,8 @@
 """Flood detection: finds peers that flood p2pd with what it drops by itself.
 
-Bad signatures, gossip about nothing, other protocols.
-
-p2pd says nothing of these, so their senders would never be cut off. The kernel counts what came over each
-connection (Linux: sock_diag(7), NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` says how
-much of it can have been useful.
+That is bad signatures, gossip about nothing, other protocols. p2pd says nothing of these, so their senders
+would never be cut off. The kernel counts what came over each connection (Linux: sock_diag(7),
+NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` says how much of it can have been useful.
 """
 
 import ipaddress
@@ -24,9 +22,9 @@ from p2p.engines.traffic import Traffic
 from p2p.types import PeerId
 from swarmd_engine_hivemind.connections import direct, texts
 from swarmd_engine_hivemind.p2pd import P2pd, peer_of
-from swarmd_engine_hivemind.unexplained_bytes import AROUND, Unexplained
+from swarmd_engine_hivemind.unexplained_bytes import OVERHEAD_BYTES, Unexplained
 
-EVERY = 0.5  # seconds
+EVERY_S = 0.5
 
 SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 SOCK_DIAG_BY_FAMILY = 20
@@ -34,20 +32,27 @@ DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 DONE, ERROR = 3, 2  # NLMSG_DONE, NLMSG_ERROR
 TCP_ESTABLISHED = 1
 INFO = 2  # INET_DIAG_INFO: struct tcp_info
-PATIENCE = 1.0  # seconds for the kernel, which answers in one millisecond
+# The kernel answers in one millisecond.
+KERNEL_TIMEOUT_S = 1.0
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _REQUEST = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, padding, states, id
 _ENDS = struct.Struct(">HH16s16s")  # of inet_diag_msg, after four bytes: ports and addresses, ours and theirs
-_INODE = 4 + 48 + 16  # where it is in inet_diag_msg
-_MESSAGE = 72  # bytes of inet_diag_msg; attributes follow
+# Where the inode is in inet_diag_msg.
+_INODE_AT = 4 + 48 + 16
+# The size of inet_diag_msg; attributes follow.
+_MESSAGE_BYTES = 72
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
-_RECEIVED = 128  # where tcpi_bytes_received is in tcp_info: eight bytes, since Linux 4.1
+# Where tcpi_bytes_received is in tcp_info: eight bytes, since Linux 4.1.
+_RECEIVED_AT = 128
 
 log = logging.getLogger(__name__)
 
 
 class FloodWatch:
-    """cut_off: called with each peer that sends too much. traffic: told what p2pd's connections move."""
+    """Watches p2pd's connections.
+
+    cut_off: called with each peer that sends too much. traffic: told what p2pd's connections move.
+    """
 
     def __init__(self, p2pd: P2pd, cut_off: Callable[[PeerId], None], traffic: Traffic | None = None) -> None:
         self._p2pd, self._cut_off, self._traffic = p2pd, cut_off, traffic or Traffic()
@@ -56,11 +61,11 @@ class FloodWatch:
         self._counted = (0, 0)  # bytes up and down that `traffic` was told
 
     def useful(self, size: int) -> None:
-        """A message, or an answer to us, of so many bytes came."""
-        self._of_use += size + AROUND
+        """Note that a message or an answer of so many bytes came to us."""
+        self._of_use += size + OVERHEAD_BYTES
 
     async def run(self) -> None:
-        """Until cancelled. Where the kernel does not tell, nobody is cut off, and the log says so."""
+        """Watch until cancelled. Where the kernel does not tell, nobody is cut off, and the log says so."""
         read, at, seen = 0, trio.current_time(), True
         try:
             process = psutil.Process(self._p2pd.pid)
@@ -68,7 +73,7 @@ class FloodWatch:
                 _cannot_see(OSError("this system does not count a process's bytes"))
                 return
             while True:
-                await trio.sleep(EVERY)
+                await trio.sleep(EVERY_S)
                 before, since, moved = read, at, process.io_counters()
                 # All that it read, from sockets and from files
                 read, at = moved.read_chars, trio.current_time()
@@ -81,7 +86,7 @@ class FloodWatch:
             _cannot_see(error)
 
     def _count(self, written: int, read: int) -> None:
-        """What p2pd wrote and read so far, but for what it wrote to us and read from us.
+        """Count what p2pd wrote and read, without what it wrote to us and read from us.
 
         The few bytes of its files are in it.
         """
@@ -90,7 +95,7 @@ class FloodWatch:
         self._counted = max(up, self._counted[0]), max(down, self._counted[1])
 
     async def _find_flooders(self) -> bool:
-        """False: the kernel does not tell."""
+        """Cut off flooders. Returns False where the kernel does not tell."""
         try:
             sockets = sockets_of(self._p2pd.pid)
         except OSError as error:
@@ -102,7 +107,7 @@ class FloodWatch:
         return True
 
     async def _cut(self, ends: Collection[tuple[str, int]]) -> None:
-        """ends: the other sides of connections."""
+        """Cut off the peers at these other ends of connections."""
         listed = (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers
         for info in listed:  # one of each connection
             peer = peer_of(info.id)
@@ -120,7 +125,7 @@ def _cannot_see(error: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """An established connection. received: bytes of its stream, ever."""
+    """An established connection. received: bytes of its stream since it began."""
 
     inode: int
     host: str  # the other side's
@@ -129,7 +134,7 @@ class Socket:
 
 
 def sockets_of(pid: int) -> list[Socket]:
-    """A process's, in our network namespace.
+    """Return a process's sockets in our network namespace.
 
     Raises OSError where the kernel does not tell, or the process is gone or not ours.
     """
@@ -154,7 +159,7 @@ def _inodes(pid: int) -> Iterator[int]:
 
 def _dump(family: int) -> Iterator[Socket]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
-        kernel.settimeout(PATIENCE)
+        kernel.settimeout(KERNEL_TIMEOUT_S)
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INFO - 1), 0, 1 << TCP_ESTABLISHED)
         kernel.send(_HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, DUMP, 1, 0) + request)
         while True:
@@ -175,14 +180,14 @@ def _dump(family: int) -> Iterator[Socket]:
 
 def _socket(family: int, body: bytes) -> Socket | None:
     _, port, _, there = _ENDS.unpack_from(body, 4)
-    at = _MESSAGE
+    at = _MESSAGE_BYTES
     while at + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, at)
         info = body[at + _ATTRIBUTE.size : at + length]
-        if kind == INFO and len(info) >= _RECEIVED + 8:
+        if kind == INFO and len(info) >= _RECEIVED_AT + 8:
             inode, received = (
-                struct.unpack_from("=I", body, _INODE)[0],
-                struct.unpack_from("=Q", info, _RECEIVED)[0],
+                struct.unpack_from("=I", body, _INODE_AT)[0],
+                struct.unpack_from("=Q", info, _RECEIVED_AT)[0],
             )
             return Socket(inode, _host(family, there), port, received)
         at += _aligned(max(length, _ATTRIBUTE.size))
@@ -190,7 +195,7 @@ def _socket(family: int, body: bytes) -> Socket | None:
 
 
 def _host(family: int, raw: bytes) -> str:
-    """Of an IPv4 address inside IPv6, as a socket for both has it, the IPv4 address."""
+    """Return the address as text: the IPv4 address where it is inside IPv6, as a socket for both has it."""
     if family == socket.AF_INET:
         return str(ipaddress.IPv4Address(raw[:4]))
     address = ipaddress.IPv6Address(raw)

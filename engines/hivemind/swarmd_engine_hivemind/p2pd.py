@@ -38,13 +38,17 @@ from p2p.identity import KEY_BYTES, Identity, peer_id_of, public_key_of
 from p2p.types import PeerId
 
 INSTALL = "pip install --no-deps hivemind==1.1.12"
-# Of hivemind's wheels; tried on the first alone
+# The machines that hivemind has wheels for. Only the first was tried.
 MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
-MAX_MESSAGE = 4 * 1024 * 1024  # bytes; p2pd's own limit
-START_TIMEOUT = 30.0  # seconds; it takes 0.2 on an idle machine
-ANSWER_TIMEOUT = 20.0  # seconds for what needs no network; then it hangs
+# p2pd's own limit.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# A start takes 0.2 s on an idle machine.
+START_TIMEOUT_S = 30.0
+# When nothing comes in this time and no network is needed, p2pd hangs.
+ANSWER_TIMEOUT_S = 20.0
 _PEER_ID_HEADER = bytes.fromhex("002408011220")  # of an Ed25519 peer id; the 32 bytes of the key follow
-_MAX_ROOT = 76  # bytes of a path; the kernel takes 107 of a socket's, and ours is in a folder within
+# A path's length. The kernel takes 107 bytes of a socket's, and ours is in a folder within.
+_MAX_ROOT_BYTES = 76
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +58,11 @@ class P2pdGone(Exception):
 
 
 class P2pdRefused(Exception):
-    """p2pd could not do what it was asked. Its own words: nobody there, no peer in the table."""
+    """p2pd could not do what it was asked. The message is p2pd's: nobody there, no peer in the table."""
 
 
 def missing() -> str | None:
-    """Why p2pd cannot run here, with what to do about it; None where it can."""
+    """Return why p2pd cannot run here and what to do about it; None where it can."""
     if (sys.platform, platform.machine()) not in MACHINES:
         return (
             f"hivemind has p2pd for Linux (x86-64, ARM) and macOS (ARM) only, and this is {sys.platform} on"
@@ -77,28 +81,28 @@ def peer_bytes(peer: PeerId) -> bytes:
 
 
 def peer_of(raw: bytes) -> PeerId | None:
-    """None for a peer whose key is not Ed25519: it is no member of ours."""
+    """Return a peer id; None for a peer whose key is not Ed25519: it is no member of ours."""
     if len(raw) != len(_PEER_ID_HEADER) + KEY_BYTES or not raw.startswith(_PEER_ID_HEADER):
         return None
     return peer_id_of(raw[len(_PEER_ID_HEADER) :])
 
 
 def unix_address(path: Path) -> bytes:
-    """A Unix socket as a multiaddress. py-multiaddr drops the leading slash."""
+    """Return a Unix socket as a multiaddress. py-multiaddr drops the leading slash."""
     raw = os.fsencode(path)
     return _varint(400) + _varint(len(raw)) + raw
 
 
 @dataclass(slots=True)
 class ControlBytes:
-    """What went over the control socket: p2pd's own counters hold it beside what it sent to peers."""
+    """The bytes of the control socket, which p2pd's own counters hold beside what it sent to peers."""
 
     told: int = 0
     heard: int = 0
 
 
 class Wire:
-    """One connection to the control socket. Its bytes are added to `count`."""
+    """One connection to the control socket. Adds its bytes to `count`."""
 
     def __init__(self, stream: trio.abc.Stream, count: ControlBytes | None = None) -> None:
         self._stream, self._buffer = stream, bytearray()
@@ -109,7 +113,7 @@ class Wire:
         await self.write(_varint(len(data)) + data)
 
     async def write(self, data: bytes) -> None:
-        """Bytes, once the connection has become a stream to a peer. Raises P2pdGone."""
+        """Write bytes, once the connection has become a stream to a peer. Raises P2pdGone."""
         self._count.told += len(data)
         try:
             await self._stream.send_all(data)
@@ -117,7 +121,7 @@ class Wire:
             raise P2pdGone("p2pd closed its control socket") from None
 
     async def read(self, size: int) -> bytes:
-        """Some bytes of that stream; none at the end. Raises P2pdGone."""
+        """Read some bytes of that stream; none at the end. Raises P2pdGone."""
         if self._buffer:
             data = bytes(self._buffer[:size])
             del self._buffer[:size]
@@ -130,7 +134,7 @@ class Wire:
         return data
 
     async def receive(self, kind: Any) -> Any:
-        """The next message. Raises P2pdGone at the end."""
+        """Return the next message. Raises P2pdGone at the end."""
         while (bounds := _bounds(self._buffer)) is None or len(self._buffer) < bounds[1]:
             try:
                 chunk = await self._stream.receive_some(65536)
@@ -168,35 +172,35 @@ class P2pd:
             yield Wire(stream, self.control)
 
     async def connect(self) -> trio.SocketStream:
-        """Raises P2pdGone."""
+        """Open a connection to the control socket. Raises P2pdGone."""
         try:
             return await trio.open_unix_socket(str(self._control))
         except OSError as error:
             raise P2pdGone(f"p2pd's control socket: {error.strerror}") from None
 
     async def ask(self, patience: float = 0.0, /, **fields: Any) -> Any:
-        """The Response to `Request(**fields)`.
+        """Send `Request(**fields)` and return its Response.
 
-        Raises P2pdRefused; P2pdGone, also where there is none in `patience` seconds, which what is asked may
-        take, and ANSWER_TIMEOUT.
+        Raises P2pdRefused; P2pdGone, also where no response comes in `patience` seconds, which what is asked
+        may take, and ANSWER_TIMEOUT_S.
         """
         async with self.wire() as wire:
             return await self.answer(wire, patience, **fields)
 
     async def answer(self, wire: Wire, patience: float = 0.0, /, **fields: Any) -> Any:
-        """`ask` on a connection that is open."""
-        with trio.move_on_after(patience + ANSWER_TIMEOUT):
+        """Do what `ask` does, on a connection that is open."""
+        with trio.move_on_after(patience + ANSWER_TIMEOUT_S):
             await wire.send(self.pb.Request(**fields))
             response = await wire.receive(self.pb.Response)
             if response.type == self.pb.Response.ERROR:
                 raise P2pdRefused(response.error.msg)
             return response
-        raise P2pdGone(f"p2pd did not answer within {patience + ANSWER_TIMEOUT:.0f} s")
+        raise P2pdGone(f"p2pd did not answer within {patience + ANSWER_TIMEOUT_S:.0f} s")
 
 
 @contextlib.asynccontextmanager
 async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P2pd]:
-    """A running p2pd with this key, gone afterwards.
+    """Run a p2pd with this key, and end it afterwards.
 
     Raises EngineMissing; P2pdGone, with its last words, where it ends at once.
     """
@@ -224,8 +228,8 @@ async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P
 async def _connect_for_life(
     p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]
 ) -> trio.SocketStream:
-    """The connection that p2pd lives as long as. Waits until it answers."""
-    with trio.move_on_after(START_TIMEOUT):
+    """Return the connection that p2pd lives as long as. Waits until p2pd answers."""
+    with trio.move_on_after(START_TIMEOUT_S):
         while process.poll() is None:
             with contextlib.suppress(P2pdGone):  # it is not listening yet
                 stream = await p2pd.connect()
@@ -250,7 +254,7 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
             "-q",
             f"-listen=/unix{folder / 'control'}",
             f"-id=/dev/fd/{key}",
-            f"-idleTimeout={START_TIMEOUT:.0f}s",
+            f"-idleTimeout={START_TIMEOUT_S:.0f}s",
         ]
         with _batch_priority():
             return subprocess.Popen(
@@ -304,11 +308,11 @@ async def _read_log(process: "subprocess.Popen[bytes]", last_words: deque[str]) 
 
 
 def _private_folder() -> Path:
-    """For the socket, mode 0700. Removes what a killed process of ours left behind."""
+    """Make a folder for the socket, mode 0700. Removes what a killed process of ours left behind."""
     root = Path(tempfile.gettempdir())
-    if len(os.fsencode(root)) > _MAX_ROOT:
+    if len(os.fsencode(root)) > _MAX_ROOT_BYTES:
         root = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder in it
-    long_ago = time.time() - 2 * START_TIMEOUT
+    long_ago = time.time() - 2 * START_TIMEOUT_S
     for left in root.glob("swarmd-p2pd-*"):
         with contextlib.suppress(OSError):  # gone by now
             about = left.stat()
@@ -335,7 +339,7 @@ def _program() -> Path | None:
 
 @cache
 def messages() -> Any:
-    """hivemind's module of the protocol's messages, loaded by its path, without the package around it.
+    """Load hivemind's module of the protocol's messages by its path, without the package around it.
 
     Raises EngineMissing.
     """
@@ -367,7 +371,7 @@ def _varint(number: int) -> bytes:
 
 
 def _bounds(buffer: bytearray) -> tuple[int, int] | None:
-    """Where the first message starts and ends; None while its length has not arrived.
+    """Return where the first message starts and ends; None while its length has not arrived.
 
     Raises P2pdGone on what is no length.
     """
@@ -375,7 +379,7 @@ def _bounds(buffer: bytearray) -> tuple[int, int] | None:
     for index, byte in enumerate(buffer[:5]):
         length |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            if length > MAX_MESSAGE:
+            if length > MAX_MESSAGE_BYTES:
                 break
             return index + 1, index + 1 + length
     else:

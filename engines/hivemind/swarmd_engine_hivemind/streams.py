@@ -16,7 +16,8 @@ from p2p.topic import ASK
 from p2p.types import PeerId, Started, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
 
-OPEN_TIMEOUT = 8  # seconds in which p2pd is to reach the peer; whole ones
+# The time for p2pd to reach the peer, in whole seconds.
+OPEN_TIMEOUT_S = 8
 BACKLOG = 64
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,10 @@ class P2pdStream:
 
 
 async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-    """Answer, until cancelled.
+    """Answer until cancelled.
 
-    With `nursery.start`, returns once questions are answered. Raises P2pdGone, P2pdRefused where p2pd does
-    not hand the streams over.
+    With `nursery.start`, returns once questions are answered. Raises P2pdGone, and P2pdRefused where p2pd
+    does not hand the streams over.
     """
     path = p2pd.folder / "asked"
     with trio.socket.socket(socket.AF_UNIX) as listening:
@@ -76,9 +77,9 @@ async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream
 
 
 class HivemindRequests:
-    """reach: as in `KeptStreams`; may also raise P2pdGone.
+    """Asks peers, each question over a stream of its own.
 
-    on_answer: called with the bytes of each answer.
+    reach: as in `KeptStreams`; may also raise P2pdGone. on_answer: called with the bytes of each answer.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class HivemindRequests:
         self._streams = KeptStreams(reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Raises Unanswered."""
+        """Ask a peer. Raises Unanswered."""
         try:
             answer = await self._streams.ask(peer, question, limit)
         except P2pdGone as error:
@@ -106,9 +107,9 @@ class HivemindRequests:
         well, opened = False, None
         try:
             opened = P2pdStream(await self._p2pd.connect(), self._p2pd)
-            stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT}
+            stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT_S}
             await self._p2pd.answer(
-                opened.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream
+                opened.wire, OPEN_TIMEOUT_S, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream
             )
             well = True
         except (P2pdGone, P2pdRefused) as error:

@@ -1,7 +1,7 @@
 """Flags connections whose bytes exceed the useful traffic. Pure; the byte counts are arguments.
 
 p2pd reports good messages only; the kernel counts all bytes of each connection. A neighbour hands on each
-message once at most, so it sends no more than all messages that came, all answers to us, and some gossip and
+message at most once, so it sends no more than all messages that came, all answers to us, and some gossip and
 routing. What is beyond that is junk of some kind.
 """
 
@@ -11,21 +11,22 @@ from typing import Generic, TypeVar
 # Bytes a second that need no explanation: gossip, routing, questions, what is relayed; and messages that p2pd
 # was handed and lost. Of a neighbour in whose mesh we are not, those of a heartbeat come at once, and p2pd
 # takes 32 of them. `libp2p` lets a peer send 200 a second.
-RATE = 256 * 1024.0
-BURST = 2 * 1024 * 1024.0  # bytes: a second of 10,000 messages; also what came and was not counted yet
-# Bytes with a message: its signature and names, three heartbeats of gossip about it, the layers below
-AROUND = 600
+BYTES_PER_S = 256 * 1024.0
+# A second of 10,000 messages, and what came and was not counted yet.
+BURST_BYTES = 2 * 1024 * 1024.0
+# What comes with a message: its signature and names, three heartbeats of gossip about it, lower layers.
+OVERHEAD_BYTES = 600
 
 Connection = TypeVar("Connection", bound=Hashable)
 
 
 class Unexplained(Generic[Connection]):
-    """Each connection owes the bytes it brought that nothing explains, less `rate` a second.
+    """Tracks what each connection owes: the bytes it brought that nothing explains, less `rate` a second.
 
-    At most `burst`, and at least -`burst`.
+    A debt is at most `burst`, and at least -`burst`.
     """
 
-    def __init__(self, rate: float = RATE, burst: float = BURST) -> None:
+    def __init__(self, rate: float = BYTES_PER_S, burst: float = BURST_BYTES) -> None:
         self._rate, self._burst = rate, burst
         self._owed: dict[Connection, float] = {}  # bytes, at the last look
         self._brought: Mapping[Connection, int] = {}  # ever, at the last look
@@ -33,7 +34,7 @@ class Unexplained(Generic[Connection]):
         self._most = 0.0  # an upper bound of what any connection owes by now, new ones included
 
     def passed(self, seconds: float, brought: int, explained: int) -> bool:
-        """In `seconds` all connections together brought `brought` bytes, `explained` of them useful.
+        """Note that all connections brought `brought` bytes in `seconds`, `explained` of them useful.
 
         Returns whether to call `over`: some connection may be over its limit, or so much was allowed since
         that a new one would have much credit.
@@ -44,9 +45,9 @@ class Unexplained(Generic[Connection]):
         return self._most > self._burst or self._allowed > self._burst / 4
 
     def over(self, brought: Mapping[Connection, int]) -> list[Connection]:
-        """brought: bytes since it began, by connection, of all there are.
+        """Return the connections over the limit, and forget what they owe.
 
-        Those over the limit; what they owe is forgotten.
+        brought: by connection, the bytes since it began, of all there are.
         """
         owed = {
             each: self._owed.get(each, 0.0) + size - self._brought.get(each, 0) - self._allowed

@@ -1,6 +1,6 @@
-"""The routes of vLLM's server that we need, as of 0.33.0.
+"""The routes of vLLM's server that we need, as of 0.33.0. Whatever fails is an EngineFailed.
 
-Every way they can fail is an EngineFailed with cause and remedy.
+Each has a cause and a remedy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,10 @@ class Client:
     """Thread-safe, as its httpx client is."""
 
     def __init__(self, http: httpx2.Client, where: str, why_gone: Callable[[], str]) -> None:
-        """where: of the server, for messages. why_gone: what is known where it does not answer."""
+        """Use this HTTP client.
+
+        where: the server, for messages. why_gone: returns what is known where the server does not answer.
+        """
         self._http, self._where, self._why_gone = http, where, why_gone
 
     def healthy(self) -> bool:
@@ -35,7 +38,7 @@ class Client:
             return False
 
     def base_model(self) -> str:
-        """The name of the first model it serves that is no adapter."""
+        """Return the name of the first served model that is no adapter."""
         models = self._get("/v1/models").get("data", [])
         bases = [m["id"] for m in models if not m.get("parent")]
         if not bases:
@@ -56,9 +59,9 @@ class Client:
         seed: int | None,
         **more: Any,
     ) -> list[tuple[list[int], list[float]]]:
-        """`copies` answers to one prompt.
+        """Return `copies` answers to one prompt: their token ids and log-probabilities.
 
-        Their token ids, one of `ends` included where it was drawn, and the log-probabilities.
+        One of `ends` is included where it was drawn.
         """
         body = {
             **_PLAIN,
@@ -89,9 +92,9 @@ class Client:
         return answers
 
     def load_adapter(self, name: str, folder: str) -> None:
-        """Under a name that may be in use: then it takes the place of the old one.
+        """Load an adapter under a name; where the name is in use, it takes the place of the old one.
 
-        Each time from another folder (prefix cache).
+        Each time it comes from another folder, because of the prefix cache.
         """
         self._post(
             "/v1/load_lora_adapter",
@@ -103,7 +106,7 @@ class Client:
         )
 
     def load_weights(self, folder: str) -> None:
-        """All weights anew from a folder, in place; nothing computed with the old ones is kept."""
+        """Load all weights anew from a folder, in place. Drops what was computed with the old ones."""
         dev = "Start it with VLLM_SERVER_DEV_MODE=1."
         self._post(
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}, absent=dev
@@ -115,7 +118,7 @@ class Client:
             )
 
     def sleep(self) -> None:
-        """Level 1: weights to main memory, keys and values dropped."""
+        """Put the server to sleep at level 1: weights to main memory, keys and values dropped."""
         self._post("/sleep?level=1", None)
 
     def wake(self) -> None:
@@ -131,7 +134,7 @@ class Client:
         return self._call("POST", path, body, absent)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, absent: str) -> dict[str, Any]:
-        """The JSON object that came back; {} where something else did.
+        """Return the JSON object that came back; {} where something else did.
 
         absent: what to do where there is no such route.
         """
@@ -172,7 +175,7 @@ def _json(response: httpx2.Response) -> Any:
 
 
 def _said(response: httpx2.Response) -> str:
-    """vLLM's own words: {"error": {"message": …}} or {"detail": …}."""
+    """Return vLLM's own words: {"error": {"message": …}} or {"detail": …}."""
     found = _json(response)
     if isinstance(found, dict):
         error = found.get("error", found.get("detail", found))

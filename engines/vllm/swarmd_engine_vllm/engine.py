@@ -15,13 +15,14 @@ from swarmd_engine_vllm.client import Client
 from swarmd_engine_vllm.server import SERVED, ServerProcess, command
 
 ADAPTER: Final = "swarmd-policy"  # what the policy's adapter is called in requests
-AT_ONCE: Final = 64  # requests; each is one prompt with all its answers
+# Each is one prompt with all its answers.
+REQUESTS_AT_ONCE: Final = 64
 # Log-probability of a token that was the only one allowed, where the server tells those it draws with
-SURE: Final = -1e-3
+SURE_LOGPROB: Final = -1e-3
 
 
 def open_engine(asked: EngineOptions) -> "VllmEngine":
-    """Start `vllm serve`, or connect to the one at `asked.url`. NoEngine, EngineFailed."""
+    """Start `vllm serve`, or connect to the one at `asked.url`. Raises NoEngine, EngineFailed."""
     scratch = Path(tempfile.mkdtemp(prefix="swarmd-vllm-"))  # mode 0700: nobody else reaches the socket
     try:
         return _connected(asked, scratch) if asked.url else _started(asked, scratch)
@@ -79,9 +80,12 @@ class VllmEngine:
         end: Callable[[], None],
         check_logprobs: bool = False,
     ) -> None:
-        """base: the base model's name there.
+        """Use this server.
 
-        scratch: ours; the server must be able to read it. sleeps: whether it may be put to sleep.
+        Args:
+            base: the base model's name there.
+            scratch: a folder of ours, which the server must be able to read.
+            sleeps: whether the server may be put to sleep.
         """
         self._client, self._base, self._scratch, self._sleeps, self._end = client, base, scratch, sleeps, end
         self._model, self._handed, self._unchecked, self._closed = base, 0, check_logprobs, False
@@ -90,7 +94,7 @@ class VllmEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any
     ) -> list[list[Sample]]:
-        """See `Engine`."""
+        """Generate samples, as `Engine` says."""
         if self._unchecked and sampling.temperature not in (0.0, 1.0):
             self._check_logprobs(prompts[0], sampling)
         base_seed = draw_seed(generator) if sampling.temperature else None
@@ -113,7 +117,7 @@ class VllmEngine:
             )
             return [_sample(ids, logprobs, sampling.ends) for ids, logprobs in found] * (copies // drawn)
 
-        with ThreadPoolExecutor(min(AT_ONCE, max(1, len(prompts)))) as pool:
+        with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, max(1, len(prompts)))) as pool:
             return list(pool.map(one, range(len(prompts))))
 
     def _check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
@@ -131,7 +135,7 @@ class VllmEngine:
             seed=0,
             allowed_token_ids=[0],
         )
-        if not logprobs or logprobs[0] < SURE:
+        if not logprobs or logprobs[0] < SURE_LOGPROB:
             raise EngineFailed(
                 "the server tells log-probabilities of another distribution than it draws from, which at"
                 f" generate.temperature {sampling.temperature:g} would train the model wrongly. Start it with"
@@ -140,9 +144,9 @@ class VllmEngine:
         self._unchecked = False
 
     def sync(self, weights: Weights) -> None:
-        """The adapter, or else all weights, through a folder.
+        """Hand over the adapter, or else all weights, through a folder.
 
-        A new one each time, so that the server trusts no cache of the old.
+        The folder is a new one each time, so that the server trusts no cache of the old.
         """
         self._handed += 1
         folder = self._scratch / f"weights-{self._handed}"
@@ -164,12 +168,12 @@ class VllmEngine:
         self._last = folder
 
     def sleep(self) -> None:
-        """Weights to main memory: also where an update changed nothing they are still there."""
+        """Move the weights to main memory, where they still are if an update changes nothing."""
         if self._sleeps:
             self._client.sleep()
 
     def wake(self) -> None:
-        """See `sleep`."""
+        """Bring the weights back."""
         if self._sleeps:
             self._client.wake()
 

@@ -1,4 +1,4 @@
-"""Runs a command and ends it when this process's standard input closes: when its owner is gone.
+"""Runs a command, and ends it when its owner is gone: when this process's standard input closes.
 
 Standard library only.
 
@@ -16,8 +16,9 @@ import subprocess
 import sys
 import time
 
-POLL = 0.2  # seconds
-GRACE = 10.0  # seconds from the first signal to the last
+POLL_S = 0.2
+# The time from the first signal to the last.
+GRACE_S = 10.0
 
 
 def main(command: list[str]) -> int:
@@ -28,12 +29,12 @@ def main(command: list[str]) -> int:
     except OSError as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
         return 127
-    while child.poll() is None and not select.select([0], [], [], POLL)[0]:
+    while child.poll() is None and not select.select([0], [], [], POLL_S)[0]:
         pass
     os.killpg(0, signal.SIGTERM)
-    until = time.monotonic() + GRACE
+    until = time.monotonic() + GRACE_S
     while child.poll() is None and time.monotonic() < until:
-        time.sleep(POLL)
+        time.sleep(POLL_S)
     os.killpg(0, signal.SIGKILL)  # stragglers that the command had started, and ourselves
     return 0
 

@@ -16,8 +16,10 @@ from swarmd_engine_vllm import guard
 
 SERVED: Final = "base"  # what the base model is called in requests
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank (vllm/config/lora.py)
-LOOK: Final = 0.2  # seconds between two looks at whether it is ready
-LAST_LINES: Final = 8  # of its log, in a message
+# How often to check whether the server is ready.
+POLL_S: Final = 0.2
+# Lines of the server's log in a message.
+LAST_LINES: Final = 8
 
 # Not those of the environment swarmd runs in.
 _LEFT_OUT: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -31,9 +33,9 @@ _SET: Final = {
 
 
 def command(asked: EngineOptions, socket: Path) -> list[str]:
-    """What starts the server.
+    """Return the command that starts the server. Raises NoEngine.
 
-    It listens on a socket in a folder of ours, because its development routes ask for no key. NoEngine.
+    The server listens on a socket in a folder of ours, because its development routes ask for no key.
     """
     if asked.device == "mps":
         raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "auto".')
@@ -86,7 +88,7 @@ class ServerProcess:
     """The server's process. It ends with `close`, or with this process, however that ends (guard.py)."""
 
     def __init__(self, line: list[str], log: Path, environment: Mapping[str, str]) -> None:
-        """Starts it. log: a file for what it prints."""
+        """Start the server. log: a file for what it prints."""
         self.log = log
         kept = {name: value for name, value in environment.items() if name not in _LEFT_OUT}
         with log.open("wb") as file:
@@ -100,7 +102,7 @@ class ServerProcess:
             )
 
     def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        """EngineFailed where it ends first, or takes longer."""
+        """Wait until the server is ready. Raises EngineFailed where it ends first, or takes longer."""
         until = time.monotonic() + seconds
         while not ready():
             if not self.alive:
@@ -114,7 +116,7 @@ class ServerProcess:
                     " generate.engine_start_seconds if it only needs longer, or set generate.engine to"
                     ' "auto".'
                 )
-            time.sleep(LOOK)
+            time.sleep(POLL_S)
 
     @property
     def alive(self) -> bool:
@@ -128,11 +130,11 @@ class ServerProcess:
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:]) or "    (none)"
 
     def close(self) -> None:
-        """Ask it to end, and see to it that it does. May be called again."""
+        """End the server. May be called again."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=guard.GRACE + 5)
+            self._process.wait(timeout=guard.GRACE_S + 5)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
