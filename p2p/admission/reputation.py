@@ -9,7 +9,7 @@ is chosen (GossipSub's graylist). At BAN_THRESHOLD it is banned, each time for t
 A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what
 only regeneration finds is the author's fault. A connection that brings bad frames is ended as soon as its
 peer is at GRAYLIST_THRESHOLD, but for MAX_BAN_PASSED_ON_S at most, because some engines pass on frames before
-they are checked (docs/network.md).
+they are checked (docs/p2p.md).
 
 It holds at most MAX_PEERS records. Banned peers are forgotten last.
 """
