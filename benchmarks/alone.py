@@ -24,7 +24,7 @@ from typing import Any
 from p2p.admission.memory import REPUTATION, save_reputation
 from p2p.admission.reputation import Reputation
 from p2p.types import PeerId, Reason
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.lab.demo.processes import LocalNode, free_ports, local_judge, local_swarm
 from swarmd.state.folder import IDENTITY_FILE
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
 from swarmd.trainer.checkpoint import saved_in

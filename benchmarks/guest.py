@@ -25,9 +25,9 @@ import trio
 from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.control import call
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
+from swarmd.daemon.local_api.control import call
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of

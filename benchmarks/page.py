@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from swarmd.daemon.control import call
+from swarmd.daemon.local_api.control import call
 from swarmd.lab.demo.processes import LocalNode, local_swarm
 
 SETTLING = 20  # rounds

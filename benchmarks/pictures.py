@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.judge_fill import fill
 from benchmarks.judge_load import serving
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS
 from swarmd.lab.demo.processes import local_judge, local_swarm

@@ -82,10 +82,11 @@ TABLES = ("swarmd.experience.sampling.", "swarmd.experience.strategies.", "swarm
 
 PURE = """
     swarmd/types.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py
-    swarmd/trainer/round.py swarmd/daemon/status_words.py swarmd/daemon/roster.py swarmd/daemon/isolation.py
+    swarmd/trainer/round.py swarmd/daemon/local_api/status_words.py swarmd/daemon/local_api/roster.py
+    swarmd/daemon/diagnosis/isolation.py swarmd/daemon/diagnosis/reachability_report.py
     swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
-    swarmd/daemon/watchdog.py swarmd/daemon/reachability_report.py
-    swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/cpu_share.py
+    swarmd/daemon/watchdog.py
+    swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/limits.py
     judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py
     judge/api/signing.py judge/verified/weights_check.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
@@ -119,7 +120,6 @@ MOST_ROOMS = {
     "swarmd/policy": 7,
     "p2p/engines": 3,
     "swarmd/cli": 12,
-    "swarmd/daemon": 28,
     "p2p/engines/libp2p": 17,
 }
 TWICE = 3  # class names that exist twice
@@ -250,11 +250,12 @@ def test_only_the_policy_imports_torch() -> None:
         ("judge.app, judge.cli", "torch libp2p"),
         ("p2p.engines.libp2p.network_engine", "libp2p"),  # packages of other engines build on it
         (
-            "swarmd.daemon.daemon, swarmd.daemon.answering, swarmd.daemon.control, swarmd.config.config",
+            "swarmd.daemon.daemon, swarmd.daemon.answering, swarmd.daemon.local_api.control,"
+            " swarmd.config.config",
             "torch transformers",
         ),
         (
-            "swarmd.daemon.bootstrap, swarmd.daemon.reachability_survey, swarmd.cli.app",
+            "swarmd.daemon.bootstrap, swarmd.daemon.diagnosis.reachability_survey, swarmd.cli.app",
             "torch transformers libp2p reasoning_gym",
         ),
     ],

@@ -223,9 +223,9 @@ def invite(
 def _document(folder: Path, file: Path | None) -> dict[str, Any]:
     """Return the invitation of the node that runs in `folder`, else of one configured like it."""
     from swarmd.config.sources import resolve
-    from swarmd.daemon import control
     from swarmd.daemon.choices import recalled
     from swarmd.daemon.inviting import invite as compose
+    from swarmd.daemon.local_api import control
     from swarmd.exchange.swarm_id import curriculum_of
 
     try:
@@ -342,7 +342,7 @@ def leave(
 
     The key, the training and its figures stay.
     """
-    from swarmd.daemon import control
+    from swarmd.daemon.local_api import control
     from swarmd.state.folder import StateFolder, in_use
     from swarmd.state.leaving import leaving
 

@@ -17,9 +17,8 @@ from swarmd.errors import ConfigError, SwarmdError, Unreachable
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
-    from swarmd.daemon.evidence import EvidenceCheck
-    from swarmd.daemon.judge_reader import JudgedBoard, PublicEvaluation
-    from swarmd.daemon.weights_upload import UploadedWeights, VerifiedOutcome
+    from swarmd.daemon.judging.reader import EvidenceCheck, JudgedBoard, PublicEvaluation
+    from swarmd.daemon.judging.weights_upload import UploadedWeights, VerifiedOutcome
     from swarmd.tasks.curriculum import Curriculum
 
 POLL = 2.0  # seconds
@@ -72,10 +71,10 @@ def verify(
     This proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
     """
     from swarmd.config.sources import resolve
-    from swarmd.daemon import weights_upload
     from swarmd.daemon.choices import recalled
-    from swarmd.daemon.evaluation import RECEIPTS_FILE, ReceiptFile
-    from swarmd.daemon.judge_reader import NothingThere
+    from swarmd.daemon.judging import weights_upload
+    from swarmd.daemon.judging.judging import RECEIPTS_FILE, ReceiptFile
+    from swarmd.daemon.judging.reader import NothingThere
     from swarmd.errors import ConfigError
 
     folder = as_state_dir(state_dir)
@@ -118,7 +117,7 @@ def _uploaded(
     node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, wait: bool, quiet: bool
 ) -> "VerifiedOutcome":
     from p2p.identity import Identity
-    from swarmd.daemon import weights_upload
+    from swarmd.daemon.judging import weights_upload
     from swarmd.state.folder import IDENTITY_FILE
 
     def say(text: str) -> None:
@@ -155,7 +154,7 @@ def _weights(
     """
     import msgspec
 
-    from swarmd.daemon.weights_upload import UploadedWeights
+    from swarmd.daemon.judging.weights_upload import UploadedWeights
     from swarmd.errors import ConfigError
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.trainer.snapshot import read_snapshot
@@ -250,7 +249,7 @@ def leaderboard(
 
     Each node's score is pass@1 with its 95 % interval; nodes are ranked by its lower end.
     """
-    from swarmd.daemon.judge_reader import JudgedBoard, read
+    from swarmd.daemon.judging.reader import JudgedBoard, read
 
     found: list[tuple[str, JudgedBoard, dict[str, Any]]] = []
     silent: list[str] = []
@@ -280,8 +279,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
 
     Raises NothingThere where the judge has no such evaluation.
     """
-    from swarmd.daemon.evidence import examine, said
-    from swarmd.daemon.judge_reader import PublicEvaluation, read
+    from swarmd.daemon.judging.reader import PublicEvaluation, examine, read, said
     from swarmd.tasks.sandbox.client import Verifier
     from swarmd.tasks.source import open_tasks
 
@@ -316,7 +314,7 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
     """Return the judges to ask: `given`, else the running node's, else the next join's."""
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
-    from swarmd.daemon.control import call
+    from swarmd.daemon.local_api.control import call
     from swarmd.errors import NotRunning
 
     if given:
@@ -372,7 +370,7 @@ def _ago(seconds: float) -> str:
 
 def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:
     """Return the receipt of evaluation `id` that this folder's node has kept, or None."""
-    from swarmd.daemon.evaluation import RECEIPTS_FILE
+    from swarmd.daemon.judging.judging import RECEIPTS_FILE
 
     try:
         lines = (folder / RECEIPTS_FILE).read_text("utf-8", "replace").splitlines()

@@ -24,7 +24,7 @@ from swarmd.errors import Unreachable
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
-    from swarmd.daemon.reachability_report import Diagnosis
+    from swarmd.daemon.diagnosis.reachability_report import Diagnosis
 
 RECORDED = 50  # rounds whose median says how long one takes
 doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
@@ -83,9 +83,9 @@ def _examine(
     from p2p.errors import CannotListen, PortInUse
     from p2p.identity import Identity
     from swarmd.config.sources import load
-    from swarmd.daemon.control import call
-    from swarmd.daemon.reachability_report import diagnose, no_network, no_port
-    from swarmd.daemon.reachability_survey import survey_alone
+    from swarmd.daemon.diagnosis.reachability_report import diagnose, no_network, no_port
+    from swarmd.daemon.diagnosis.reachability_survey import survey_alone
+    from swarmd.daemon.local_api.control import call
     from swarmd.state.folder import IDENTITY_FILE, StateFolder, in_use
 
     if in_use(folder):

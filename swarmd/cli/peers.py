@@ -55,7 +55,7 @@ def bootstrap(
     from swarmd.config.config import NodeConfig
     from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
-    from swarmd.daemon.judge_discovery import advertised
+    from swarmd.daemon.judging.discovery import advertised
     from swarmd.state.folder import StateFolder, default_state_dir
 
     judges = advertised(judge or ())

@@ -36,8 +36,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Keep running and show every change.")] = False,
 ) -> None:
     """Show the node's state, last round, reward, peers and refused messages."""
-    from swarmd.daemon.control import call
-    from swarmd.daemon.status_words import status_lines
+    from swarmd.daemon.local_api.control import call
+    from swarmd.daemon.local_api.status_words import status_lines
 
     folder = as_state_dir(state_dir)
     if watch:
@@ -49,7 +49,7 @@ def status(
 def _watch(folder: Path, as_json: bool) -> None:
     """Show the running node until interrupted or until it stops (NotRunning, exit code 6)."""
     from swarmd.cli.views.plain import PlainView
-    from swarmd.daemon.control import call
+    from swarmd.daemon.local_api.control import call
 
     view: View = PlainView(sys.stdout)
     if not as_json and sys.stdout.isatty():
@@ -76,8 +76,8 @@ def _watch(folder: Path, as_json: bool) -> None:
 
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List connected peers, and peers whose rollouts arrive through others."""
-    from swarmd.daemon.control import call
-    from swarmd.daemon.status_words import peer_lines
+    from swarmd.daemon.local_api.control import call
+    from swarmd.daemon.local_api.status_words import peer_lines
 
     document = call(as_state_dir(state_dir), "peers")
     answer(document, "\n".join(peer_lines(document)), as_json)
@@ -102,7 +102,7 @@ def pause(
 
     The node stays in the swarm. A pause outlasts a restart of the node.
     """
-    from swarmd.daemon.control import call
+    from swarmd.daemon.local_api.control import call
 
     end = pause_end(for_, until, time.time())
     document = call(as_state_dir(state_dir), "pause", until=end)
@@ -122,7 +122,7 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     Your own pause ends. A condition that holds now (battery, hours, ...) is set aside until it has ended.
     """
-    from swarmd.daemon.control import call
+    from swarmd.daemon.local_api.control import call
 
     document = call(as_state_dir(state_dir), "resume")
     if as_json:
@@ -189,7 +189,7 @@ def stop(
     ] = 660.0,
 ) -> None:
     """Stop the node: it finishes its round, saves and exits. Waits until it has."""
-    from swarmd.daemon.control import wait_until_gone
+    from swarmd.daemon.local_api.control import wait_until_gone
     from swarmd.errors import Unreachable
 
     _tell(state_dir, "stop", False, "finishing the current round, then stopping …", quiet=as_json)
@@ -206,7 +206,7 @@ def stop(
 
 
 def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, quiet: bool = False) -> None:
-    from swarmd.daemon.control import call
+    from swarmd.daemon.local_api.control import call
 
     document = call(as_state_dir(state_dir), operation)
     if as_json:
@@ -229,7 +229,7 @@ def ui(
 
     The address holds a secret: whoever has it can stop the node.
     """
-    from swarmd.daemon.control import call
+    from swarmd.daemon.local_api.control import call
 
     folder = as_state_dir(state_dir)
     document = call(folder, "ui")
@@ -326,7 +326,7 @@ def _of_running_node(folder: Path, config: Path | None) -> dict[str, str]:
     import platform
 
     from swarmd.config.sources import flatten, resolve
-    from swarmd.daemon import control
+    from swarmd.daemon.local_api import control
     from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "hivemind", "reasoning-gym", "huggingface_hub")

@@ -33,11 +33,11 @@ from p2p.identity import Identity, nickname
 from p2p.peers.introduction import TRAINING
 from p2p.types import Envelope, PeerRequest, Reason
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import control
-from swarmd.daemon.isolation_watch import IsolationWatch
+from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
+from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.roster import Roster
+from swarmd.daemon.local_api.status import peers_document
 from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
-from swarmd.daemon.roster import Roster
-from swarmd.daemon.status import peers_document
 from swarmd.errors import ConfigError
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import Given

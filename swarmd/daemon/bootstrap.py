@@ -27,14 +27,14 @@ from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
 from p2p.types import Envelope, PeerRequest, Started
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import control
+from swarmd.daemon.diagnosis.isolation import twin_trouble
+from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.inviting import PLACES, invite, place
-from swarmd.daemon.isolation import twin_trouble
-from swarmd.daemon.judge_discovery import JudgeAdvertiser
+from swarmd.daemon.judging.discovery import JudgeAdvertiser
+from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.roster import Roster
+from swarmd.daemon.local_api.status import peers_document
 from swarmd.daemon.membership import engine_builder, introduce, nearby, run, topic_of
-from swarmd.daemon.reachability_survey import survey
-from swarmd.daemon.roster import Roster
-from swarmd.daemon.status import peers_document
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, StateFolder

@@ -18,7 +18,7 @@ from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.curriculum_name import FILES
 from swarmd.config.messages import shown
 from swarmd.config.sources import FLAGS, INVITED, Resolved, flatten, is_valid
-from swarmd.daemon.guest.live_limits import LIVE
+from swarmd.daemon.guest.limits import LIVE
 from swarmd.errors import ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically

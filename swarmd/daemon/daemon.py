@@ -26,21 +26,20 @@ from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody, Start
 from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import control
 from swarmd.daemon.choices import remember_limits
+from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
+from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.guest.guest import Guest
-from swarmd.daemon.guest.live_limits import LIVE, changed
+from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
-from swarmd.daemon.isolation_watch import IsolationWatch
-from swarmd.daemon.judging import Judging
+from swarmd.daemon.judging.judging import Judging
+from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.status import REWARDS_KEPT, StatusBoard
+from swarmd.daemon.local_api.status_words import many
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.publishing import Publisher
-from swarmd.daemon.reachability_survey import survey
-from swarmd.daemon.status import REWARDS_KEPT, StatusBoard
-from swarmd.daemon.status_words import many
-from swarmd.daemon.tracking import run_tracker
-from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.trainer_process import TrainerChild, run_tracker
 from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire

@@ -25,8 +25,8 @@ import trio
 from p2p import durable
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.daemon.judge_client import JudgeClient, NotJudged
-from swarmd.daemon.judging import said_of
+from swarmd.daemon.judging.client import JudgeClient, NotJudged
+from swarmd.daemon.judging.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting

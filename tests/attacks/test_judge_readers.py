@@ -22,7 +22,7 @@ from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_
 from judge.store.store import Store
 from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
-from swarmd.daemon.judge_client import Graded, JudgeClient, Question
+from swarmd.daemon.judging.client import Graded, JudgeClient, Question
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE

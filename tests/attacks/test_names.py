@@ -21,10 +21,10 @@ from p2p.identity import Identity
 from p2p.types import Verdict
 from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import control
 from swarmd.daemon.daemon import Daemon
-from swarmd.daemon.roster import KEPT
-from swarmd.daemon.status import SHOWN
+from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.roster import KEPT
+from swarmd.daemon.local_api.status import SHOWN
 from swarmd.exchange import wire
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.harness import Attack, show

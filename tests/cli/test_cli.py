@@ -23,7 +23,7 @@ import typer
 from p2p.identity import Identity
 from swarmd.cli.app import app
 from swarmd.cli.tasks import MAX_LINE
-from swarmd.daemon.control import call, serve
+from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.testing import PATIENCE, wait_until

@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarmd.daemon.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
+from swarmd.daemon.local_api.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
 from swarmd.testing import PATIENCE

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.probes import ProbeProcess
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.reachability_report import Diagnosis, diagnose, no_network
+from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.testing import PATIENCE
 from tests.cli.conftest import Run
@@ -183,7 +183,7 @@ def test_the_document_and_the_lines_say_the_same() -> None:
 def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
     for patience in ("COMPANY", "SEEN_WITHIN"):
-        monkeypatch.setattr(f"swarmd.daemon.reachability_survey.{patience}", PATIENCE)
+        monkeypatch.setattr(f"swarmd.daemon.diagnosis.reachability_survey.{patience}", PATIENCE)
     digest = swarm_digest(curriculum_of(NodeConfig()))
     with ExitStack() as stack:
         member = stack.enter_context(
@@ -207,7 +207,7 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         other = (
             member.addresses[0].rpartition("/")[0] + "/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
         )
-        monkeypatch.setattr("swarmd.daemon.reachability_survey.COMPANY", 1.0)
+        monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.COMPANY", 1.0)
         wrong = run("doctor", "network", "--bootstrap", other, *listen)
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
 

@@ -16,8 +16,8 @@ import pytest
 from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.invitation import Invitation, as_link, read_invitation, write_invitation
 from swarmd.config.sources import FLAGS
-from swarmd.daemon import control
 from swarmd.daemon.inviting import invite
+from swarmd.daemon.local_api import control
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9

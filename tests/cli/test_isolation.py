@@ -6,7 +6,7 @@ import pytest
 
 from p2p.peers.introduction import Introduced
 from p2p.types import Reason
-from swarmd.daemon.isolation import BEHIND, Facts, another, certain, why_alone
+from swarmd.daemon.diagnosis.isolation import BEHIND, Facts, another, certain, why_alone
 
 DEAD = {
     "address": "/ip4/192.0.2.1/tcp/4001/p2p/x",

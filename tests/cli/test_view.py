@@ -18,7 +18,13 @@ from rich.console import Console
 from swarmd.cli.views.live import LiveView, Page, braille
 from swarmd.cli.views.log import LINES, LogView
 from swarmd.cli.views.plain import JsonView, PlainView, StartView
-from swarmd.daemon.status_words import peer_lines, round_sentence, state_sentence, status_lines, workers_words
+from swarmd.daemon.local_api.status_words import (
+    peer_lines,
+    round_sentence,
+    state_sentence,
+    status_lines,
+    workers_words,
+)
 from swarmd.testing import PATIENCE
 from tests.processes import killed_after
 

@@ -6,9 +6,15 @@ from datetime import datetime
 import pytest
 
 from swarmd.config.config import WhenConfig
-from swarmd.daemon.guest.conditions import COOLER, QUIET, MachineFacts, PauseConditions
-from swarmd.daemon.guest.cpu_share import CpuShare
-from swarmd.daemon.guest.month_budget import month_end, out_of_budget
+from swarmd.daemon.guest.conditions import (
+    COOLER,
+    QUIET,
+    MachineFacts,
+    PauseConditions,
+    month_end,
+    out_of_budget,
+)
+from swarmd.daemon.guest.limits import CpuShare
 
 NOON = datetime(2026, 11, 23, 12, 0).timestamp()
 

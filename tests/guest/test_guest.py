@@ -16,8 +16,8 @@ from swarmd import link
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
-from swarmd.daemon.guest.live_limits import changed
-from swarmd.daemon.guest.process_meter import Spent
+from swarmd.daemon.guest.limits import changed
+from swarmd.daemon.guest.meters import Spent
 from swarmd.errors import SwarmdError
 from swarmd.testing import Clock
 

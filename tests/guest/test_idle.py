@@ -14,8 +14,8 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
-from swarmd.daemon.guest.energy import READ_EVERY, EnergyMeter
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
+from swarmd.daemon.guest.meters import READ_EVERY, EnergyMeter
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
 Battery = namedtuple("Battery", "percent secsleft power_plugged")

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from p2p import durable
-from swarmd.daemon.guest.process_meter import FIND_EVERY, ProcessMeter
-from swarmd.daemon.status_words import cost_words
+from swarmd.daemon.guest.meters import FIND_EVERY, ProcessMeter
+from swarmd.daemon.local_api.status_words import cost_words
 from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY, Usage, UsageLedger
 from swarmd.testing import Clock
 

@@ -21,8 +21,7 @@ import trio
 import trio.testing
 
 from p2p.identity import Identity
-from swarmd.daemon.evaluation import Evaluation, ReceiptFile
-from swarmd.daemon.judge_client import (
+from swarmd.daemon.judging.client import (
     FIRST_WAIT,
     LONGEST_WAIT,
     MAX_RESPONSE,
@@ -35,7 +34,8 @@ from swarmd.daemon.judge_client import (
     backoff_seconds,
     judge_origin,
 )
-from swarmd.daemon.judge_reader import exchanged
+from swarmd.daemon.judging.judging import Evaluation, ReceiptFile
+from swarmd.daemon.judging.reader import exchanged
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import CURRICULA, TINY_9
 from swarmd.testing import PATIENCE, Clock

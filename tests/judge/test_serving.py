@@ -31,7 +31,7 @@ from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_so
 from judge.store.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.daemon.judge_client import Graded, JudgeClient, NotJudged, Question, Timeouts
+from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question, Timeouts
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE, wait_until
 from swarmd.types import Completion
@@ -450,7 +450,7 @@ def test_the_version_as_an_option() -> None:
     ("modules", "absent"),
     [
         ("judge.app, judge.cli, judge.server", {"torch", "libp2p", "hivemind", "trio"}),
-        ("swarmd.daemon.judge_client", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
+        ("swarmd.daemon.judging.client", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
     ],
 )
 def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:

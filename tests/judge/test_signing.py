@@ -10,7 +10,7 @@ from judge.evaluation.sequences import Sequences
 from judge.types import Signed
 from p2p.identity import Identity
 from p2p.types import PeerId
-from swarmd.daemon.judge_client import JudgeClient
+from swarmd.daemon.judging.client import JudgeClient
 from tests.judge.peers import ORIGIN, SigningPeer
 
 TARGET, BODY = "/v1/evaluations", b'{"round":17,"model":"tiny","curriculum":"0123456789abcdef"}'

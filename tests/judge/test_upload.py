@@ -28,8 +28,8 @@ from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_so
 from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
 from swarmd.cli.app import main
-from swarmd.daemon import weights_upload
-from swarmd.daemon.weights_upload import UploadedWeights, UploadRefused, upload
+from swarmd.daemon.judging import weights_upload
+from swarmd.daemon.judging.weights_upload import UploadedWeights, UploadRefused, upload
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import wait_until
 from tests.judge.standin_worker import BASE, MODELS, SHAPES

@@ -16,9 +16,8 @@ from judge.evaluation import receipts
 from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
 from p2p.identity import Identity
 from swarmd.cli import app
-from swarmd.daemon.evidence import EvidenceCheck, examine
-from swarmd.daemon.judge_reader import PublicEvaluation
-from swarmd.daemon.weights_upload import JudgeLied, outcome
+from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examine
+from swarmd.daemon.judging.weights_upload import JudgeLied, outcome
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution

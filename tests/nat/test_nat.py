@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.daemon.control import call
+from swarmd.daemon.local_api.control import call
 from tests.nat.figures import PORT, SECONDS, Net, cut_and_heal, exchange, obtain
 from tests.nat.lab import BootstrapProcess, Lab, missing
 

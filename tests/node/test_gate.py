@@ -7,7 +7,7 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.status_words import round_sentence
+from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.experience.outliers import MEASURED_TO
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line

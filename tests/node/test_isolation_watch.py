@@ -20,9 +20,9 @@ from p2p.peers.introduction import TRAINING, Introducer
 from p2p.topic import Topic
 from p2p.types import PeerRequest, Reason
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.isolation_watch import CALM, KNOCK_FIRST, LEFT, PATIENT, SETTLED, IsolationWatch
-from swarmd.daemon.reachability_survey import is_offline
-from swarmd.daemon.roster import Roster
+from swarmd.daemon.diagnosis.isolation_watch import CALM, KNOCK_FIRST, LEFT, PATIENT, SETTLED, IsolationWatch
+from swarmd.daemon.diagnosis.reachability_survey import is_offline
+from swarmd.daemon.local_api.roster import Roster
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
 from swarmd.testing import memory_member
@@ -65,7 +65,7 @@ def watched(
     reason="no namespaces",
 )
 def test_a_machine_without_a_route_is_offline() -> None:
-    program = "from swarmd.daemon.reachability_survey import is_offline; print(is_offline([]))"
+    program = "from swarmd.daemon.diagnosis.reachability_survey import is_offline; print(is_offline([]))"
     for prefix, offline in (([], is_offline([])), (["unshare", "--user", "--net"], True)):
         done = subprocess.run(
             [*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -16,8 +16,8 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
-from swarmd.daemon import judge_discovery
-from swarmd.daemon.judge_discovery import (
+from swarmd.daemon.judging import discovery
+from swarmd.daemon.judging.discovery import (
     MAX_URLS,
     Found,
     JudgeAdvertiser,
@@ -108,10 +108,10 @@ async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
         )
     )
     try:
-        assert await judge_discovery.public_addresses("good", 443) == ["11.0.0.1", "2a00::1"]
+        assert await discovery.public_addresses("good", 443) == ["11.0.0.1", "2a00::1"]
         for name in ("mixed", "inside", "metadata", "six", "nobody"):
             with pytest.raises(OSError, match=r"no public address|unknown"):
-                await judge_discovery.public_addresses(name, 443)
+                await discovery.public_addresses(name, 443)
     finally:
         trio.socket.set_custom_hostname_resolver(before)
 
@@ -182,7 +182,7 @@ def build_real(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handle
 async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
     net: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge_discovery, "FIRST", 0.5)
+    monkeypatch.setattr(discovery, "FIRST", 0.5)
     url = JUDGE if net == "memory" else HERE  # in memory there are no addresses, so nobody is on this machine
     build = build_memory() if net == "memory" else build_real
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
@@ -210,7 +210,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
 
 
 async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_discovery, "FIRST", 0.01)
+    monkeypatch.setattr(discovery, "FIRST", 0.01)
     swarm = MemorySwarm()
     members = [memory_member(swarm, n, time.time, topic=TOPIC) for n in (1, 2)]
     async with trio.open_nursery() as nursery:

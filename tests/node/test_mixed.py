@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from p2p.engines.memory import MemorySwarm
 from p2p.member import Member
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.status_words import round_sentence
+from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_LETTERS
 from swarmd.policy.language_policy import LanguagePolicy

@@ -1,5 +1,5 @@
 from p2p.types import PeerId
-from swarmd.daemon.roster import FIRST, KEPT, LEAST, MOST, Roster
+from swarmd.daemon.local_api.roster import FIRST, KEPT, LEAST, MOST, Roster
 
 A, B = PeerId("a"), PeerId("b")
 

@@ -10,8 +10,8 @@ from p2p.topic import Topic
 from p2p.types import Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.status import REWARDS_KEPT, StatusBoard
-from swarmd.daemon.status_words import status_lines
+from swarmd.daemon.local_api.status import REWARDS_KEPT, StatusBoard
+from swarmd.daemon.local_api.status_words import status_lines
 
 ME = Identity.from_seed(bytes(32)).peer_id
 OTHER = Identity.from_seed(b"\1" * 32).peer_id

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swarmd.daemon.tracking import run_tracker
+from swarmd.daemon.trainer_process import run_tracker
 from swarmd.errors import ConfigError
 from swarmd.state.metrics import MetricsFile
 from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow

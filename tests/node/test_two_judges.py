@@ -20,9 +20,9 @@ from p2p.member import Member
 from p2p.types import PeerRequest
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import judge_client, judge_discovery
-from swarmd.daemon.judge_discovery import JudgeAdvertiser, JudgeSearch, judges_topic
-from swarmd.daemon.judging import Judging
+from swarmd.daemon.judging import client, discovery
+from swarmd.daemon.judging.discovery import JudgeAdvertiser, JudgeSearch, judges_topic
+from swarmd.daemon.judging.judging import Judging
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE, identity, memory_member, until
 from tests.judge.test_client import graded, honest, judge, reply
@@ -80,8 +80,8 @@ async def joined(nursery: trio.Nursery) -> tuple[list[Member], str]:
 
 
 async def test_the_other_judge_is_used_when_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_discovery, "FIRST", 0.1)
-    monkeypatch.setattr(judge_client, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(discovery, "FIRST", 0.1)
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
     async with judge(grade) as other, trio.open_nursery() as nursery:
         members, bootstrap = await joined(nursery)
         config = NodeConfig.model_validate(

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from swarmd.daemon.control import Handler
+from swarmd.daemon.local_api.control import Handler
 from swarmd.daemon.page.opening import PageOpening
 from tests.cli.test_view import PEER, document
 

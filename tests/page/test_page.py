@@ -10,9 +10,9 @@ import trio.testing
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
+from swarmd.daemon.local_api.status import LIMITS
 from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import PATIENCE
-from swarmd.daemon.status import LIMITS
 from tests.cli.test_view import PEER, document
 from tests.page.served import PEERS, Node, served
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]

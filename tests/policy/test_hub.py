@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import PATIENCE, wait_until
 from tests.policy.conftest import make_model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import PATIENCE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.testing import PATIENCE
 from tests.swarm.test_join import COMMON, until
 from tests.swarm.test_meeting import first_line, started

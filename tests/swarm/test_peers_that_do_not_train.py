@@ -24,7 +24,8 @@ import trio
 from p2p.topic import Topic
 from p2p.types import Reason
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import answering, control
+from swarmd.daemon import answering
+from swarmd.daemon.local_api import control
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
 from swarmd.testing import wait_until
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmd.daemon.inviting import PLACES, place
-from swarmd.daemon.status_words import (
+from swarmd.daemon.local_api.status_words import (
     SMOOTH,
     counts,
     judge_words,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarmd.cli.views.plain import MINUTE, MinuteOfRounds
-from swarmd.daemon.status_words import many, state_sentence, who
+from swarmd.daemon.local_api.status_words import many, state_sentence, who
 from swarmd.protocols import View
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from swarmd.daemon.status_words import state_sentence
+from swarmd.daemon.local_api.status_words import state_sentence
 from swarmd.protocols import View
 from swarmd.terminal import printable
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
-from swarmd.daemon.status_words import round_sentence, so_far, state_sentence, trouble_sentence, who
+from swarmd.daemon.local_api.status_words import round_sentence, so_far, state_sentence, trouble_sentence, who
 from swarmd.protocols import View
 from swarmd.terminal import printable
 

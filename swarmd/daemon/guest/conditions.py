@@ -123,3 +123,22 @@ class PauseConditions:
 def clock_words(then: datetime, now: datetime) -> str:
     """Format a time as "18:00", with the day where it is another."""
     return then.strftime("%H:%M" if then.date() == now.date() else "%a %H:%M")
+
+
+def month_end(now: float) -> float:
+    """Return the first moment of the next month, in the machine's own time zone."""
+    local = datetime.fromtimestamp(now)
+    return datetime(local.year + local.month // 12, local.month % 12 + 1, 1).timestamp()
+
+
+def out_of_budget(budget: int | None, moved: int, now: float) -> PauseCause | None:
+    """Return a pause until next month if the budget is used up.
+
+    budget: bytes per month; None for no limit. moved: bytes of this month, up and down.
+    """
+    if budget is None or moved < budget:
+        return None
+    end = month_end(now)
+    day = datetime.fromtimestamp(end).strftime("%d %B").lstrip("0")
+    cause = f"this month's {budget / 1e9:g} GB are used up: it trains alone"
+    return PauseCause("month", cause, end, f"on {day}", "raise limits.month, and join again")

@@ -20,12 +20,10 @@ from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
-from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions
-from swarmd.daemon.guest.cpu_share import CpuShare
-from swarmd.daemon.guest.energy import READ_EVERY, EnergyMeter
-from swarmd.daemon.guest.month_budget import out_of_budget
+from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions, out_of_budget
+from swarmd.daemon.guest.limits import CpuShare
+from swarmd.daemon.guest.meters import READ_EVERY, EnergyMeter, ProcessMeter
 from swarmd.daemon.guest.probes import Probes
-from swarmd.daemon.guest.process_meter import ProcessMeter
 from swarmd.daemon.guest.user_pause import PAUSE_FILE, UserPause
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger

@@ -7,16 +7,38 @@ time.
 """
 
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psutil
 
 from swarmd.config.config import WhenConfig
-from swarmd.daemon.guest.asking import Run, all_seconds, busy_seconds, run
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
+
+PATIENCE: Final = 2.0  # seconds for a command
+# A command's standard output; raises OSError or subprocess.SubprocessError
+Run = Callable[[Sequence[str]], str]
+
+
+def run(command: Sequence[str]) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=True, stdin=subprocess.DEVNULL
+    ).stdout
+
+
+def all_seconds(times: Any) -> float:
+    """Add up psutil's times of all cores, in seconds.
+
+    User time contains guest time already, so that is not added again.
+    """
+    return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
+
+
+def busy_seconds(times: Any) -> float:
+    return all_seconds(times) - float(times.idle + getattr(times, "iowait", 0.0))
+
 
 SLOW_EVERY: Final = 10.0  # seconds between two questions that start a program
 # Psutil's names of sensors, the best first

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 import h11
 import trio
 
-from swarmd.daemon.limited_serving import serve_at_most
+from swarmd.daemon.local_api.control import serve_at_most
 
 CONNECTIONS = 32  # at once; more are closed as they come
 PATIENCE = 10.0  # seconds for a whole request, and for each part of a response to be taken

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from swarmd.daemon.control import Handler
+from swarmd.daemon.local_api.control import Handler
 from swarmd.errors import SwarmdError
 
 if TYPE_CHECKING:

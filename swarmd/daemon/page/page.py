@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.daemon.page import access, rendering
 from swarmd.daemon.page.http import Request, Respond, Response, Send
 from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from swarmd.daemon.status_words import (
+from swarmd.daemon.local_api.status_words import (
     away_words,
     exchange_words,
     given_words,

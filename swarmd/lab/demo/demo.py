@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from swarmd.daemon.status_words import many
+from swarmd.daemon.local_api.status_words import many
 from swarmd.errors import SwarmdError
 from swarmd.lab.demo.figures import Curve, NoMatplotlib, draw_rewards
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm

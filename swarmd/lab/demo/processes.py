@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from p2p.identity import Identity, nickname
-from swarmd.daemon import control
+from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics

@@ -1,4 +1,4 @@
-"""Limits that can be changed while the node runs: checks what is asked for. Pure."""
+"""The CPU share over minutes, and the check of limits that are changed while the node runs. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,6 +8,24 @@ from pydantic import ValidationError
 from swarmd.config.config import LimitsConfig
 from swarmd.config.messages import shown
 from swarmd.errors import SwarmdError
+
+# Seconds' worth that may be saved up: after a pause it does not run at full speed for long
+CREDIT: Final = 2.0
+DEBT: Final = 3600.0  # seconds' worth that are remembered: a single step of a large model takes long
+
+
+class CpuShare:
+    """cores: CPU seconds a second, of all processes together."""
+
+    def __init__(self, cores: float, now: float) -> None:
+        self._cores, self._at, self._left = cores, now, 0.0
+
+    def spent(self, cpu_seconds: float, now: float) -> bool:
+        """Charge CPU seconds spent since the last call; return whether the node must rest now."""
+        gained, self._at = max(0.0, now - self._at) * self._cores, now
+        self._left = max(-DEBT * self._cores, min(CREDIT * self._cores, self._left + gained) - cpu_seconds)
+        return self._left < 0
+
 
 LIVE: Final = ("cpu", "month", "up", "down")  # of [limits]; the others hold from the next start
 LONGEST: Final = 40  # characters of one

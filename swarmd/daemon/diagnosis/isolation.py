@@ -10,7 +10,7 @@ from typing import Any
 
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_LETTERS, Introduced
 from p2p.types import PeerId, Reason
-from swarmd.daemon.reachability_report import bootstrap_remedy
+from swarmd.daemon.diagnosis.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
 BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW_S` are refused

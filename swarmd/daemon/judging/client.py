@@ -165,7 +165,10 @@ def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
 def signed_headers(
     identity: Identity, origin: str, target: str, sequence: int, digest: str
 ) -> dict[str, str]:
-    """The headers that prove who sends a POST. digest: SHA-256 of its body, in hexadecimal."""
+    """Return the headers that prove who sends a POST.
+
+    digest: SHA-256 of its body, in hexadecimal.
+    """
     message = "\n".join(("POST", origin, target, str(sequence), digest)).encode()
     return {
         "swarmd-peer": identity.peer_id,
@@ -230,7 +233,7 @@ class JudgeClient:
         return max(0.0, self._again_at - self._clock())
 
     async def ask(self, round_number: int, model: str) -> Question | NotJudged:
-        """A fresh question for this node; the one it was asked before, where that is still open.
+        """Ask for a question; the judge repeats the one before, where that is still open.
 
         Never raises for what a judge does.
         """
@@ -327,7 +330,10 @@ class JudgeClient:
         )
 
     async def _call(self, path: str, document: dict[str, Any] | None, success: int, kind: type[Any]) -> Any:
-        """What the judge answered, as `kind`, or a NotJudged. document: None to read, unsigned."""
+        """Return what the judge answered, as `kind`, or a NotJudged.
+
+        document: None to read, unsigned.
+        """
         body = None if document is None else msgspec.json.encode(document)
         with trio.move_on_after(self._timeouts.whole):
             async with self._turn:
@@ -403,7 +409,7 @@ class JudgeClient:
             return response.status_code, bytes(received)
 
     def signed(self, path: str, body: bytes) -> dict[str, str]:
-        """The headers that prove who sends this, for the next sequence number."""
+        """Return the headers that prove who sends this, for the next sequence number."""
         self._sequence = max(self._sequence + 1, self._nanoseconds())
         return signed_headers(self._identity, self.origin, path, self._sequence, sha256(body).hexdigest())
 
@@ -430,5 +436,5 @@ class JudgeClient:
 
 
 def _readable(text: str) -> str:
-    """A stranger's words, for the operator's terminal: one line, nothing that moves the cursor."""
+    """Return a stranger's words for the operator's terminal: one line, nothing that moves the cursor."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_WORDS]).strip()

@@ -17,10 +17,12 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import trio
 
 from p2p.errors import OperatorError
 from p2p.types import Started
@@ -53,8 +55,6 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
     what a killed predecessor left is removed.
     """
     import trio
-
-    from swarmd.daemon.limited_serving import serve_at_most
 
     _clear_away(state_dir)
     folder = _socket_folder()
@@ -266,3 +266,27 @@ def _clear_away(state_dir: Path) -> None:
         if left.name == "control" and left.parent.name.startswith(_FOLDER_PREFIX) and left.is_socket():
             left.unlink()
             left.parent.rmdir()
+
+
+Converse = Callable[[trio.SocketStream], Awaitable[None]]
+
+
+async def serve_at_most(most: int, converse: Converse, listeners: Sequence[trio.SocketListener]) -> None:
+    """Serve listeners until cancelled; close connections beyond `most` at once.
+
+    Where there are no more open files, trio waits for one.
+    """
+    room = trio.Semaphore(most)
+
+    async def admitted(stream: trio.SocketStream) -> None:
+        try:
+            room.acquire_nowait()
+        except trio.WouldBlock:
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            await converse(stream)
+        finally:
+            room.release()
+
+    await trio.serve_listeners(admitted, list(listeners))

@@ -27,7 +27,7 @@ from p2p.peers import census, introduction
 from p2p.peers.introduction import Introduced
 from p2p.types import Peer, PeerId
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.isolation import Facts, another, certain
+from swarmd.daemon.diagnosis.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 

@@ -11,8 +11,8 @@ import httpx2
 import msgspec
 
 from p2p.identity import Identity, verify
-from swarmd.daemon.judge_client import MAX_WORDS, RECEIPT, judge_origin, signed_headers
-from swarmd.daemon.judge_reader import exchanged, read
+from swarmd.daemon.judging.client import MAX_WORDS, RECEIPT, judge_origin, signed_headers
+from swarmd.daemon.judging.reader import exchanged, read
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
 

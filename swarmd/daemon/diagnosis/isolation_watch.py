@@ -17,9 +17,17 @@ from p2p.member import Member
 from p2p.peers.outbound import TARGET_MEMBERS
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
-from swarmd.daemon.isolation import Facts, Trouble, certain, dead_bootstrap, twin_trouble, where, why_alone
-from swarmd.daemon.reachability_survey import ask_around, is_offline, who_answers, whom_to_ask
-from swarmd.daemon.roster import Roster
+from swarmd.daemon.diagnosis.isolation import (
+    Facts,
+    Trouble,
+    certain,
+    dead_bootstrap,
+    twin_trouble,
+    where,
+    why_alone,
+)
+from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, who_answers, whom_to_ask
+from swarmd.daemon.local_api.roster import Roster
 
 CHECK_EVERY = 2.0  # seconds
 # Seconds after the start at which bootstrap addresses that are not connected are tried by themselves

@@ -17,7 +17,7 @@ from p2p.types import Peer, PeerId, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
-from swarmd.daemon.roster import AuthorRecord, Roster
+from swarmd.daemon.local_api.roster import AuthorRecord, Roster
 
 REWARDS_KEPT = 500  # rounds of the reward curve
 LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections

@@ -5,7 +5,7 @@ The key in the DHT is the curriculum's.
 Question: byte 2. Answer: up to 4 web addresses, each after its length as one byte. `swarmd bootstrap --judge`
 answers; a node with judge.url = "auto" asks. An address from a peer is a stranger's word: it is used only
 because the operator said so, only with https, and the status says whose word it is. What a judge says is
-checked as always (`swarmd.daemon.judge_client`).
+checked as always (`swarmd.daemon.judging.client`).
 """
 
 import ipaddress
