@@ -1,6 +1,6 @@
 """Acknowledgements: a node tells authors how many of their rollouts it trained on.
 
-For people to see; nothing is decided by them.
+They are for people to see; nothing is decided by them.
 
 Question: byte 7 and msgpack [1, number, rollouts]: the asker trained on so many more rollouts of the peer
 that it asks. number: another one for each such message, so that one that comes twice counts once. Answer:
@@ -47,7 +47,7 @@ def encode(number: int, rollouts: int) -> bytes:
 class Acknowledger:
     """Counts whose rollouts we trained on, and tells them.
 
-    connected: whom we are connected to. clock: seconds since the epoch.
+    connected: returns whom we are connected to. clock: seconds since the epoch.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Acknowledger:
         self._untold: OrderedDict[PeerId, int] = OrderedDict()
 
     def used(self, authors: Iterable[PeerId]) -> None:
-        """One rollout of each was trained on, for the first time."""
+        """Note that one rollout of each author was trained on for the first time."""
         for author in authors:
             self._untold[author] = self._untold.pop(author, 0) + 1
         while len(self._untold) > PEERS:
@@ -71,7 +71,7 @@ class Acknowledger:
             await self.tell()
 
     async def tell(self) -> None:
-        """Those of whom we used most, of the authors that are connected. What could not be told waits."""
+        """Tell the connected authors of whom we used most. What could not be told waits."""
         there = self._untold.keys() & set(self._connected())
         async with trio.open_nursery() as nursery:
             for author in sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]:
@@ -91,7 +91,7 @@ class Acknowledger:
 
 
 class Given:
-    """What we gave and how much of it others say that they used. Answers the question.
+    """Counts the rollouts that we shared and those that others say they used. Answers the question.
 
     A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures
     large, on our own screen alone.
@@ -119,7 +119,7 @@ class Given:
         return HEARD
 
     def document(self) -> dict[str, int]:
-        """rollouts: shared. used: how often others trained on one of them. by: how many others."""
+        """Return the status: rollouts shared, how often one was used, and by how many peers."""
         return {
             "rollouts": self.rollouts,
             "used": sum(total for _, total in self._by.values()),

@@ -45,18 +45,20 @@ class _Fetch:
 
 
 class Tried(Protocol):
-    """Called when an author was asked for what it offered: whether it served that."""
+    """Called when an author was asked for what it offered, with whether it served that."""
 
     def __call__(self, author: PeerId, *, served: bool) -> None: ...
 
 
 class Gatherer:
-    """wanted: rollouts to fetch in a round.
+    """Fetches for one trainer.
 
-    specialties: the curriculum's. tried: told of each author that was asked.
-
-    hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of the
-    round in which it, or its offer, arrived.
+    Args:
+        wanted: rollouts to fetch in a round.
+        specialties: the curriculum's.
+        tried: told of each author that was asked.
+        hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of
+            the round in which it, or its offer, arrived.
     """
 
     def __init__(
@@ -108,15 +110,14 @@ class Gatherer:
             self._fill()
 
     def resume(self, round_number: int) -> None:
-        """Take note that the trainer has started, and that this round is its next."""
+        """Note that the trainer has started, and that this round is its next."""
         self._board.begin(round_number)
 
     def next_round(self, round_number: int) -> None:
-        """Another round of the trainer begins.
+        """Begin another round of the trainer.
 
-        Cancel the last one's fetches, except those begun less than AT_LEAST ago.
-
-        Rollouts that would be too old to train on are cancelled in any case.
+        The last one's fetches are cancelled, except those begun less than MIN_FETCH_S ago. Rollouts that
+        would be too old to train on are cancelled in any case.
         """
         now = self._clock()
         self._board.begin(round_number)
@@ -129,7 +130,7 @@ class Gatherer:
 
     @property
     def round(self) -> int:
-        """The trainer's; 0 before it is known."""
+        """The trainer's round; 0 before it is known."""
         return self._board.round
 
     def document(self) -> dict[str, int]:
@@ -171,7 +172,10 @@ class Gatherer:
             self._nursery.start_soon(self._wait, begun)
 
     def _places(self) -> int:
-        """Free places of the round. At most twice the wanted rollouts are fetched at a time."""
+        """Return how many places of the round are free.
+
+        At most twice the wanted rollouts are fetched at a time.
+        """
         under_way = self._alive()
         holding = sum(not fetch.late and not self._serving.on_trial(fetch.item.author) for fetch in under_way)
         return max(0, min(self._wanting - holding, self._wanted + self._wanting - len(under_way)))
@@ -229,7 +233,7 @@ class Gatherer:
             self._member.report(author, Reason.UNSERVED)
 
     def _take(self, item: Offered, blob: bytes) -> bool:
-        """Hand on the rollout that was offered; return whether it was."""
+        """Hand on the rollout that was offered. Returns whether it was."""
         found = offers.decode_blob(blob, item)
         if isinstance(found, Reason):
             log.info("a blob of %s: %s", item.author, found.value)
@@ -254,9 +258,9 @@ def gatherer_of(
     rng: random.Random,
     tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
 ) -> tuple[Gatherer, OfferChoice[Offered]]:
-    """A node's gatherer, and the choice that it makes.
+    """Make a node's gatherer, and the choice that it makes.
 
-    To be told of each round's end before the gatherer is.
+    The choice is to be told of each round's end before the gatherer is.
     """
     choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
     gatherer = Gatherer(

@@ -86,7 +86,7 @@ def encode(
     specialties: Sequence[str],
     encoded: Sequence[bytes] | None = None,
 ) -> tuple[list[bytes], list[bytes]]:
-    """The offers, of at most MAX_OFFER bytes each, and the blobs that they name.
+    """Encode offers, of at most OFFER_BYTES each, and the blobs that they name.
 
     A rollout over the limits of a blob is left out.
 
@@ -123,7 +123,7 @@ def join(bodies: Sequence[bytes]) -> list[bytes]:
 
 
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
-    """The offers in an envelope, or why it holds none. Never raises, whatever the bytes."""
+    """Return the offers in an envelope, or why it holds none. Never raises, whatever the bytes."""
     try:
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -146,7 +146,7 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
 
 
 def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
-    """The items in their order, in offers of at most MAX_OFFER bytes."""
+    """Encode the items in their order, in offers of at most OFFER_BYTES."""
     found: list[bytes] = []
     waiting: list[_Item] = []
     for item in items:
@@ -160,9 +160,7 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
 def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
     """Return a blob as the body of a `rollouts` frame and its rollout, or why it is not what was offered.
 
-    Never raises.
-
-    blob: what has the offered id, so whoever offered it is to blame for it.
+    Never raises. blob: has the offered id, so whoever offered it is to blame for it.
     """
     try:
         content = unpack(blob)
@@ -195,13 +193,11 @@ def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Seque
 
 
 class Board:
-    """The offers we know.
+    """Holds the offers that we know.
 
-    Bounded per author and in all; where it is full, whoever holds most loses the oldest
-    (`p2p.admission.holders`).
-
-    The first who offers an id keeps it. There is one offer for each author and task, as in the pool; a chosen
-    offer does not come back.
+    It is bounded per author and in all; where it is full, whoever holds most loses the oldest
+    (`p2p.admission.holders`). The first who offers an id keeps it. There is one offer for each author and
+    task, as in the pool; a chosen offer does not come back.
 
     kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer
     arrived.
@@ -239,7 +235,7 @@ class Board:
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
-        """Take what `choice` chooses off the board.
+        """Choose offers and take them off the board.
 
         Of offers with the same author and task only one is considered.
         """
@@ -264,10 +260,9 @@ class Board:
     def begin(self, round_number: int) -> None:
         """Begin this round of the trainer.
 
-        Remove offers whose rollouts would be too old in the next, where they are trained on.
-
-        Where it is the first known, or the trainer starts again from an earlier one, what is here counts as
-        of this round.
+        Removes offers whose rollouts would be too old in the next, where they are trained on. Where it is the
+        first known round, or the trainer starts again from an earlier one, the offers here count as of this
+        round.
         """
         if self.round == 0 or round_number < self.round:
             self._offered = OrderedDict(
@@ -280,7 +275,7 @@ class Board:
             self._drop(next(iter(self._offered)))
 
     def too_old(self, item: Offered) -> bool:
-        """Whether a chosen rollout is too old to train on."""
+        """Return whether a chosen rollout is too old to train on."""
         return too_old(item.round, self.round, self._kept_rounds)
 
     def _drop(self, name: bytes) -> None:

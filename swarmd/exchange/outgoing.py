@@ -1,8 +1,9 @@
-"""What a node would share, until its pace allows it (`swarmd.exchange.pacing`). Pure; `now` is an argument.
+"""Holds what a node would share until its pace allows it (`swarmd.exchange.pacing`).
 
-What waits is of the last `max_age` rounds, as old as others would still train on. When the time has come, one
-offer carries as much of it as fits, the newest first; what is older is never offered, and nobody misses it. A
-set that is gossiped whole is not joined to others: the newest goes, and takes the place of an offer.
+Pure; `now` is an argument. What waits is of the last `max_age` rounds, as old as others would still train on.
+When the time has come, one offer carries as much of it as fits, the newest first; what is older is never
+offered, and nobody misses it. A set that is gossiped whole is not joined to others: the newest goes, and
+takes the place of an offer.
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ Message = tuple[str, bytes]  # kind and body
 
 
 class Outgoing:
-    """max_age: rounds of ours (`round.max_age`)."""
+    """The messages that wait. max_age: rounds of ours (`round.max_age`)."""
 
     def __init__(self, pacing: Pacing, max_age: int) -> None:
         self._pacing = pacing
@@ -22,14 +23,14 @@ class Outgoing:
         self._rounds: deque[list[Message]] = deque([[]], maxlen=max_age)
 
     def put(self, kind: str, body: bytes) -> None:
-        """A message of the round that runs."""
+        """Add a message of the round that runs."""
         self._rounds[-1].append((kind, body))
 
     def next_round(self) -> None:
         self._rounds.append([])
 
     def take(self, now: float) -> Message | None:
-        """The next message to send now; it counts as sent.
+        """Remove and return the next message to send now; it counts as sent.
 
         None: nothing waits, or it is not time. Call it until it returns None.
         """

@@ -9,15 +9,15 @@ votes, so there is nothing to lie about.
 
 - **Free.** While a node hears few authors, or less than half of the target, it sends whenever it has
   something: once a round. A newcomer has listened for its first round by then. When the topic becomes busy,
-  it goes on at a pace of START.
-- **Paced.** Every EVERY seconds, at a moment of its own, the pace becomes: twice as large where few authors
+  it goes on at a pace of FIRST_PACE.
+- **Paced.** Every CORRECT_EVERY_S, at a moment of its own, the pace becomes: twice as large where few authors
   are heard; up to that where far less than the target is; half where far more is; a little smaller where more
   is; else a step larger. The step is small beside any pace, and goes with the logarithm of how slow the pace
   is, so that the slower catch up in swarms of any size.
-- **What counts.** An author counts for no more than SHARE times the median author, and a network group for no
-  more than GROUP such authors. An author that never served counts as much as those like it served in the last
-  LONG seconds, when we tried; where we tried none, not at all, once anybody has served. So a crowd of free
-  keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
+- **What counts.** An author counts for no more than AUTHOR_CAP times the median author, and a network group
+  for no more than GROUP_CAP such authors. An author that never served counts as much as those like it served
+  in the last LONG_S, when we tried; where we tried none, not at all, once anybody has served. So a crowd of
+  free keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
 
 The constants are measured by `benchmarks.simulation`; docs/p2p.md has the figures.
 """
@@ -49,7 +49,7 @@ PROVEN = 4096  # authors that served
 
 
 class Heard:
-    """Offers heard of late, by author, each weighed by what it is worth."""
+    """The offers heard lately, by author, each weighed by what it is worth."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, PeerId]] = deque()  # of the SHORT seconds
@@ -84,13 +84,13 @@ class Heard:
             del self._proven[author]
 
     def authors(self, now: float) -> float:
-        """How many authors are heard, each weighed."""
+        """Return how many authors are heard, each weighed."""
         self._forget(now)
         strangers = self._strangers()
         return sum(1.0 if author in self._proven else strangers for author in self._past_of)
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Offers a second over the last SHORT and LONG seconds, each author up to its share."""
+        """Return the offers a second over the last SHORT_S and LONG_S, each author up to its share."""
         self._forget(now)
         if not self._past_of:
             return 0.0, 0.0
@@ -108,7 +108,7 @@ class Heard:
         return short / SHORT, long / LONG
 
     def _strangers(self) -> float:
-        """Return what an author counts that never served."""
+        """Return how much an author counts that never served."""
         if not self._tries:
             return 0.0 if self._proven else 1.0
         return sum(served for _, served in self._tries) / len(self._tries)
@@ -131,7 +131,7 @@ class Heard:
 
 
 class Pacing:
-    """When a node may send its next offer.
+    """Decides when a node may send its next offer.
 
     target: offers a second of the whole topic, the same for all nodes of a swarm.
     """
@@ -145,7 +145,7 @@ class Pacing:
         self._waited = False  # since the last correction an offer had to wait
 
     def may_send(self, now: float) -> bool:
-        """Whether an offer that is there may be sent now. Asked again and again while there is one."""
+        """Return whether a waiting offer may be sent now. It is asked again and again while one waits."""
         self._correct(now)
         if math.isinf(self.pace) or now >= self._sent_at + self._gap / self.pace:
             return True
@@ -153,7 +153,7 @@ class Pacing:
         return False
 
     def sent(self, now: float) -> None:
-        """An offer was sent."""
+        """Note that an offer was sent."""
         self._sent_at, self._gap = now, self._rng.uniform(1 - SPREAD, 1 + SPREAD)
 
     def _correct(self, now: float) -> None:

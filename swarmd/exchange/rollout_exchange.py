@@ -1,4 +1,4 @@
-"""Rollouts over a Transport: share ours, collect theirs. Never waits for the network."""
+"""Exchanges rollouts over a Transport: shares ours, collects others'. Never waits for the network."""
 
 import logging
 from collections import Counter, OrderedDict
@@ -27,9 +27,10 @@ class RolloutExchange:
         whole: int = offers.WHOLE,
         modality: str = wire.TEXT,
     ) -> None:
-        """whole: bytes up to which a set is gossiped as it is; a larger one is offered.
+        """Exchange over this transport.
 
-        modality: of what is shared and collected.
+        whole: bytes up to which a set is gossiped as it is; a larger one is offered. modality: of what is
+        shared and collected.
         """
         self.transport, self.model, self.curriculum, self._whole, self._modality = (
             transport,
@@ -71,9 +72,9 @@ class RolloutExchange:
             self.transport.publish(wire.tagged(offers.KIND, self._modality), body)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        """Rollouts received since the last call, oldest first.
+        """Return the rollouts received since the last call, oldest first, and refusals by reason.
 
-        And refusals by reason, of frames and rollouts together.
+        Refusals are of frames and rollouts together.
         """
         rollouts: list[Rollout] = []
         refused: Counter[str] = Counter()
@@ -107,7 +108,7 @@ class RolloutExchange:
             self.transport.report(author, Reason.USELESS)
 
     def _know(self, author: Author) -> None:
-        """Bounded against a flood of names: the author heard least recently is forgotten."""
+        """Remember the author, forgetting the one heard least recently: a flood of names fills no memory."""
         self._known[author.id] = author
         self._known.move_to_end(author.id)
         if len(self._known) > AUTHORS:

@@ -7,8 +7,8 @@ author has a credit. A served rollout adds to it, a failed fetch takes from it. 
 set aside: its offers are not chosen for a while, each time twice as long. One served rollout ends that.
 
 - HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer
-  although others did of late, so the fault is not our line. SOFT failure: it could not be reached. It may
-  have left, or be behind NAT.
+  although others did lately, so the fault is not our line. SOFT failure: it could not be reached. It may have
+  left, or be behind NAT.
 - Fetches that ran at the same time count once: a node that restarts has failed once, not four times.
 - An author that served and then failed is on trial until it serves again. It gets no place of the round. It
   is tried beside them, once a round, and more often only if places stay free. So its failures cost nobody a
@@ -52,7 +52,7 @@ class _Record:
 
 
 class Serving:
-    """wanted: rollouts in a round."""
+    """Keeps the credit of authors. wanted: rollouts in a round."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -77,14 +77,14 @@ class Serving:
         record.failing, record.again_at, record.aside = False, 0.0, ASIDE
 
     def cost(self, said: HolderReply, connected: bool, now: float) -> int:
-        """What a failure costs, by the author's own answer."""
+        """Return what a failure costs, by the author's own answer."""
         alive = connected and now - self._served_at < OF_LATE
         return HARD if said is HolderReply.NO or alive else SOFT
 
     def failed(self, author: PeerId, cost: int, since: float, now: float) -> bool:
-        """Nobody had what the author offered, and we asked from `since` on.
+        """Charge the author for a failure: nobody had what it offered, and we asked from `since` on.
 
-        Whether it, who has served, is set aside for that.
+        Returns whether the author had served before and is set aside for this.
         """
         record = self._record(author)
         if since <= record.failed_at:
@@ -100,26 +100,26 @@ class Serving:
         return record.serves
 
     def serves(self, author: PeerId) -> bool:
-        """It has served us, and has not been set aside since."""
+        """Return whether the author has served us, and has not been set aside since."""
         record = self._authors.get(author)
         return record is not None and record.serves and record.credit > 0
 
     def doubtful(self, author: PeerId) -> bool:
-        """Whether a fetch from it gets little time."""
+        """Return whether a fetch from the author gets little time."""
         record = self._authors.get(author)
         return (record is not None and record.failing) or (self._strangers == 0 and not self.serves(author))
 
     def on_trial(self, author: PeerId) -> bool:
-        """It served, and failed since."""
+        """Return whether the author served once and failed since."""
         record = self._authors.get(author)
         return record is not None and record.serves and record.failing
 
     def tries(self) -> bool:
-        """Whether any author is on trial."""
+        """Return whether any author is on trial."""
         return any(record.serves and record.failing for record in self._authors.values())
 
     def aside(self, now: float) -> int:
-        """How many authors are set aside."""
+        """Return how many authors are set aside."""
         return sum(now < record.again_at for record in self._authors.values())
 
     def choose(
@@ -164,9 +164,9 @@ class Serving:
     def _try_out(
         self, trials: list[Offered], free: int, count: int, rng: random.Random, choice: Choice
     ) -> Sequence[Offered]:
-        """One of each that was not tried in this round, and more if the others leave so many places free.
+        """Choose one offer of each author on trial that was not tried in this round, at most `count`.
 
-        At most `count`.
+        If the others leave so many places free, choose more.
         """
         rng.shuffle(trials)
         untried = {item.author: item for item in trials if item.author not in self._tried}

@@ -1,8 +1,7 @@
 """The curriculum and the digest of a swarm.
 
-The digest is part of the topic, so swarms with different digests never meet.
-
-It is of what makes the questions. How answers are scored is each node's own affair.
+The digest is part of the topic, so swarms with different digests never meet. It covers what makes the
+questions. How answers are scored is each node's own affair.
 """
 
 import hashlib
@@ -14,9 +13,9 @@ from swarmd.tasks.own import find_curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
-    """`auto`: the easy curriculum for the tiny models, the paper's for the rest.
+    """Return the curriculum: for `auto` the easy one with the tiny models, the paper's with the rest.
 
-    Own tasks are loaded, once (`own`). ConfigError.
+    Own tasks are loaded, once (`own`). Raises ConfigError.
     """
     if config.swarm.curriculum != "auto":
         return find_curriculum(config.swarm.curriculum)
@@ -24,12 +23,12 @@ def curriculum_of(config: NodeConfig) -> Curriculum:
 
 
 def swarm_digest(of: Curriculum) -> str:
-    """16 hex digits of (the curriculum's questions with their ReasoningGYM version, wire version)."""
+    """Return 16 hex digits over the curriculum's questions, ReasoningGYM's version and the wire version."""
     return hashlib.sha256(f"{of.questions} wire {wire.VERSION}".encode()).hexdigest()[:16]
 
 
 def curriculum_named(digest: str) -> str | None:
-    """The curriculum with this swarm digest, the faithful one of two.
+    """Return the name of the curriculum with this swarm digest, the faithful one of two.
 
     None if this version of swarmd has none.
     """

@@ -68,7 +68,7 @@ def tagged(kind: str, modality: str) -> str:
 
 
 def modality_of(kind: str) -> str | None:
-    """The modality of rollouts or of an offer; None where the kind is neither."""
+    """Return the modality of rollouts or of an offer; None where the kind is neither."""
     base, tag, modality = kind.partition("-")
     return None if base not in (KIND, OFFER) or (tag and modality in ("", TEXT)) else modality or TEXT
 
@@ -92,7 +92,7 @@ def join(encoded: Sequence[bytes], round_number: int, model: str) -> bytes:
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
-    """The rollout set, or why there is none. Never raises, whatever the bytes."""
+    """Return the rollout set, or why there is none. Never raises, whatever the bytes."""
     try:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -124,9 +124,9 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
 
 
 def newer(body: bytes, ours: int) -> Reason:
-    """Why a body cannot be read.
+    """Return why a body cannot be read.
 
-    One of a later version is not garbage: its author is not to blame, and the operator should know.
+    A body of a later version is not garbage: its author is not to blame, and the operator should know.
     """
     try:
         version = msgspec.msgpack.decode(_list.decode(body)[0], type=int)
