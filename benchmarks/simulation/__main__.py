@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.simulation.swarm import Swarm
-from swarmd.exchange.pacing import TARGET
+from swarmd.exchange.pacing import TARGET_PER_S
 
 SETTLING, LATER = 600.0, 1200.0  # seconds, up to MANY nodes and beyond
 MANY = 1000
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{one['kb'][kind]:.0f}" for kind in ("offers", "control", "fetches", "connections")
         )
         print(
-            f"| {nodes:,} | {one['offers']:.2f} ({one['offers'] / TARGET:.2f}) | {one['full']:.2%} |"
+            f"| {nodes:,} | {one['offers']:.2f} ({one['offers'] / TARGET_PER_S:.2f}) | {one['full']:.2%} |"
             f" {one['jain']:.2f} | {sum(one['kb'].values()):.0f}: {parts} | {one['refused']:.1%} |"
             f" {one['first']:.0f} | {time.monotonic() - begun:.0f} |",
             file=out,

@@ -20,7 +20,7 @@ from p2p.peers.request_connections import IDLE_S
 from p2p.types import PeerId
 from swarmd.exchange import offers
 from swarmd.exchange.outgoing import Outgoing
-from swarmd.exchange.pacing import LONG, Heard, Pacing
+from swarmd.exchange.pacing import LONG_S, Heard, Pacing
 
 STEP = 0.25  # seconds of virtual time
 DELAY = 0.5  # seconds until everybody has heard an offer, and may have fetched
@@ -169,7 +169,7 @@ class Swarm:
                     node.heard.offer(name, "", self.now)
         ids = msgspec.msgpack.decode(body)[5]
         self._board.extend(Item(ids[at : at + 12], author, self.now) for at in range(0, len(ids), 12))
-        while self._board and self._board[0].heard_at < self.now - LONG:
+        while self._board and self._board[0].heard_at < self.now - LONG_S:
             self._holders.pop(self._board.popleft().id, None)
 
     # Fetching.

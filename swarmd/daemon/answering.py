@@ -40,7 +40,7 @@ from swarmd.daemon.local_api.status import peers_document
 from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
 from swarmd.errors import ConfigError
 from swarmd.exchange import wire
-from swarmd.exchange.acknowledgements import Given
+from swarmd.exchange.acknowledgements import AcknowledgementCounter
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.strategies import SHARES
@@ -98,7 +98,7 @@ class AnsweringPeer:
         self.member = sharing_member(
             self._engine, self.identity, self._topic, config.swarm, folder, self._on_envelope
         )
-        self.given = self.member.answers[PeerRequest.USED] = Given()
+        self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
         self._exchange = RolloutExchange(self.member, author, curriculum)
         self._verifier = Verifier(curriculum)
         self.tasks = open_tasks(curriculum, self._verifier, config.tasks.specialties)

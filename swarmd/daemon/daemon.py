@@ -43,7 +43,7 @@ from swarmd.daemon.trainer_process import TrainerChild, run_tracker
 from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
-from swarmd.exchange.acknowledgements import Acknowledger, Given
+from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
 from swarmd.exchange.gathering import gatherer_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.protocols import View
@@ -120,7 +120,7 @@ class Daemon:
             rng,
             self.publisher.heard.tried,
         )
-        self.given = self.member.answers[PeerRequest.USED] = Given()
+        self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         seed = node_seed(config.seed, folder)
         start = link.StartTrainer(

@@ -20,10 +20,13 @@ import trio
 from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
 VERSION = 1
-EVERY = 30.0  # seconds between two turns
-AT_ONCE = 16  # authors told in a turn
-PATIENCE = 5.0  # seconds for an answer
-PEERS = 1024  # authors that are still to be told, and peers that told us
+# How often authors are told.
+TELL_EVERY_S = 30.0
+# Authors told at a time.
+AT_ONCE = 16
+ANSWER_TIMEOUT_S = 5.0
+# Authors that are still to be told, and peers that told us.
+MAX_PEERS = 1024
 HEARD = b"\x01"
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
@@ -62,12 +65,12 @@ class Acknowledger:
         """Note that one rollout of each author was trained on for the first time."""
         for author in authors:
             self._untold[author] = self._untold.pop(author, 0) + 1
-        while len(self._untold) > PEERS:
+        while len(self._untold) > MAX_PEERS:
             self._untold.popitem(last=False)
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(EVERY)
+            await trio.sleep(TELL_EVERY_S)
             await self.tell()
 
     async def tell(self) -> None:
@@ -79,7 +82,7 @@ class Acknowledger:
 
     async def _tell(self, author: PeerId, rollouts: int) -> None:
         self._number += 1
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(ANSWER_TIMEOUT_S):
             try:
                 await self._ask(author, encode(self._number, rollouts), len(HEARD))
             except Unanswered as error:
@@ -90,7 +93,7 @@ class Acknowledger:
                 self._untold[author] = left
 
 
-class Given:
+class AcknowledgementCounter:
     """Counts the rollouts that we shared and those that others say they used. Answers the question.
 
     A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures
@@ -114,7 +117,7 @@ class Given:
         total = min(self.rollouts, before + (said.rollouts if number != said.number else 0))
         if total:
             self._by[peer] = (said.number, total)
-            if len(self._by) > PEERS:
+            if len(self._by) > MAX_PEERS:
                 self._by.popitem(last=False)
         return HEARD
 

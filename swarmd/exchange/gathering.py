@@ -27,10 +27,12 @@ from swarmd.experience.batch import OfferChoice
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author
 
-# Seconds a fetch may take even if its round is over: rounds of a tiny model are shorter than a round trip
-AT_LEAST = 5.0
-DOUBTFUL = 2.0  # seconds a fetch from a doubtful author may take (`Serving.doubtful`)
-LATE = 2.0  # seconds after which a fetch goes on but frees its place for another author
+# The time of a fetch even if its round is over: rounds of a tiny model are shorter than a round trip.
+MIN_FETCH_S = 5.0
+# The time of a fetch from a doubtful author (`Serving.doubtful`).
+DOUBTFUL_FETCH_S = 2.0
+# A fetch that takes longer goes on, but frees its place for another author.
+LATE_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ class Gatherer:
         self._board.begin(round_number)
         self._serving.next_round()
         for fetch in self._under_way.values():
-            if now - fetch.since >= AT_LEAST or self._board.too_old(fetch.item):
+            if now - fetch.since >= MIN_FETCH_S or self._board.too_old(fetch.item):
                 fetch.scope.cancel()
         self._wanting = self._wanted
         self._fill()
@@ -184,7 +186,7 @@ class Gatherer:
         return [fetch for fetch in self._under_way.values() if not fetch.scope.cancel_called]
 
     async def _wait(self, begun: Sequence[_Fetch]) -> None:
-        await trio.sleep(LATE)
+        await trio.sleep(LATE_S)
         late = [fetch for fetch in begun if self._under_way.get(fetch.item.id) is fetch]
         for fetch in late:
             fetch.late = True
@@ -196,7 +198,9 @@ class Gatherer:
         try:
             with (
                 fetch.scope,
-                trio.move_on_after(DOUBTFUL) if self._serving.doubtful(item.author) else nullcontext(),
+                trio.move_on_after(DOUBTFUL_FETCH_S)
+                if self._serving.doubtful(item.author)
+                else nullcontext(),
             ):
                 holders: list[PeerId] = [item.author] if item.via is None else [item.author, item.via]
                 blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.replies)
@@ -224,7 +228,7 @@ class Gatherer:
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):
             return  # the author had no time to answer
         self._tried(author, served=False)
-        patient = given >= AT_LEAST or not fetch.scope.cancelled_caught
+        patient = given >= MIN_FETCH_S or not fetch.scope.cancelled_caught
         connected = patient and any(peer.id == author for peer in self._member.peers())
         cost = self._serving.cost(said, connected, now)
         if cost == HARD:

@@ -31,13 +31,17 @@ from swarmd.exchange import wire
 from swarmd.experience.pool import heard_in, too_old
 from swarmd.types import Rollout, TaskRef
 
-KIND = wire.OFFER  # the envelope's kind
+# The envelope's kind.
+KIND = wire.OFFER_KIND
 VERSION = 1
-MAX_OFFER = 1024  # bytes of one offer
-MAX_ITEMS = 64  # in one offer
-TAKEN = 8192  # chosen ids that a board remembers
-# Bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip
-WHOLE = 2 * 1024
+# The size of one offer, at most.
+OFFER_BYTES = 1024
+# Items in one offer.
+MAX_ITEMS = 64
+# Chosen ids that a board remembers.
+MAX_TAKEN = 8192
+# A set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip.
+WHOLE_BYTES = 2 * 1024
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB_BYTES)]
@@ -130,7 +134,7 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         return wire.newer(envelope.body, VERSION)
     if offer.version != VERSION:
         return Reason.WRONG_VERSION
-    if len(envelope.body) > MAX_OFFER or _encoder.encode(offer) != envelope.body:
+    if len(envelope.body) > OFFER_BYTES or _encoder.encode(offer) != envelope.body:
         return Reason.UNDECODABLE
     ids = [offer.ids[at : at + ID_BYTES] for at in range(0, len(offer.ids), ID_BYTES)]
     if not len(offer.specialties) == len(offer.ns) == len(offer.sizes) == len(ids) or len(ids[-1]) < ID_BYTES:
@@ -150,7 +154,9 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
     found: list[bytes] = []
     waiting: list[_Item] = []
     for item in items:
-        if waiting and (len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > MAX_OFFER):
+        if waiting and (
+            len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > OFFER_BYTES
+        ):
             found.append(_body(round_number, waiting))
             waiting = []
         waiting.append(item)
@@ -244,7 +250,7 @@ class Board:
         for item in chosen:
             self._drop(item.id)
             self._taken[item.id] = None
-        while len(self._taken) > TAKEN:
+        while len(self._taken) > MAX_TAKEN:
             self._taken.popitem(last=False)
         return chosen
 

@@ -29,36 +29,49 @@ from statistics import median_low
 
 from p2p.types import PeerId
 
-# Offers a second, of the whole topic. One for all nodes: a node with a smaller one would silence itself alone
-TARGET = 0.2
-FEW = 16  # authors; among so few each sends at its own rounds' pace
-EVERY = 60.0  # seconds between two corrections
-SHORT, LONG = 60.0, 300.0  # seconds of the two means of the rate; authors are counted over the second
-START = 1 / 240  # of the target: the first pace of a node on a busy topic
-STEP = 0.008  # of the pace, times the logarithm of target to pace
-LEAP = 10  # steps at once, but no more than the pace itself, where less than LOW of the target is heard
-# Of the ratio of target and rate: a small one, as all hear it and answer, and it is of some 60 offers
+# Offers of the whole topic. One for all nodes: a node with a smaller one would silence itself alone.
+TARGET_PER_S = 0.2
+# Among so few authors each sends at its own rounds' pace.
+FEW_AUTHORS = 16
+# How often the pace is corrected.
+CORRECT_EVERY_S = 60.0
+# The two means of the rate. Authors are counted over the second.
+SHORT_S, LONG_S = 60.0, 300.0
+# The first pace of a node on a busy topic, as a share of the target.
+FIRST_PACE = 1 / 240
+# A step, as a share of the pace; it is multiplied by the logarithm of target over pace.
+STEP = 0.008
+# Steps at once where less than LOW of the target is heard, but no more than the pace itself.
+MAX_STEPS = 10
+# The exponent of a correction. It is small, as all hear and correct, and the rate is of some 60 offers.
 GAIN = 0.3
-LEAST, MOST = 0.5, 2.0  # factors of one correction
-LOW, FAR = 0.75, 2.0  # times the target: below, the pace grows fast; above, it is halved
-SPREAD = 0.5  # of a gap between two offers: drawn from 1 - SPREAD to 1 + SPREAD of the mean
-OFFERS = 16_384  # remembered at most
-SHARE = 2.0
-GROUP = 8
-PROVEN = 4096  # authors that served
+# The factors of one correction.
+MIN_FACTOR, MAX_FACTOR = 0.5, 2.0
+# Of the target: below LOW the pace grows fast, above FAR it is halved.
+LOW, FAR = 0.75, 2.0
+# A gap between two offers is drawn from 1 - SPREAD to 1 + SPREAD of the mean.
+SPREAD = 0.5
+# Offers that are remembered.
+MAX_OFFERS = 16_384
+# An author counts for at most so many times the median author.
+AUTHOR_CAP = 2.0
+# A network group counts for at most so many authors.
+GROUP_CAP = 8
+# Authors that served.
+MAX_PROVEN = 4096
 
 
 class Heard:
     """The offers heard lately, by author, each weighed by what it is worth."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, PeerId]] = deque()  # of the SHORT seconds
-        self._past: deque[tuple[float, PeerId]] = deque()  # of the LONG ones
+        self._recent: deque[tuple[float, PeerId]] = deque()  # of the SHORT_S seconds
+        self._past: deque[tuple[float, PeerId]] = deque()  # of the LONG_S ones
         self._recent_of: Counter[PeerId] = Counter()
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # of those in _past_of
         self._proven: OrderedDict[PeerId, None] = OrderedDict()
-        # Fetches of the LONG seconds from authors that never served before; came it?
+        # Fetches of the LONG_S seconds from authors that never served before; came it?
         self._tries: deque[tuple[float, bool]] = deque()
         self._now = 0.0
 
@@ -78,7 +91,7 @@ class Heard:
         if served:
             self._proven[author] = None
             self._proven.move_to_end(author)
-            if len(self._proven) > PROVEN:
+            if len(self._proven) > MAX_PROVEN:
                 self._proven.popitem(last=False)
         elif known:
             del self._proven[author]
@@ -94,18 +107,18 @@ class Heard:
         self._forget(now)
         if not self._past_of:
             return 0.0, 0.0
-        most = SHARE * median_low(self._past_of.values())
+        most = AUTHOR_CAP * median_low(self._past_of.values())
         groups: dict[str, float] = defaultdict(float)
         for author, count in self._past_of.items():
             groups[self._group[author]] += min(count, most)
         strangers, short, long = self._strangers(), 0.0, 0.0
         for author, count in self._past_of.items():
             group = self._group[author]
-            within = 1.0 if not group else min(1.0, GROUP * most / groups[group])
+            within = 1.0 if not group else min(1.0, GROUP_CAP * most / groups[group])
             weight = min(1.0, most / count) * within * (1.0 if author in self._proven else strangers)
             short += weight * self._recent_of[author]
             long += weight * count
-        return short / SHORT, long / LONG
+        return short / SHORT_S, long / LONG_S
 
     def _strangers(self) -> float:
         """Return how much an author counts that never served."""
@@ -115,13 +128,13 @@ class Heard:
 
     def _forget(self, now: float) -> None:
         self._now = now
-        while self._tries and self._tries[0][0] <= now - LONG:
+        while self._tries and self._tries[0][0] <= now - LONG_S:
             self._tries.popleft()
         for events, counts, seconds in (
-            (self._recent, self._recent_of, SHORT),
-            (self._past, self._past_of, LONG),
+            (self._recent, self._recent_of, SHORT_S),
+            (self._past, self._past_of, LONG_S),
         ):
-            while events and (events[0][0] <= now - seconds or len(events) > OFFERS):
+            while events and (events[0][0] <= now - seconds or len(events) > MAX_OFFERS):
                 _, author = events.popleft()
                 counts[author] -= 1
                 if not counts[author]:
@@ -136,7 +149,7 @@ class Pacing:
     target: offers a second of the whole topic, the same for all nodes of a swarm.
     """
 
-    def __init__(self, heard: Heard, rng: random.Random, target: float = TARGET) -> None:
+    def __init__(self, heard: Heard, rng: random.Random, target: float = TARGET_PER_S) -> None:
         self._heard, self._rng, self.target = heard, rng, target
         self.pace = math.inf  # offers a second; infinite: free
         # When the last one was sent; the next follows after _gap / pace
@@ -162,14 +175,16 @@ class Pacing:
             return
         authors, (short, long) = self._heard.authors(now), self._heard.rates(now)
         if paced:
-            self._correct_at = now + EVERY
+            self._correct_at = now + CORRECT_EVERY_S
             self.pace *= self._factor(authors, short, long)
-            if authors <= 2 * FEW:  # or some could stay silent, unheard, beside FEW that are free
-                self.pace = max(self.pace, START * self.target)
+            if (
+                authors <= 2 * FEW_AUTHORS
+            ):  # or some could stay silent, unheard, beside FEW_AUTHORS that are free
+                self.pace = max(self.pace, FIRST_PACE * self.target)
             self._waited = False
-        elif authors > FEW and max(short, long) > self.target / 2:
-            self.pace = START * self.target
-            self._correct_at = now + EVERY * self._rng.random()
+        elif authors > FEW_AUTHORS and max(short, long) > self.target / 2:
+            self.pace = FIRST_PACE * self.target
+            self._correct_at = now + CORRECT_EVERY_S * self._rng.random()
             # At a moment of its own: many may begin at once
             self._sent_at, self._gap = now, 2 * self._rng.random()
         if self.pace >= self.target:
@@ -177,13 +192,13 @@ class Pacing:
 
     def _factor(self, authors: float, short: float, long: float) -> float:
         step = STEP * math.log(self.target / self.pace)
-        if authors > FEW and short > FAR * self.target:
-            return LEAST
-        if authors > FEW and min(short, long) > self.target:
+        if authors > FEW_AUTHORS and short > FAR * self.target:
+            return MIN_FACTOR
+        if authors > FEW_AUTHORS and min(short, long) > self.target:
             return math.pow(self.target / min(short, long), GAIN)
         # It was not the pace that made it wait, and it would grow without end (RFC 7661)
         if not self._waited:
             return 1.0
-        if authors <= FEW:
-            return MOST
-        return 1 + (min(MOST - 1, LEAP * step) if max(short, long) < LOW * self.target else step)
+        if authors <= FEW_AUTHORS:
+            return MAX_FACTOR
+        return 1 + (min(MAX_FACTOR - 1, MAX_STEPS * step) if max(short, long) < LOW * self.target else step)

@@ -11,7 +11,8 @@ from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Rollout
 
-AUTHORS = 4096  # remembered; the pool holds rollouts of far fewer
+# Authors that are remembered. The pool holds rollouts of far fewer.
+MAX_AUTHORS = 4096
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class RolloutExchange:
         transport: Transport,
         model: str,
         curriculum: Curriculum,
-        whole: int = offers.WHOLE,
+        whole: int = offers.WHOLE_BYTES,
         modality: str = wire.TEXT,
     ) -> None:
         """Exchange over this transport.
@@ -111,6 +112,6 @@ class RolloutExchange:
         """Remember the author, forgetting the one heard least recently: a flood of names fills no memory."""
         self._known[author.id] = author
         self._known.move_to_end(author.id)
-        if len(self._known) > AUTHORS:
+        if len(self._known) > MAX_AUTHORS:
             forgotten, _ = self._known.popitem(last=False)
             self.authors.pop(forgotten, None)

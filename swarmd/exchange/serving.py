@@ -28,27 +28,33 @@ from p2p.blobs.fetch import HolderReply
 from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered
 
-CREDIT = 8  # at most
-# Added by a served rollout: an author that serves one in four, as from behind NAT, is not set aside for long
-SERVED = 4
-HARD, SOFT = 3, 1  # taken by a failure
-STRANGER = 2  # credit of an author that we have not fetched from yet
-STRANGERS = 8  # common credit: failures of all strangers, less what they served
-PLACES = 0.25  # of a round, for strangers whose common credit is gone
-ASIDE = 10.0  # seconds, the first time
+MAX_CREDIT = 8
+# What a served rollout adds: an author that serves one in four, as from behind NAT, is not set aside long.
+SERVED_CREDIT = 4
+# What a failure takes.
+HARD, SOFT = 3, 1
+# The credit of an author that we have not fetched from yet.
+STRANGER_CREDIT = 2
+# The strangers' common credit, from which their failures are taken.
+STRANGERS_CREDIT = 8
+# The share of a round that strangers get when their common credit is gone.
+STRANGERS_SHARE = 0.25
+# How long an author is set aside the first time.
+FIRST_ASIDE_S = 10.0
 LONGEST = {HARD: 600.0, SOFT: 60.0}
-OF_LATE = 60.0  # seconds
-AUTHORS = 4096  # remembered; the one fetched from least recently is forgotten
+LATELY_S = 60.0
+# Authors that are remembered. The one fetched from least recently is forgotten.
+MAX_AUTHORS = 4096
 
 
 @dataclass(slots=True)
 class _Record:
-    credit: int = STRANGER
+    credit: int = STRANGER_CREDIT
     serves: bool = False  # it has served
     failing: bool = False  # it has failed since it last served
     failed_at: float = -1.0  # the last failure that counted
     again_at: float = 0.0  # set aside until then
-    aside: float = ASIDE  # seconds, the next time
+    aside: float = FIRST_ASIDE_S  # seconds, the next time
 
 
 class Serving:
@@ -57,9 +63,9 @@ class Serving:
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
         self._served_at = -math.inf  # when any author last served
-        self._share = max(1, int(PLACES * wanted))
+        self._share = max(1, int(STRANGERS_SHARE * wanted))
         self._places = self._share  # for strangers, in this round
-        self._strangers = STRANGERS
+        self._strangers = STRANGERS_CREDIT
         self._authors: OrderedDict[PeerId, _Record] = OrderedDict()
         self._tried: set[PeerId] = set()  # in this round, of those on trial
 
@@ -72,13 +78,13 @@ class Serving:
         record = self._record(author)
         if not record.serves:
             record.serves, record.credit = True, 0
-            self._strangers = min(STRANGERS, self._strangers + 1)
-        record.credit = min(CREDIT, max(0, record.credit) + SERVED)
-        record.failing, record.again_at, record.aside = False, 0.0, ASIDE
+            self._strangers = min(STRANGERS_CREDIT, self._strangers + 1)
+        record.credit = min(MAX_CREDIT, max(0, record.credit) + SERVED_CREDIT)
+        record.failing, record.again_at, record.aside = False, 0.0, FIRST_ASIDE_S
 
     def cost(self, said: HolderReply, connected: bool, now: float) -> int:
         """Return what a failure costs, by the author's own answer."""
-        alive = connected and now - self._served_at < OF_LATE
+        alive = connected and now - self._served_at < LATELY_S
         return HARD if said is HolderReply.NO or alive else SOFT
 
     def failed(self, author: PeerId, cost: int, since: float, now: float) -> bool:
@@ -184,6 +190,6 @@ class Serving:
         if record is None:
             record = self._authors[author] = _Record()
         self._authors.move_to_end(author)
-        if len(self._authors) > AUTHORS:
+        if len(self._authors) > MAX_AUTHORS:
             self._authors.popitem(last=False)
         return record

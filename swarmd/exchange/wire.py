@@ -18,14 +18,21 @@ import msgspec
 from p2p.types import PeerId, Reason
 from swarmd.types import Completion, Rollout, TaskRef
 
-KIND = "rollouts"  # the envelope's kind
-OFFER = "offer"  # the kind of `swarmd.exchange.offers`
-TEXT = "text"  # the modality of a kind without a tag
+# The envelope's kind.
+KIND = "rollouts"
+# The kind of `swarmd.exchange.offers`.
+OFFER_KIND = "offer"
+# The modality of a kind without a tag.
+TEXT = "text"
 VERSION = 1
-MAX_ROLLOUTS = 64  # in one body
-MAX_COMPLETIONS = 64  # of one rollout
-MAX_TEXT = 16_384  # characters of one completion
-MAX_NAME = 96  # characters of a model's name
+# Rollouts in one body.
+MAX_ROLLOUTS = 64
+# Completions of one rollout.
+MAX_COMPLETIONS = 64
+# The length of one completion.
+MAX_TEXT_LETTERS = 16_384
+# The length of a model's name.
+MAX_NAME_LETTERS = 96
 
 
 class _Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -70,7 +77,7 @@ def tagged(kind: str, modality: str) -> str:
 def modality_of(kind: str) -> str | None:
     """Return the modality of rollouts or of an offer; None where the kind is neither."""
     base, tag, modality = kind.partition("-")
-    return None if base not in (KIND, OFFER) or (tag and modality in ("", TEXT)) else modality or TEXT
+    return None if base not in (KIND, OFFER_KIND) or (tag and modality in ("", TEXT)) else modality or TEXT
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
@@ -80,14 +87,14 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
 
 def encode_rollout(rollout: Rollout) -> bytes:
     """Return a rollout as it stands in a body."""
-    completions = tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in rollout.completions)
+    completions = tuple(_Completion(c.text[:MAX_TEXT_LETTERS], c.ended) for c in rollout.completions)
     return _encoder.encode(_Rollout(rollout.ref.specialty, rollout.ref.n, completions))
 
 
 def join(encoded: Sequence[bytes], round_number: int, model: str) -> bytes:
     """Return the body of these encoded rollouts."""
     return _encoder.encode(
-        (VERSION, round_number, model[:MAX_NAME], [msgspec.Raw(rollout) for rollout in encoded])
+        (VERSION, round_number, model[:MAX_NAME_LETTERS], [msgspec.Raw(rollout) for rollout in encoded])
     )
 
 
@@ -103,13 +110,13 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         _encoder.encode(parsed) != body
         or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS
         or parsed.round < 0
-        or len(parsed.model) > MAX_NAME
+        or len(parsed.model) > MAX_NAME_LETTERS
     ):
         return Reason.UNDECODABLE
     for r in parsed.rollouts:
-        if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME or r.n < 0:
+        if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME_LETTERS or r.n < 0:
             return Reason.UNDECODABLE
-        if any(len(c.text) > MAX_TEXT for c in r.completions):
+        if any(len(c.text) > MAX_TEXT_LETTERS for c in r.completions):
             return Reason.TOO_LONG
     return RolloutSet(
         parsed.round,

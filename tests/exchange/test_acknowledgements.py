@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 from p2p.engines.memory import MemorySwarm
 from p2p.member import Member
 from p2p.types import PeerId, PeerRequest
-from swarmd.exchange.acknowledgements import AT_ONCE, HEARD, PEERS, Acknowledger, Given, encode
+from swarmd.exchange.acknowledgements import (
+    AT_ONCE,
+    HEARD,
+    MAX_PEERS,
+    AcknowledgementCounter,
+    Acknowledger,
+    encode,
+)
 from swarmd.testing import Clock, identity, memory_member
 
 ANNE, BEN = identity(1).peer_id, identity(2).peer_id
 
 
-def author(swarm: MemorySwarm, number: int, shared: int) -> tuple[Member, Given]:
-    member, gave = memory_member(swarm, number, Clock()), Given()
+def author(swarm: MemorySwarm, number: int, shared: int) -> tuple[Member, AcknowledgementCounter]:
+    member, gave = memory_member(swarm, number, Clock()), AcknowledgementCounter()
     member.answers[PeerRequest.USED], gave.rollouts = gave, shared
     return member, gave
 
@@ -50,14 +57,14 @@ def test_what_could_not_be_told_waits_and_nobody_is_dialled_for_it() -> None:
             return HEARD
 
         acknowledger = Acknowledger(ask, lambda: connected, Clock())
-        many = [identity(number).peer_id for number in range(PEERS + 10)]
+        many = [identity(number).peer_id for number in range(MAX_PEERS + 10)]
         acknowledger.used([*many, *many[-3:]])
         await acknowledger.tell()
         assert not asked
         connected += many
         await acknowledger.tell()
         assert len(asked) == AT_ONCE and set(asked) >= set(many[-3:])  # of whom most was used
-        for _ in range(PEERS):
+        for _ in range(MAX_PEERS):
             await acknowledger.tell()
         assert sorted(asked) == sorted(many[10:])  # those used first were forgotten
 
@@ -67,7 +74,8 @@ def test_what_could_not_be_told_waits_and_nobody_is_dialled_for_it() -> None:
 def test_an_author_may_be_forgotten_while_it_is_told() -> None:
     async def main() -> None:
         few, many = [
-            [identity(number).peer_id for number in numbers] for numbers in (range(2), range(2, PEERS + 2))
+            [identity(number).peer_id for number in numbers]
+            for numbers in (range(2), range(2, MAX_PEERS + 2))
         ]
         asked: list[PeerId] = []
 
@@ -97,7 +105,7 @@ def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_blames_no
 
 
 def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() -> None:
-    gave = Given()
+    gave = AcknowledgementCounter()
     assert gave(ANNE, encode(1, 5)) == HEARD and gave.document()["by"] == 0  # nothing was shared
     gave.rollouts = 7
     for _ in range(2):
@@ -106,9 +114,9 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
     gave(ANNE, encode(3, 10**15))
     gave(BEN, encode(3, 0))
     assert gave.document() == {"rollouts": 7, "used": 7, "by": 1}
-    for number in range(PEERS + 50):  # as a crowd of made-up names would
+    for number in range(MAX_PEERS + 50):  # as a crowd of made-up names would
         gave(PeerId(str(number)), encode(1, 1))
-    assert gave.document() == {"rollouts": 7, "used": PEERS, "by": PEERS}
+    assert gave.document() == {"rollouts": 7, "used": MAX_PEERS, "by": MAX_PEERS}
 
 
 @given(
@@ -116,14 +124,14 @@ def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() ->
     | st.sampled_from([encode(1, 2), encode(2**53 - 1, 0)]).flatmap(lambda m: st.just(m + b"\0"))
 )
 def test_any_other_message_is_answered_with_nothing(message: bytes) -> None:
-    gave = Given()
+    gave = AcknowledgementCounter()
     gave.rollouts = 5
     assert gave(ANNE, PeerRequest.USED.message(message)) in (b"", HEARD)
     assert gave.document()["used"] <= 5
 
 
 def test_a_later_version_is_answered_with_nothing() -> None:
-    gave = Given()
+    gave = AcknowledgementCounter()
     gave.rollouts = 5
     assert gave(ANNE, bytes([7, 0x93, 1, 4, 2])) == HEARD and gave.document()["used"] == 2
     assert gave(ANNE, bytes([7, 0x93, 2, 5, 2])) == b"" and gave.document()["used"] == 2

@@ -20,7 +20,7 @@ from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody, Unanswered
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer, gatherer_of
+from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer, gatherer_of
 from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
@@ -167,7 +167,7 @@ async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio
     slow(b, 8.0)
     async with running(b):
         a.share(*range(8))
-        await settled(AT_LEAST + 0.1)
+        await settled(MIN_FETCH_S + 0.1)
         # The four under way have had their time, and four others are asked for
         b.gatherer.next_round(b.gatherer.round + 1)
         await settled(5)
@@ -183,10 +183,10 @@ async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_un
     slow(b, 7.0)
     async with running(b):
         authors[0].share(*range(8))
-        await settled(LATE / 2)
+        await settled(LATE_S / 2)
         for n, author in enumerate(authors[1:], 1):
             author.share(*range(10 * n, 10 * n + 8))
-        await settled(LATE / 2 - 0.1)
+        await settled(LATE_S / 2 - 0.1)
         assert b.gatherer.document()["on_offer"] == 28
         await settled(0.2)
         assert b.gatherer.document()["on_offer"] == 24

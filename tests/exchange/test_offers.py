@@ -17,7 +17,7 @@ from p2p.blobs.blobs import MAX_BLOB_BYTES, content_id, pack
 from p2p.identity import Identity, public_key_of
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers
-from swarmd.exchange.offers import MAX_OFFER, Board, Offered
+from swarmd.exchange.offers import OFFER_BYTES, Board, Offered
 from swarmd.types import Completion, Rollout, TaskRef
 
 ME = Identity.from_seed(bytes(32)).peer_id
@@ -75,7 +75,7 @@ def test_an_offer_of_eight_is_small() -> None:
 def test_a_large_set_makes_several_offers_and_nothing_is_lost() -> None:
     rollouts = [rollout(n) for n in range(150)]
     bodies, blobs = offers.encode(rollouts, 1, "m", SPECIALTIES)
-    assert len(bodies) > 1 and all(len(body) <= MAX_OFFER for body in bodies) and len(blobs) == 150
+    assert len(bodies) > 1 and all(len(body) <= OFFER_BYTES for body in bodies) and len(blobs) == 150
     items = [
         o for body in bodies for o in offers.decode(envelope(body), SPECIALTIES) if isinstance(o, Offered)
     ]
@@ -112,7 +112,7 @@ def documents(draw: st.DrawFn) -> tuple[Any, ...]:
 @settings(max_examples=400)
 @given(documents())
 @example((1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)))
-@example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # over MAX_OFFER
+@example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # over OFFER_BYTES
 def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[Any, ...]) -> None:
     version, number, specialties, ns, sizes, ids = document
     body = msgpack.packb(document)
@@ -121,7 +121,7 @@ def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[A
         len(specialties) == len(ns) == len(sizes) > 0
         and len(ids) == 12 * len(ns)
         and len(ns) <= 64
-        and len(body) <= MAX_OFFER
+        and len(body) <= OFFER_BYTES
     )
     numbers = (
         number >= 0

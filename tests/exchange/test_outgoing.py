@@ -6,7 +6,7 @@ from p2p.identity import Identity
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
 from swarmd.exchange.outgoing import Outgoing
-from swarmd.exchange.pacing import FEW, START, TARGET, Heard, Pacing
+from swarmd.exchange.pacing import FEW_AUTHORS, FIRST_PACE, TARGET_PER_S, Heard, Pacing
 from swarmd.types import Completion, Rollout, TaskRef
 
 ME = Identity.from_seed(bytes(32)).peer_id
@@ -27,7 +27,7 @@ def offered(body: bytes) -> list[int]:
 def busy() -> Pacing:
     """Of a node that hears a busy topic at 0.0."""
     heard = Heard()
-    for n in range(2 * FEW):
+    for n in range(2 * FEW_AUTHORS):
         heard.offer(PeerId(str(n)), "", 0.0)
     return Pacing(heard, random.Random(1))
 
@@ -52,7 +52,7 @@ def test_one_offer_has_the_last_rounds_the_newest_first_and_nothing_older() -> N
         assert outgoing.take(float(n)) is None
         outgoing.next_round()
     outgoing.put(offers.KIND, offer(60))
-    later = 2 / (START * TARGET)
+    later = 2 / (FIRST_PACE * TARGET_PER_S)
     message = outgoing.take(later)
     assert message is not None and offered(message[1]) == [60, 50, 51]
     assert outgoing.take(later + 1) is None
@@ -66,4 +66,4 @@ def test_of_sets_that_go_whole_the_newest_does() -> None:
     assert outgoing.take(0.0) is None
     outgoing.next_round()
     outgoing.put(wire.KIND, b"newer")
-    assert outgoing.take(2 / (START * TARGET)) == (wire.KIND, b"newer")
+    assert outgoing.take(2 / (FIRST_PACE * TARGET_PER_S)) == (wire.KIND, b"newer")

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.types import PeerId
-from swarmd.exchange.pacing import FEW, GROUP, LONG, SHARE, SHORT, START, TARGET, Heard, Pacing
+from swarmd.exchange.pacing import (
+    AUTHOR_CAP,
+    FEW_AUTHORS,
+    FIRST_PACE,
+    GROUP_CAP,
+    LONG_S,
+    SHORT_S,
+    TARGET_PER_S,
+    Heard,
+    Pacing,
+)
 
 HOUR = 3600
 
@@ -81,17 +91,17 @@ class Swarm:
 
 
 def test_few_nodes_send_in_each_of_their_rounds() -> None:
-    for nodes in (2, 8, FEW):
+    for nodes in (2, 8, FEW_AUTHORS):
         swarm = Swarm(nodes, seconds=5.0)
         swarm.play(2 * 65)
         assert swarm.play(300) == pytest.approx(nodes / 5, rel=0.02)
-    assert TARGET < 8 / 5  # though that is more than the target
+    assert TARGET_PER_S < 8 / 5  # though that is more than the target
 
 
 def test_many_nodes_share_the_target_and_each_has_the_same_part() -> None:
     swarm = Swarm(60, start_within=1.0)
     swarm.play(600)
-    assert 0.7 * TARGET < swarm.play(1800) < 1.3 * TARGET
+    assert 0.7 * TARGET_PER_S < swarm.play(1800) < 1.3 * TARGET_PER_S
     assert swarm.fairness > 0.8
 
 
@@ -99,7 +109,7 @@ def test_a_newcomer_to_a_busy_topic_begins_slowly_and_is_heard() -> None:
     swarm = Swarm(60, start_within=1.0)
     swarm.ready[0] = 1800
     swarm.play(1810)
-    assert swarm.pacing[0].pace == START * TARGET and not swarm.sent[0]
+    assert swarm.pacing[0].pace == FIRST_PACE * TARGET_PER_S and not swarm.sent[0]
     mean = sum(pacing.pace for pacing in swarm.pacing) / 60
     assert swarm.pacing[0].pace < mean / 2
     swarm.play(HOUR)
@@ -110,7 +120,7 @@ def test_those_who_stay_speed_up_when_most_have_left() -> None:
     swarm = Swarm(60, start_within=1.0)
     swarm.play(1800)
     swarm.ready[8:] = [math.inf] * 52
-    swarm.play(900 + int(LONG))
+    swarm.play(900 + int(LONG_S))
     assert swarm.play(300) == pytest.approx(8 / 30, rel=0.1)
 
 
@@ -121,7 +131,7 @@ def test_a_node_that_has_little_to_send_does_not_speed_up_without_end() -> None:
         heard.offer(PeerId(str(now)), "", now)
         if now % 1200 == 0:
             pacing.may_send(now)
-    assert pacing.pace < TARGET / 4
+    assert pacing.pace < TARGET_PER_S / 4
 
 
 @pytest.mark.parametrize("group", ["", "11.0"])
@@ -130,7 +140,7 @@ def test_a_loud_author_slows_the_others_by_its_part_alone(group: str) -> None:
     calm.play(1200)
     loud.play(1200, lambda _: [("loud", group)])
     before, beside = calm.play(1800), loud.play(1800, lambda _: [("loud", group)])
-    assert beside > before * (1 - (1 + SHARE) / 40) * 0.9
+    assert beside > before * (1 - (1 + AUTHOR_CAP) / 40) * 0.9
 
 
 @pytest.mark.parametrize("nodes, rate, keys", [(12, 14, 300), (40, 1, 300), (40, 14, 3000)])
@@ -150,11 +160,11 @@ def test_authors_of_one_network_group_count_together_for_eight() -> None:
     heard = Heard()
     for n in range(300):
         heard.offer(PeerId(f"near {n}"), "11.0", 10.0)
-    assert heard.rates(10.0)[0] == pytest.approx(GROUP * SHARE / SHORT)
+    assert heard.rates(10.0)[0] == pytest.approx(GROUP_CAP * AUTHOR_CAP / SHORT_S)
     for n in range(20):
         heard.offer(PeerId(f"home {n}"), "", 10.0)
-    assert heard.rates(10.0)[1] == pytest.approx((GROUP * SHARE + 20) / LONG)
-    assert heard.authors(10.0 + LONG) == heard.rates(10.0 + SHORT)[0] == 0
+    assert heard.rates(10.0)[1] == pytest.approx((GROUP_CAP * AUTHOR_CAP + 20) / LONG_S)
+    assert heard.authors(10.0 + LONG_S) == heard.rates(10.0 + SHORT_S)[0] == 0
 
 
 def test_who_served_counts_whole_and_the_rest_as_those_like_it_did() -> None:
@@ -182,6 +192,6 @@ def test_what_is_counted_is_never_more_than_what_was_heard(
         times.append(now)
         heard.offer(PeerId(str(author)), ("", "10.0", "11.0", "12.0")[group], now)
         heard.tried(PeerId(str(author)), served=served)
-        for rate, seconds in zip(heard.rates(now), (SHORT, LONG), strict=True):
+        for rate, seconds in zip(heard.rates(now), (SHORT_S, LONG_S), strict=True):
             assert 0 <= rate <= sum(then > now - seconds for then in times) / seconds + 1e-9
         assert 0 <= heard.authors(now) <= 6

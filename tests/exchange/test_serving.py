@@ -14,7 +14,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
 from swarmd.exchange.offers import Offered, uniform
-from swarmd.exchange.serving import ASIDE, HARD, SOFT, STRANGERS, Serving
+from swarmd.exchange.serving import FIRST_ASIDE_S, HARD, SOFT, STRANGERS_CREDIT, Serving
 from swarmd.types import TaskRef
 from tests.exchange.test_gathering import Party, engine_of, join, joined, running, settled
 
@@ -40,9 +40,9 @@ def test_one_that_serves_is_set_aside_after_three_refusals_and_back_after_a_whil
     assert fail(serving, A, 3, 10.0) == [False, False, True] and not serving.serves(A)
     items = offered(A, *range(8)) + offered(B, *range(8))
     assert chosen(serving, items, 8, 13.0) == {B}
-    assert chosen(serving, items, 16, 13.0 + ASIDE) == {A, B}
+    assert chosen(serving, items, 16, 13.0 + FIRST_ASIDE_S) == {A, B}
     # For twice as long now
-    assert fail(serving, A, 1, 30.0) == [True] and chosen(serving, items, 16, 31.0 + ASIDE) == {B}
+    assert fail(serving, A, 1, 30.0) == [True] and chosen(serving, items, 16, 31.0 + FIRST_ASIDE_S) == {B}
     serving.served(A, 60.0)
     assert serving.serves(A) and not serving.doubtful(A) and chosen(serving, items, 16, 60.0) == {A, B}
 
@@ -100,9 +100,11 @@ def test_one_that_failed_holds_no_place_of_the_round_until_it_serves_again() -> 
 def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served() -> None:
     serving, new = Serving(4), [PeerId(f"n{n}") for n in range(100)]
     serving.served(A, 0.0)
-    for name in new[:STRANGERS]:
+    for name in new[:STRANGERS_CREDIT]:
         fail(serving, name, 1, 1.0)
-    items = offered(A, *range(40)) + [item for name in new[STRANGERS:] for item in offered(name, *range(40))]
+    items = offered(A, *range(40)) + [
+        item for name in new[STRANGERS_CREDIT:] for item in offered(name, *range(40))
+    ]
     for _ in range(20):
         serving.next_round()
         goes = [serving.choose(items, count, random.Random(1), uniform, 2.0) for count in (4, 1, 1, 4)]
@@ -114,7 +116,7 @@ def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served()
 
 def test_while_nobody_serves_new_names_are_free() -> None:
     serving = Serving(4)
-    for n in range(STRANGERS):
+    for n in range(STRANGERS_CREDIT):
         fail(serving, PeerId(f"n{n}"), 1, 1.0)
     assert (
         len(chosen(serving, [item for n in range(20, 30) for item in offered(PeerId(str(n)), 1)], 4, 2.0))
