@@ -3,7 +3,7 @@
 Same model, prompts, number and lengths of completions, one torch thread, one process.
 
     python -m benchmarks.decode [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64] [--pairs 5]
-    [--json]
+        [--json]
 
 8 questions of ReasoningGYM, 8 completions each. "varied" imposes a length on each row by the stopping rule,
 the same on both sides; random numbers differ. generate gets a batch padded on the left, in which each prompt

@@ -3,7 +3,7 @@
 Real processes over loopback.
 
     python -m benchmarks.exchange [--nodes 8] [--kib 32] [--engine libp2p|hivemind|mixed] [--peer genrl]
-    [--rounds 10] [--json]
+        [--rounds 10] [--json]
 
 In each round all nodes share a set of KIB kilobytes (rollouts of 4 KiB) at the same moment, and each gathers
 four rollouts of others. "node": from that moment until one node holds its four. "every": until the last of

@@ -3,14 +3,13 @@
 Rollouts generated until a held-out pass@1 is reached.
 
     python -m benchmarks.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
-    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     a sweep: each
-    side at its own best
-    python -m benchmarks.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded     on
-    seeds that chose nothing
-    python -m benchmarks.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 --importance-cap 0
-    --max-kl 0.1 [--unguarded]
-                                                                              the guard, and what happens
-                                                                              without it
+    # A sweep: each side at its own best
+    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4
+    # On seeds that chose nothing
+    python -m benchmarks.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded
+    # The guard, and what happens without it
+    python -m benchmarks.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 \\
+        --importance-cap 0 --max-kl 0.1 [--unguarded]
 
 Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A
 side's best rate is the one with the greatest mean of its curve, over seeds. The target is nine tenths of the

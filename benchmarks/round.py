@@ -3,11 +3,10 @@
 Alone: each stage of ours, in one process. With --peer: ours beside another trainer's, on the same work.
 
     python -m benchmarks.round [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30]
-    [--json]
-    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m] [--lengths full|varied] [--questions
-    trials|sapo-9] [--tokens 64]
-                               [--completions 8] [--pairs 5] [--environment FOLDER] [--defaults] [--device
-                               cpu|cuda] [--json]
+        [--json]
+    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m] [--lengths full|varied]
+        [--questions trials|sapo-9] [--tokens 64] [--completions 8] [--pairs 5] [--environment FOLDER]
+        [--defaults] [--device cpu|cuda] [--json]
 
 Alone: with --external, a second node of the same kind shares over the memory engine; its cost is not counted.
 CPU seconds are this process's alone: the verifier's show up in the wall time of "score". Wall and CPU are

@@ -1,7 +1,7 @@
 """Soak test: memory, deliveries and silences of a swarm of real nodes over a long time.
 
-    python -m benchmarks.soak [--nodes 8] [--per-second 5] [--bytes 600] [--minutes 30] [--engine
-    libp2p|hivemind|mixed] [--json]
+    python -m benchmarks.soak [--nodes 8] [--per-second 5] [--bytes 600] [--minutes 30]
+        [--engine libp2p|hivemind|mixed] [--json]
 
 All nodes together publish so many frames a second. Memory is the resident set of a node and its child (p2pd),
 as a mean over the minute that ends with the settling time, and over the last one; growth is of the node that

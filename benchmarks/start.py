@@ -1,8 +1,8 @@
 """Time from `swarmd join` to the end of round 1: a new state folder each run, no peers, warm files.
 
     python -m benchmarks.start [--runs 5] [--model tiny] [--set WORDS] [--json]
-    python -m benchmarks.start --invited: from `swarmd join swarm:…` to the first rollout that two nodes have
-    shared
+    # From `swarmd join swarm:…` to the first rollout that two nodes have shared
+    python -m benchmarks.start --invited
 
 Wall seconds say something on a quiet machine only, so the load is printed beside them. CPU seconds (user and
 system) are those of the daemon and of all that it started, to the end of the node; they tell two versions

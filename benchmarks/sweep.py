@@ -1,9 +1,9 @@
 """Answering and the update, each beside its reference, over the length of completions and the size of the
 model.
 
-    python -m benchmarks.sweep [--sizes 1.25m 2.4m 14m] [--tokens 16 32 64 128 256 512] [--lengths
-    full|varied] [--questions trials|sapo-9]
-                               [--pairs 2] [--seconds 3600] [--plot FILE] [--device cpu|cuda] [--json]
+    python -m benchmarks.sweep [--sizes 1.25m 2.4m 14m] [--tokens 16 32 64 128 256 512]
+        [--lengths full|varied] [--questions trials|sapo-9] [--pairs 2] [--seconds 3600] [--plot FILE]
+        [--device cpu|cuda] [--json]
 
 Each cell is what `benchmarks.decode` and `benchmarks.update` measure. Cheap cells come first; once --seconds
 have passed no further one begins. A reference update that would take more than half of the free memory is
