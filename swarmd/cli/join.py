@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from swarmd.config.invitation import Invitation
     from swarmd.config.sources import Resolved
     from swarmd.protocols import View
-    from swarmd.state.leaving import Leaving
+    from swarmd.state.folder import Leaving
 
 
 def join(
@@ -343,8 +343,7 @@ def leave(
     The key, the training and its figures stay.
     """
     from swarmd.daemon.local_api import control
-    from swarmd.state.folder import StateFolder, in_use
-    from swarmd.state.leaving import leaving
+    from swarmd.state.folder import StateFolder, in_use, leaving
 
     folder = as_state_dir(state_dir)
     if not folder.is_dir():

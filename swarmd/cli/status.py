@@ -276,12 +276,13 @@ def logs(
     ] = False,
 ) -> None:
     """Show the node's log."""
-    from swarmd.state import log_reader
     from swarmd.state.folder import LOG_FILE
+    from swarmd.state.logs import follow as followed
+    from swarmd.state.logs import for_people, last_lines
 
     path = as_state_dir(state_dir) / ("trainer.log" if trainer else LOG_FILE)
-    for line in log_reader.follow(path, lines) if follow else log_reader.last_lines(path, lines):
-        print(line if as_json else log_reader.for_people(line), flush=follow)
+    for line in followed(path, lines) if follow else last_lines(path, lines):
+        print(line if as_json else for_people(line), flush=follow)
 
 
 def bug_report(

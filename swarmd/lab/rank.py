@@ -28,8 +28,7 @@ from swarmd.lab.leash import end_with_parent
 from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST
 from swarmd.lab.results import Mark, Results, Run
-from swarmd.policy.parallel.all_gather import Ranks
-from swarmd.policy.parallel.data_parallel import RankLost
+from swarmd.policy.parallel.data_parallel import RankLost, Ranks
 from swarmd.protocols import Reward
 from swarmd.tasks.source import Task
 from swarmd.trainer.round import run_round

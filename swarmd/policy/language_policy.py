@@ -40,8 +40,8 @@ from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import checkpoint as saved
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
+from swarmd.policy.training.optimizer import RateSchedule
 from swarmd.policy.training.packing import Row, encoded, rows_of
-from swarmd.policy.training.schedule import RateSchedule
 from swarmd.tasks.answers import answer_end
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 

@@ -1,4 +1,4 @@
-"""The state folder of a node and its lock: one node at a time owns it. Also the seed kept there."""
+"""The state folder of a node and its lock: one node at a time owns it. Also its seed, and leaving it."""
 
 import contextlib
 import errno
@@ -10,10 +10,11 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -237,3 +238,58 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
         f"{path}: cannot be used as the state folder: {error.strerror or error}. Choose another with"
         " --state-dir."
     )
+
+
+# What `swarmd leave` removes, by name: nothing that swarmd did not write is touched.
+# The swarm's: what was joined, who was met
+OF_THE_SWARM: Final = ("choices.json", "peers.json*", "seen*", "reputation*")
+OF_THE_NODE: Final = (
+    *(
+        "identity.key*",
+        "sequence*",
+        "checkpoints*",
+        "metrics.jsonl*",
+        "node.json*",
+        "usage.json*",
+        "swarmd.log*",
+        "trainer.log*",
+    ),
+    *("receipts.jsonl*", "restoring-*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    folder: Path
+    removed: Sequence[Path]
+    stays: Sequence[Path]
+
+    def carry_out(self) -> None:
+        """Remove the files.
+
+        Raises CannotRecord where one cannot be removed.
+        """
+        for path in self.removed:
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                raise CannotRecord(
+                    f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand."
+                ) from None
+        with contextlib.suppress(OSError):  # others' files are there, or it is a mount point
+            self.folder.rmdir()
+
+
+def leaving(folder: Path, *, everything: bool) -> Leaving:
+    """Plan which files of the state folder `swarmd leave` removes and which stay.
+
+    everything: also the key, the checkpoints, the figures and the logs. Files set aside (`….old`) go with
+        them.
+    """
+    patterns = (*OF_THE_SWARM, *OF_THE_NODE) if everything else OF_THE_SWARM
+    found = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    stays = sorted(path for path in folder.iterdir() if path not in found) if folder.is_dir() else []
+    return Leaving(folder, found, stays)

@@ -32,7 +32,7 @@ from swarmd.types import Scored, Task
 from swarmd.workers.generator_pool import Generators
 from swarmd.workers.messages import Begin
 from swarmd.workers.question_queue import QuestionQueue
-from swarmd.workers.worker_process import WorkerProcess
+from swarmd.workers.worker import WorkerProcess
 
 # Rounds' questions that a generator has in hand: those it answers and those it turns to next
 AHEAD: Final = 2

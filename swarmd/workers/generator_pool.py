@@ -14,7 +14,7 @@ from swarmd.types import Generation, Task
 from swarmd.workers.messages import Ask, Fatal, FinishedAnswers, Rest, Wake, WorkerReady
 from swarmd.workers.question_queue import QuestionQueue
 from swarmd.workers.restarts import LONGEST_BACKOFF, Deaths
-from swarmd.workers.worker_process import WorkerProcess
+from swarmd.workers.worker import WorkerProcess
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,8 @@ import pytest
 from p2p.identity import Identity
 from swarmd.errors import CannotRecord
 from swarmd.state.bug_report import redacted, write_report
-from swarmd.state.folder import IDENTITY_FILE
-from swarmd.state.leaving import JOINED, OWN
-from swarmd.state.log_reader import follow, for_people
+from swarmd.state.folder import IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
+from swarmd.state.logs import follow, for_people
 from swarmd.state.service import user_service
 from swarmd.testing import PATIENCE
 from tests.cli.conftest import Run
@@ -134,7 +133,9 @@ def test_every_file_of_a_state_folder_is_known() -> None:
     }
     assert {"identity.key", "checkpoints", "seen", "lock", "ui.html"} <= named - {"metrics"}
     assert [
-        name for name in sorted(named) if not any(fnmatch(name, pattern) for pattern in (*JOINED, *OWN))
+        name
+        for name in sorted(named)
+        if not any(fnmatch(name, pattern) for pattern in (*OF_THE_SWARM, *OF_THE_NODE))
     ] == []
 
 

@@ -18,7 +18,7 @@ from swarmd.config.config import GenerateConfig, ReplayConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sample, Sampling
-from swarmd.policy.inference.driver import Driver
+from swarmd.policy.inference.driver import Driver, NetworkWeights
 from swarmd.policy.inference.engine import (
     GROUP,
     EngineFailed,
@@ -29,7 +29,6 @@ from swarmd.policy.inference.engine import (
 )
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.select import importance_cap, open_engine
-from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.lora import lora_layers

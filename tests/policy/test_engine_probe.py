@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from swarmd.policy.inference import benchmark
-from swarmd.policy.inference.benchmark import Conditions, choose, measure, pick, recall, remember
+from swarmd.policy.inference import select
 from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sampling
 from swarmd.policy.inference.engine import EngineFailed
 from swarmd.policy.inference.own import OwnEngine
-from swarmd.policy.inference.select import quickest
+from swarmd.policy.inference.select import Conditions, choose, measure, pick, quickest, recall, remember
 from swarmd.policy.models.load import load_model
 from tests.policy.conftest import config_of
 
@@ -95,7 +94,7 @@ def test_the_real_engines_are_measured(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens at the start on CUDA, made to happen on this CPU."""
-    monkeypatch.setattr(benchmark, "NEW_TOKENS", 6)
+    monkeypatch.setattr(select, "NEW_TOKENS", 6)
     loaded = load_model(config_of(folders["qwen2"]).model, 0)
     file, sampling = tmp_path / "engines.json", Sampling(12, 128, frozenset({0}), 1.0)
     engine = quickest(loaded, sampling, 100_000, file)

@@ -21,9 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from judge.verified.weights_check import check_adapter_config
 from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
-from swarmd.policy.export.export import FILES, CannotExport, base_of, export
+from swarmd.policy.export.export import FILES, CannotExport, NotUploaded, base_of, export, upload
 from swarmd.policy.export.model_card import Origin, card, figures_of
-from swarmd.policy.export.upload import NotUploaded, upload
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.checkpoint import CheckpointUnfit

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarmd.policy.training.schedule import RateSchedule, learning_rate
+from swarmd.policy.training.optimizer import RateSchedule, learning_rate
 
 WAVE = [1 + math.cos(math.pi * n / 8) for n in range(9)]
 

@@ -1,7 +1,7 @@
 """A worker that says it is ready and does nothing: `python -m tests.workers.ready FD`."""
 
 from swarmd.workers.messages import Begin, WorkerReady
-from swarmd.workers.worker_main import WorkerLink, run
+from swarmd.workers.worker import WorkerLink, run
 
 
 def wait(_: Begin, inside: WorkerLink) -> None:

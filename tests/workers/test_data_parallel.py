@@ -18,7 +18,7 @@ from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import Scored, UpdateReport
 from swarmd.workers.messages import Begin
-from swarmd.workers.worker_process import WorkerProcess
+from swarmd.workers.worker import WorkerProcess
 from tests.policy.conftest import external, local
 
 CONFIG = NodeConfig.model_validate({"model": {"name": "tiny", "device": "cpu"}})

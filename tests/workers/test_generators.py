@@ -21,7 +21,7 @@ from swarmd.types import Generation, Rollout, Scored, Task
 from swarmd.workers.generator_pool import Generators, WorkerFailed
 from swarmd.workers.messages import Begin, Message, Rest
 from swarmd.workers.question_queue import QuestionQueue
-from swarmd.workers.worker_process import WorkerProcess
+from swarmd.workers.worker import WorkerProcess
 from tests.exchange.test_wire import ME
 
 

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import httpx2
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
 from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -16,10 +24,11 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from p2p import durable
-from swarmd.errors import ConfigError, SwarmdError
+from swarmd.errors import ConfigError, SwarmdError, Unreachable
 from swarmd.policy.export.model_card import Figures, Origin, card, figures_of
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts, read_config
+from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.models.lora import fold
 from swarmd.policy.models.preflight import read_config_json
@@ -153,3 +162,38 @@ def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> 
     parts = has_other_parts(read_config_json(place.folder, place.source))
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
     AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)
+
+
+class NotUploaded(SwarmdError):
+    """The hub did not take the upload."""
+
+
+def upload(folder: Path, repository: str) -> str:
+    """Upload every file of the folder as one commit on the main branch; return the model's web address.
+
+    A missing repository is created. Raises ConfigError, Unreachable or NotUploaded; the folder stays as it
+    is.
+    """
+    kept = f"The export is whole in {folder}."
+    try:
+        api = HfApi()
+        made = api.create_repo(repository, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export of a swarmd run")
+    except HFValidationError:
+        raise ConfigError(f"{repository!r} is no name of a repository: owner/name is. {kept}") from None
+    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 401
+        if status in (401, 403):
+            raise NotUploaded(
+                f"the hub does not let you write to {repository} ({first_line(error)}). Log in with `hf auth"
+                f" login` and a token that may write there, then push again. {kept}"
+            ) from None
+        raise NotUploaded(
+            f"the hub did not take the upload to {repository} ({first_line(error)}). Try again later. {kept}"
+        ) from None
+    except (OfflineModeIsEnabled, httpx2.HTTPError, ConnectionError) as error:
+        raise Unreachable(
+            f"cannot reach the Hugging Face hub to upload {repository} ({first_line(error)}). "
+            f"Check the connection and HF_HUB_OFFLINE, then push again. {kept}"
+        ) from None
+    return str(made)

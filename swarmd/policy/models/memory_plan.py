@@ -8,7 +8,7 @@ A round has two phases, and the larger of them has to fit beside what is always 
     Adam's two moments of what is
                 trained; with weights in 16 bits that are all trained a float32 copy of them, where there is
                 room (optimizer.py); what they
-                were at the start (reference.py)
+                were at the start (learner.py)
     answering   keys and values of the answers in hand, and a row of logits for each of them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
 

@@ -12,7 +12,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import free_share
 from swarmd.policy.parallel.weight_sync import WeightReader
 from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady
-from swarmd.workers.worker_main import WorkerLink, run
+from swarmd.workers.worker import WorkerLink, run
 
 
 def generate(begin: Begin, inside: WorkerLink) -> None:

@@ -15,7 +15,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import free_share
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
 from swarmd.workers.messages import Begin, Join, Share, Stepped, WorkerReady
-from swarmd.workers.worker_main import WorkerLink, run
+from swarmd.workers.worker import WorkerLink, run
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.attention.attention import adopt
 from swarmd.policy.models.device import is_out_of_memory, release_cached
+from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.models.memory_plan import Precision
 from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
 from swarmd.policy.training.losses import LOSSES, LossSettings, k3
-from swarmd.policy.training.optimizer import Optimizer
+from swarmd.policy.training.optimizer import Optimizer, RateSchedule, learning_rate
 from swarmd.policy.training.packing import (
     Packed,
     Padded,
@@ -28,9 +29,51 @@ from swarmd.policy.training.packing import (
     pad,
     padded_micro_batches,
 )
-from swarmd.policy.training.reference import ReferencePolicy
-from swarmd.policy.training.schedule import RateSchedule, learning_rate
 from swarmd.types import UpdateReport
+
+
+class ReferencePolicy:
+    """The weights that training began from, to measure the KL divergence from them; made before it begins.
+
+    An adapter is switched off: the base model is there. Of weights that are all trained, a copy is put aside
+    in the machine's memory (not the accelerator's), as they were loaded, so before a checkpoint is restored;
+    and exchanged with the trained ones while it is looked at.
+    """
+
+    def __init__(self, network: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
+        """Keep what is needed to restore the network's start.
+
+        weights: the trained ones.
+        """
+        self._adapted = [layer for _, layer in lora_layers(network)]
+        kept = () if self._adapted else weights.values()
+        self._copies = [(weight, weight.detach().to("cpu", copy=True)) for weight in kept]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the network back to its start until the block ends; nothing may be trained there."""
+        try:
+            self._adapters(on=False)
+            self._exchange()
+            yield
+        finally:
+            self._exchange()
+            self._adapters(on=True)
+
+    def _adapters(self, *, on: bool) -> None:
+        for layer in self._adapted:
+            layer.enable_adapters(on)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for i, (weight, other) in enumerate(self._copies):
+            if weight.device.type == "cpu":
+                self._copies[i], weight.data = (weight, weight.data), other
+            else:
+                now: Tensor = weight.detach().to("cpu", copy=True)
+                weight.copy_(other)
+                self._copies[i] = (weight, now)
+
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
