@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarmd.daemon.judging.weights_upload import UploadedWeights, VerifiedOutcome
     from swarmd.tasks.curriculum import Curriculum
 
-POLL = 2.0  # seconds
+POLL_S = 2.0
 # Of a checkpoint; of what was exported
 WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")
 NAMED = r"[\w.-]+/[\w.-]+@\S*"  # on a hub
@@ -138,7 +138,7 @@ def _uploaded(
     found = weights_upload.outcome(node.judge.url, id)
     while wait and not found.over:
         before = found.state, found.place
-        time.sleep(POLL)
+        time.sleep(POLL_S)
         found = weights_upload.outcome(node.judge.url, id)
         if (found.state, found.place) != before and not found.over:
             say(_upload_words(found))

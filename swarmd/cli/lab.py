@@ -21,10 +21,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-REDRAW = 0.5  # seconds between two lines of progress on a terminal …
-RARELY = 30.0  # … and elsewhere
+# How often the line of progress is drawn on a terminal, and elsewhere.
+REDRAW_S = 0.5
+REDRAW_ELSEWHERE_S = 30.0
 RANKS = (sys.executable, "-m", "swarmd.lab.ranks")  # plays a run with `--engine torch`
-BYTES = 80  # of results, for each node and round: about
+# Results of each node and round, about.
+BYTES_PER_ROUND = 80
 
 
 @app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")
@@ -190,7 +192,7 @@ def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "R
 
 def _check_room(results: "Results") -> None:
     nodes = sum(len(results.experiment.setting(run.setting).nodes) for run in results.missing)
-    needed = BYTES * nodes * results.experiment.rounds
+    needed = BYTES_PER_ROUND * nodes * results.experiment.rounds
     if results.free_bytes() < needed:
         raise SwarmdError(
             f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that"
@@ -214,13 +216,13 @@ class _Teller:
     """Says how far the runs are: in one line that is written over on a terminal, now and then elsewhere."""
 
     def __init__(self) -> None:
-        self._last = -RARELY
+        self._last = -REDRAW_ELSEWHERE_S
         self._terminal = sys.stderr.isatty()
 
     def __call__(self, progress: "RunsProgress") -> None:
         now = time.monotonic()
         ended = progress.done + progress.failed == progress.total
-        if now - self._last < (REDRAW if self._terminal else RARELY) and not ended:
+        if now - self._last < (REDRAW_S if self._terminal else REDRAW_ELSEWHERE_S) and not ended:
             return
         self._last = now
         if self._terminal:

@@ -26,7 +26,8 @@ from swarmd.terminal import printable, tell
 if TYPE_CHECKING:
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
 
-RECORDED = 50  # rounds whose median says how long one takes
+# The median of so many rounds says how long one takes.
+RECORDED_ROUNDS = 50
 doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
 
 
@@ -181,7 +182,7 @@ def models(
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
     seconds = [
         sum(line["seconds"].values())
-        for line in read_metrics(folder / METRICS_FILE, RECORDED)
+        for line in read_metrics(folder / METRICS_FILE, RECORDED_ROUNDS)
         if "seconds" in line
     ]
     where, listed = list_models(

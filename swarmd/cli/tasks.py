@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
 
-# Characters of a line: 16 for each of the longest completion's; JSON writes none in more than 12
-MAX_LINE = 2 * 1024 * 1024
+# 16 for each letter of the longest completion: JSON writes none in more than 12.
+MAX_LINE_LETTERS = 2 * 1024 * 1024
 
 
 class BadCompletion(SwarmdError):
@@ -150,11 +150,11 @@ def _completions(stream: IO[str]) -> Iterator[Completion | None]:
     Raises BadCompletion with the number of the line.
     """
     number = 0
-    while line := stream.readline(MAX_LINE + 1):
+    while line := stream.readline(MAX_LINE_LETTERS + 1):
         number += 1
-        if len(line) > MAX_LINE:
+        if len(line) > MAX_LINE_LETTERS:
             while line and not line.endswith("\n"):
-                line = stream.readline(MAX_LINE)
+                line = stream.readline(MAX_LINE_LETTERS)
             yield None
         elif line.strip():
             yield _completion(line, number)

@@ -17,7 +17,8 @@ UNITS: Final = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-SLOWEST: Final = 10_000  # bytes a second: below it, connections break before anything useful is through
+# Below it, connections break before anything useful is through.
+MIN_BYTES_PER_S: Final = 10_000
 
 
 def percent(text: str) -> float:
@@ -64,7 +65,7 @@ def rate(text: str) -> int:
     number, slash, second = text.rpartition("/")
     if not slash or second.strip() != "s":
         raise ValueError('a rate ends in "/s"')
-    if (found := size(number)) < SLOWEST:
+    if (found := size(number)) < MIN_BYTES_PER_S:
         raise ValueError("at least 10 kB/s: slower connections break")
     return found
 

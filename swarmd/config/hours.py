@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_DAY = 24 * 60  # minutes
+_DAY_MINUTES = 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ def window(text: str) -> Window:
         raise ValueError('days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
     days = _days(found[1]) if found[1] else frozenset(range(7))
     if found[2] is None:
-        return Window(days, 0, _DAY)
+        return Window(days, 0, _DAY_MINUTES)
     begin, end = _minute(found[2], found[3]), _minute(found[4], found[5])
     if begin == end:
         raise ValueError("it begins when it ends: leave the hours out for the whole day")
-    return Window(days, begin, end if end > begin else end + _DAY)
+    return Window(days, begin, end if end > begin else end + _DAY_MINUTES)
 
 
 def checked_window(text: str) -> str:
@@ -54,7 +54,7 @@ def is_open(windows: Sequence[Window], now: datetime) -> bool:
     yesterday = (now.weekday() - 1) % 7
     return any(
         (now.weekday() in w.days and w.begin <= minute < w.end)
-        or (yesterday in w.days and minute + _DAY < w.end)
+        or (yesterday in w.days and minute + _DAY_MINUTES < w.end)
         for w in windows
     )
 
@@ -87,6 +87,6 @@ def _days(text: str) -> frozenset[int]:
 
 def _minute(hour: str, minute: str) -> int:
     found = int(hour) * 60 + int(minute)
-    if int(minute) > 59 or found > _DAY:
+    if int(minute) > 59 or found > _DAY_MINUTES:
         raise ValueError(f"{hour}:{minute} is no time of the day")
     return found

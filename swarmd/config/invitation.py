@@ -25,8 +25,9 @@ from swarmd.config.messages import nearest, shown
 from swarmd.errors import ConfigError
 
 SCHEME: Final = "swarm:"
-LONGEST: Final = 2000  # characters: what still fits a QR code
-MOST_ADDRESSES: Final = 8
+# What still fits a QR code.
+MAX_LETTERS: Final = 2000
+MAX_ADDRESSES: Final = 8
 _PLAIN: Final = ":/@._-+"  # beside letters and digits
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -86,8 +87,8 @@ def read_invitation(text: str) -> Invitation:
         raise ConfigError(
             f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it"
         )
-    if len(text) > LONGEST:
-        raise _wrong(f"it has {len(text)} characters, and {LONGEST} are the most")
+    if len(text) > MAX_LETTERS:
+        raise _wrong(f"it has {len(text)} characters, and {MAX_LETTERS} are the most")
     body, marker, check = text.rpartition(",check=")
     if not marker:
         raise _wrong("its end is missing: it ends in ,check= and 8 letters. Copy it again, whole")
@@ -104,7 +105,7 @@ def read_invitation(text: str) -> Invitation:
             )
         said[key].append(_decoded(key, value))
     for key, values in said.items():
-        if len(values) > (most := MOST_ADDRESSES if key == "at" else 1):
+        if len(values) > (most := MAX_ADDRESSES if key == "at" else 1):
             raise _wrong(f"it says {key} {len(values)} times, and {most} is the most")
     one = {key: values[0] if values else "" for key, values in said.items()}
     found = Invitation(name, one["curriculum"], one["digest"], one["model"], tuple(said["at"]), one["judge"])

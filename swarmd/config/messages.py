@@ -11,7 +11,8 @@ from pydantic.fields import FieldInfo
 
 from swarmd.terminal import printable
 
-_LONG = 120  # letters of a value worth quoting
+# A longer value is not quoted whole.
+_MAX_QUOTED_LETTERS = 120
 
 
 def expected(field: FieldInfo, *, element: bool = False) -> str:
@@ -107,4 +108,4 @@ def shown(value: Any) -> str:
         )
     except (ValueError, RecursionError):  # a number of thousands of digits; lists nested a hundred deep
         text = "something without measure"
-    return printable(text if len(text) <= _LONG else text[: _LONG - 1] + "…")
+    return printable(text if len(text) <= _MAX_QUOTED_LETTERS else text[: _MAX_QUOTED_LETTERS - 1] + "…")

@@ -43,8 +43,9 @@ FLAGS: Mapping[str, str] = {
 INVITED = "the invitation"  # the origin of what one sets (invitation.py)
 # Which file, which folder: the command line's own
 NOT_KEYS = frozenset({"SWARMD_CONFIG", "SWARMD_STATE_DIR"})
-MAX_FILE = 1024 * 1024  # bytes
-_SHOWN = 40  # mistakes; a file with more is not a configuration
+MAX_FILE_BYTES = 1024 * 1024
+# A file with more mistakes is not a configuration.
+_MAX_MISTAKES = 40
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,10 @@ def resolve(
     ):
         given += [value for value in source if _acceptable(value, mistakes)]
     if mistakes:
-        more = [f"… and {len(mistakes) - _SHOWN} mistakes more"] if len(mistakes) > _SHOWN else []
-        raise ConfigError("\n".join([*mistakes[:_SHOWN], *more]))
+        more = (
+            [f"… and {len(mistakes) - _MAX_MISTAKES} mistakes more"] if len(mistakes) > _MAX_MISTAKES else []
+        )
+        raise ConfigError("\n".join([*mistakes[:_MAX_MISTAKES], *more]))
     origins = dict.fromkeys(keys(), "default")
     document: dict[str, Any] = {}
     for value in [*_from_profile(given), *given]:
@@ -178,10 +181,10 @@ def _from_file(path: Path | None, mistakes: list[str]) -> Iterator[_Given]:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE + 1)
-        if len(content) > MAX_FILE:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError(
-                f"{path}: more than {MAX_FILE} bytes: not a configuration. Start from"
+                f"{path}: more than {MAX_FILE_BYTES} bytes: not a configuration. Start from"
                 " node_config.example.toml."
             )
         return content.decode("utf-8-sig")

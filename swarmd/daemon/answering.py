@@ -51,10 +51,14 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.types import Completion, Rollout, Scored, Task
 
-PACE = 1.0  # seconds between two rollouts at least: receivers drop what is over an author's quota
-HELD = 64  # rollouts that wait for somebody to share them with; the oldest go
-LEAVES = 1.0  # seconds that the engine gets at the end to send what was just handed to it
-LOOK_EVERY = 0.1  # seconds between two looks whether a peer is there
+# The least time between two rollouts: receivers drop what is over an author's quota.
+MIN_GAP_S = 1.0
+# Rollouts that wait for somebody to share them with; the oldest go.
+MAX_HELD = 64
+# What the engine gets at the end to send what was just handed to it.
+LEAVE_S = 1.0
+# How often to check whether a peer is there.
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class AnsweringPeer:
         self._isolation = IsolationWatch(
             self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs
         )
-        self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=HELD)
+        self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
         self._begun, self._ready, self._scope = threading.Event(), threading.Event(), trio.CancelScope()
         self._error: BaseException | None = None
@@ -140,7 +144,7 @@ class AnsweringPeer:
             Scored(rollout, task.question, tuple(answer.grade.reward for answer in answers), self.shared + 1)
         ):
             return False
-        self._rest(max(PACE, self._config.round.pace))
+        self._rest(max(MIN_GAP_S, self._config.round.pace))
         self._shared_at = time.monotonic()
         self.given.rollouts += 1
         self._waiting.append((rollout, self.shared))
@@ -192,7 +196,7 @@ class AnsweringPeer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._error is None:
-            self._rest(LEAVES)
+            self._rest(LEAVE_S)
         self._close()
         if self._error is not None:
             raise self._error
@@ -248,7 +252,7 @@ class AnsweringPeer:
                 rollout, number = self._waiting[0]
                 self._exchange.share([rollout], number)
                 self._waiting.popleft()
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(POLL_S)
 
     def _on_envelope(self, envelope: Envelope) -> None:
         """Count the authors of others' rollouts, which are not used otherwise."""

@@ -42,7 +42,8 @@ from swarmd.state.logs import set_up_logging
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.terminal import printable
 
-PORT = 4001  # listening port unless configured; others write it down, so it must stay the same
+# The listening port unless configured. Others write it down, so it must stay the same.
+PORT = 4001
 
 log = logging.getLogger(__name__)
 

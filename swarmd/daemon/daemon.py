@@ -34,7 +34,7 @@ from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import Judging
 from swarmd.daemon.local_api import control
-from swarmd.daemon.local_api.status import REWARDS_KEPT, StatusBoard
+from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import many
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.opening import PageOpening
@@ -55,16 +55,19 @@ from swarmd.workers.restarts import Death
 
 log = logging.getLogger(__name__)
 
-REDRAW = 0.5  # seconds between two updates of the view
-SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
-# Seconds a question waits for the network where the answer is of the addresses that the node listens on
-LISTENS_WITHIN = 25.0
+# How often the view is updated.
+REDRAW_S = 0.5
+# How often the trainer is told of the swarm.
+REPORT_EVERY_S = 1.0
+# How long a question for the node's addresses waits until the network listens.
+LISTEN_TIMEOUT_S = 25.0
 ASKED = {  # why the node stops, in the words of who runs it
     signal.SIGINT: "you pressed Ctrl-C",
     signal.SIGTERM: "the system or another program asked it to",
     signal.SIGHUP: "its terminal was closed",
 }
-GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
+# How long a trainer may take to finish its round when it is told to stop.
+GRACE_S = 600.0
 
 
 def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable[[], None]) -> int:
@@ -134,7 +137,7 @@ class Daemon:
             self._on_trainer_stuck,
         )
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
-        self.status.replay(read_metrics(folder / METRICS_FILE, REWARDS_KEPT))
+        self.status.replay(read_metrics(folder / METRICS_FILE, KEPT_REWARDS))
         runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
         self.isolation = IsolationWatch(
             self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs
@@ -258,7 +261,7 @@ class Daemon:
                     link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()})
                 )
             connected, told = now_connected, peers
-            await trio.sleep(SEEN_SWARM)
+            await trio.sleep(REPORT_EVERY_S)
 
     # The trainer's side.
 
@@ -374,7 +377,7 @@ class Daemon:
 
     async def _wait_until_it_listens(self) -> None:
         # It comes back when its pause ends
-        with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):
+        with trio.move_on_after(0.0 if self.member.away else LISTEN_TIMEOUT_S):
             await self._listens.wait()
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -417,10 +420,10 @@ class Daemon:
                 self._nursery.start_soon(self._kill_after_grace)
 
     async def _kill_after_grace(self) -> None:
-        await trio.sleep(GRACE)
+        await trio.sleep(GRACE_S)
         self.child.kill()
 
     async def _refresh_view(self) -> None:
         while True:
             self.view.status(self._document())
-            await trio.sleep(REDRAW)
+            await trio.sleep(REDRAW_S)

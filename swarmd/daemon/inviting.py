@@ -17,7 +17,8 @@ from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.tasks.curriculum import Curriculum
 
-ADDRESSES: Final = 3  # in an invitation: it stays short enough for a QR code
+# Addresses in an invitation, which stays short enough for a QR code.
+MAX_ADDRESSES: Final = 3
 PLACES: Final = ("internet", "network", "machine")  # from where an address can be dialled
 
 
@@ -44,7 +45,7 @@ def invite(
     known = dict.fromkeys([*public, *config.swarm.bootstrap, *usable])
     # Those of this machine alone lead others to a machine of theirs. Where there are no more, it can still
     # invite another node here.
-    addresses = tuple([address for address in known if place(address) != "machine"] or known)[:ADDRESSES]
+    addresses = tuple([address for address in known if place(address) != "machine"] or known)[:MAX_ADDRESSES]
     if not addresses:
         raise Unreachable(
             "the node has no address that others could dial, and no bootstrap address is configured. Ask"

@@ -12,7 +12,8 @@ from p2p.types import Envelope
 from swarmd.exchange.outgoing import Outgoing
 from swarmd.exchange.pacing import Heard, Pacing
 
-TURN_EVERY = 1.0  # seconds between two looks whether it is our turn to send what waits
+# How often to check whether what waits may be sent.
+TURN_EVERY_S = 1.0
 
 
 class Publisher:
@@ -32,7 +33,7 @@ class Publisher:
     async def run(self) -> None:
         """Send what waits, until cancelled."""
         while True:
-            await trio.sleep(TURN_EVERY)
+            await trio.sleep(TURN_EVERY_S)
             self._send()
 
     def hear(self, envelope: Envelope) -> None:

@@ -24,7 +24,8 @@ from swarmd.workers.restarts import LINGERS, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY = 1.0  # seconds between two checks whether it is stuck
+# How often to check whether the trainer is stuck.
+CHECK_EVERY_S = 1.0
 
 
 class TrainerChild:
@@ -193,7 +194,7 @@ class TrainerChild:
     async def _watch(self, pid: int) -> None:
         self._watchdog.started(trio.current_time())
         while True:
-            await trio.sleep(CHECK_EVERY)
+            await trio.sleep(CHECK_EVERY_S)
             _keep_short(self.log_file)
             stuck = self._watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
             if stuck != self._stuck:
@@ -260,7 +261,8 @@ def _cause(status: int, log_file: Path) -> str:
     return f"{exit_words(status)}; see {log_file}"
 
 
-LEAVES = 10.0  # seconds that a tracker gets at the end to write what it has
+# What a tracker gets at the end to write what it has.
+TRACKER_LEAVE_S = 10.0
 LOG_FILE = "tracking.log"
 
 
@@ -289,7 +291,7 @@ async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], 
     finally:
         if process.returncode is None:
             process.terminate()
-            with trio.CancelScope(shield=True), trio.move_on_after(LEAVES):
+            with trio.CancelScope(shield=True), trio.move_on_after(TRACKER_LEAVE_S):
                 await process.wait()
             if process.returncode is None:
                 process.kill()

@@ -4,7 +4,7 @@ Two signs. The trainer's process speaks every few seconds from a thread of its o
 (`link.Alive`): where it is silent, it is stopped, or the machine is overloaded. And rounds end: a loop hangs
 if no round ends for many times its slowest of late.
 
-Time is added up check by check, at most COUNTED seconds for each. So time in which the daemon itself was
+Time is added up check by check, at most MAX_COUNTED_S for each. So time in which the daemon itself was
 suspended, with the machine, does not count.
 """
 
@@ -14,8 +14,9 @@ from typing import Final
 
 from swarmd import link
 
-COUNTED: Final = 2.0  # seconds that one check may add
-_RECENT: Final = 20  # rounds
+# What one check may add.
+MAX_COUNTED_S: Final = 2.0
+_RECENT_ROUNDS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Watchdog:
 
     def __init__(self, limits: StuckLimits = StuckLimits()) -> None:
         self._limits = limits
-        self._rounds: deque[float] = deque(maxlen=_RECENT)  # seconds
+        self._rounds: deque[float] = deque(maxlen=_RECENT_ROUNDS)  # seconds
         self._looked = 0.0
         self.started(0.0)
 
@@ -77,7 +78,7 @@ class Watchdog:
 
         stopped: the operating system says that the process is stopped.
         """
-        passed, self._looked = min(COUNTED, max(0.0, now - self._looked)), now
+        passed, self._looked = min(MAX_COUNTED_S, max(0.0, now - self._looked)), now
         self._silent += passed
         if self._training and not self._resting:
             self._without_round += passed

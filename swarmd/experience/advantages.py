@@ -13,9 +13,10 @@ from statistics import fmean, pstdev
 
 from swarmd.types import Scored, Weigh
 
-GROUP = 16  # answers: a single one of another's, and ours beside it (`among_ours`)
-# Of a success that a baseline is taken from: its spread is never nought
-LEAST, MOST = 1 / GROUP, 1 - 1 / GROUP
+# Answers in the group of a single one of another's, with ours beside it (`among_ours`).
+GROUP = 16
+# The success that a baseline is taken from: its spread is never nought.
+MIN_SUCCESS, MAX_SUCCESS = 1 / GROUP, 1 - 1 / GROUP
 
 
 def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh: Weigh) -> tuple[float, ...]:
@@ -107,7 +108,7 @@ def own_baseline(
 
     A single answer and a group that is right throughout count, too.
     """
-    b = min(MOST, max(LEAST, success))
+    b = min(MAX_SUCCESS, max(MIN_SUCCESS, success))
     return tuple((reward - b) / math.sqrt(b * (1 - b)) for reward in scored.rewards)
 
 

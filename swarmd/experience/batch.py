@@ -16,11 +16,12 @@ from typing import Generic, Protocol, TypeVar
 from p2p.types import PeerId
 from swarmd.experience import caps
 from swarmd.experience.pool import Key, Pool, key_of
-from swarmd.experience.strategies import SMALLEST, TAKES, Candidate, Sharing
+from swarmd.experience.strategies import MIN_WEIGHT, TAKES, Candidate, Sharing
 from swarmd.protocols import Sampler
 from swarmd.types import Author, Lead, Scored
 
-DRAWS = 4  # of one batch: bounds the time that a pool full of what the filters refuse costs
+# Draws for one batch. It bounds the time that a pool costs that is full of what the filters refuse.
+MAX_DRAWS = 4
 
 C = TypeVar("C", bound=Candidate)
 
@@ -104,8 +105,8 @@ class BatchBuilder:
 
     The sampler draws it, then each filter in turn looks at what was drawn of others'.
 
-    A rollout that a filter refuses leaves the pool, and another is drawn in its place: DRAWS times at most,
-    then the batch is smaller. Only what was drawn is looked at, and once a batch.
+    A rollout that a filter refuses leaves the pool, and another is drawn in its place, at most MAX_DRAWS
+    times; then the batch is smaller. Only what was drawn is looked at, and once a batch.
 
     built: told each batch.
     """
@@ -120,7 +121,7 @@ class BatchBuilder:
         """Return the batch. local: our own rollouts of this round."""
         passed: dict[Key, Scored] = {}
         batch: Sequence[Scored] = ()
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             drawn = self.sample(local, self.pool.snapshot(), rng)
             refused = self._filter(
                 [s for s in drawn if s.author != self.me and key_of(s) not in passed], passed
@@ -150,7 +151,7 @@ class OfferChoice(Generic[C]):
     """
 
     def __init__(self, take: str, n: int, author_of: Callable[[C], Author]) -> None:
-        self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=SMALLEST)
+        self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=MIN_WEIGHT)
         self._quota = caps.Quota[C](n, author_of, lambda candidate: candidate.ref.specialty)
 
     def begin(self, lead: Lead) -> None:

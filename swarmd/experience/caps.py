@@ -33,11 +33,13 @@ __all__ = ["UNKNOWN", "Author", "Quota", "choose", "first"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
 
-# Shares of one choice.
-OF_AUTHOR = 0.5
-OF_EVEN = 2.0  # times what each author would get of an even choice
-OF_GROUP = 0.25
-OF_UNKNOWN = 0.5  # all authors together whose group is not known
+# The caps, as shares of one choice.
+AUTHOR_SHARE = 0.5
+# Times what each author would get of an even choice.
+EVEN_FACTOR = 2.0
+GROUP_SHARE = 0.25
+# All authors together whose group is not known.
+UNKNOWN_SHARE = 0.5
 
 T = TypeVar("T")
 
@@ -183,9 +185,9 @@ class _Room:
     def __init__(self, n: int, authors: Iterable[Author | None], before: Sequence[Author]) -> None:
         others = {a for a in authors if a is not None} | set(before)
         many, groups = len({a.id for a in others}), len({a.group for a in others})
-        self._each = math.ceil(min(OF_AUTHOR, OF_EVEN / many) * n) if many > 1 else n
-        self._group = math.ceil(OF_GROUP * n) if groups > 1 else n
-        self._unknown = math.ceil(OF_UNKNOWN * n) if groups > 1 else n
+        self._each = math.ceil(min(AUTHOR_SHARE, EVEN_FACTOR / many) * n) if many > 1 else n
+        self._group = math.ceil(GROUP_SHARE * n) if groups > 1 else n
+        self._unknown = math.ceil(UNKNOWN_SHARE * n) if groups > 1 else n
         self._authors = Counter(a.id for a in before)
         self._groups = Counter(a.group for a in before)
         self.raised = 0

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from p2p.types import PeerId
 from swarmd.types import Rollout, Scored, TaskRef
 
-# Rollouts in a row: what one body holds. An honest node shares those alone that have an advantage
-PATIENCE = 64
-AUTHORS = 4096  # remembered
+# What one body holds. An honest node shares only rollouts that have an advantage.
+USELESS_IN_A_ROW = 64
+# Authors that are remembered.
+MAX_AUTHORS = 4096
 
 
 class UselessRollouts:
@@ -27,7 +28,7 @@ class UselessRollouts:
         self._since = OrderedDict(state)
 
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
-        """Whom to charge for a round's rollouts: once for each PATIENCE useless ones in a row.
+        """Whom to charge for a round's rollouts: once for each USELESS_IN_A_ROW useless ones in a row.
 
         earned: the authors of useful ones.
         """
@@ -36,9 +37,9 @@ class UselessRollouts:
             since = self._since.pop(author, 0) + count
             if author in earned:
                 continue
-            charged += [author] * (since // PATIENCE)
-            self._since[author] = since % PATIENCE
-        while len(self._since) > AUTHORS:
+            charged += [author] * (since // USELESS_IN_A_ROW)
+            self._since[author] = since % USELESS_IN_A_ROW
+        while len(self._since) > MAX_AUTHORS:
             self._since.popitem(last=False)
         return charged
 

@@ -18,12 +18,15 @@ from typing import NamedTuple
 
 from swarmd.types import Completion, Scored, Tokens
 
-KEPT = 512  # newest own completions that the limits are computed from
-WARM_UP = 64  # own completions before anything is judged
-QUANTILE = 0.99  # of our own; a limit is this times a margin
-STRETCH = 4  # tokens
-# Parameters: nothing larger was tried, so there it only reports, unless it is told to act
-MEASURED_TO = 100_000_000
+# The newest own completions, from which the limits are computed.
+KEPT_COMPLETIONS = 512
+# Own completions before anything is judged.
+WARM_UP_COMPLETIONS = 64
+# A limit is this quantile of our own completions, times a margin.
+QUANTILE = 0.99
+STRETCH_TOKENS = 4
+# No larger model was tried, so there the gate only reports, unless it is told to act.
+MEASURED_PARAMETERS = 100_000_000
 
 
 class Traits(NamedTuple):
@@ -31,7 +34,7 @@ class Traits(NamedTuple):
 
     length: float  # characters
     token: float  # surprise of the least likely token
-    stretch: float  # of the least likely STRETCH tokens in a row: their mean
+    stretch: float  # of the least likely STRETCH_TOKENS tokens in a row: their mean
     mean: float  # of all tokens
 
 
@@ -60,7 +63,7 @@ class Gate:
     acts: bool = True  # False: what is odd is counted and trained on all the same
     # Rollouts refused (or only flagged), by trait, since `take_refused`
     refused: Counter[str] = field(default_factory=Counter)
-    _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT_COMPLETIONS))
     _round: int = 0
     _limits: Traits | None = None
 
@@ -75,7 +78,7 @@ class Gate:
     @property
     def limits(self) -> Traits | None:
         """The largest allowed value of each trait; None while too few of our own completions were seen."""
-        if self._limits is None and len(self._own) >= WARM_UP:
+        if self._limits is None and len(self._own) >= WARM_UP_COMPLETIONS:
             columns = [sorted(column) for column in zip(*self._own, strict=True)]
             highest = (column[int(QUANTILE * (len(column) - 1))] for column in columns)
             self._limits = Traits(
@@ -222,6 +225,6 @@ def each_text_once(scored: Scored) -> Scored:
 def traits(text: str, logprobs: Sequence[float]) -> Traits:
     """logprobs: of the tokens of one completion, at least one."""
     sums = [0.0, *accumulate(-p for p in logprobs)]
-    width = min(STRETCH, len(logprobs))
+    width = min(STRETCH_TOKENS, len(logprobs))
     stretch = max(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width
     return Traits(float(len(text)), -min(logprobs), stretch, sums[-1] / len(logprobs))

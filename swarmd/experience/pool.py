@@ -15,8 +15,10 @@ from p2p.admission.holders import Holders
 from p2p.types import PeerId
 from swarmd.types import Author, Scored, TaskRef, Tokens
 
-CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here
-USED = 4096  # rollouts of others that we remember having trained on
+# A swarm that publishes more rollouts than this in max_age rounds loses its oldest here.
+CAPACITY = 1024
+# Rollouts of others that we remember having trained on.
+MAX_USED = 4096
 
 Key = tuple[PeerId, TaskRef]
 
@@ -65,7 +67,7 @@ class Pool:
 
     A rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh
     experience matters: a pool of four rounds lost half of what sharing gained (measured on the tiny model,
-    docs/LOG.md). Others' rollouts that were trained on are not taken again, until USED others were.
+    docs/LOG.md). Others' rollouts that were trained on are not taken again, until MAX_USED others were.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Pool:
             self._kept[key] = replace(kept, uses=kept.uses + 1, last_use=self.updates)
             if not self._ours(key):
                 self._used[_digest(key)] = None
-        while len(self._used) > USED:
+        while len(self._used) > MAX_USED:
             self._used.popitem(last=False)
         return before
 

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
-# Weight of the newest round in the figures that are watched: single rounds are noisy by half their value
+# The weight of the newest round in the figures that are watched: single rounds are noisy by half their value.
 SMOOTHING = 0.1
-BURST = 1.5  # times the limit: too much even for a single round
-FIRST_REST, LONGEST_REST = 8, 1024  # rounds; each rest is twice the one before
+# So many times the limit is too much even for a single round.
+BURST_FACTOR = 1.5
+# Each rest is twice the one before.
+FIRST_REST_ROUNDS, LONGEST_REST_ROUNDS = 8, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class ReplaySchedule:
             return False
         smoothed = (1 - SMOOTHING) * state.clip_fraction + SMOOTHING * clip_fraction
         drifted = (1 - SMOOTHING) * state.drift + SMOOTHING * drift
-        clips = smoothed > self.limit or clip_fraction > BURST * self.limit
-        if clips or drifted > self.drift_limit or drift > BURST * self.drift_limit:
+        clips = smoothed > self.limit or clip_fraction > BURST_FACTOR * self.limit
+        if clips or drifted > self.drift_limit or drift > BURST_FACTOR * self.drift_limit:
             self.state = GuardState(0.0, _rest(state.rests), state.rests + 1)
             return True
         forgiven = bool(state.rests) and state.healthy + 1 >= _rest(state.rests - 1)
@@ -71,4 +73,4 @@ class ReplaySchedule:
 
 def _rest(rests: int) -> int:
     """Length, in rounds, of the next rest after this many."""
-    return min(FIRST_REST << min(rests, 16), LONGEST_REST)
+    return min(FIRST_REST_ROUNDS << min(rests, 16), LONGEST_REST_ROUNDS)

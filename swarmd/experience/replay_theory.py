@@ -16,8 +16,8 @@ a model beforehand: the answer is a start, not an optimum.
 import math
 from dataclasses import dataclass
 
-# Mu below which replay is left off: measured break-even on the tiny model was 3.3 to 4.5 (docs/LOG.md)
-PAYS_FROM = 5.0
+# Below this mu replay is left off: the measured break-even on the tiny model was 3.3 to 4.5 (docs/LOG.md).
+PAYS_FROM_MU = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,17 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from p2p.types import PeerId
-from swarmd.experience.advantages import BY_LIKELIHOOD, LEAST, WEIGHS, among_ours, unweighed
+from swarmd.experience.advantages import BY_LIKELIHOOD, MIN_SUCCESS, WEIGHS, among_ours, unweighed
 from swarmd.types import Lead, Scored, TaskRef, Tokens, Weigh
 
-MEMORY = 256.0  # completions of a specialty after which an older one counts 1/e
-SMALLEST = 0.05  # weight of a specialty in which nobody does better than we do
-LATELY = 32  # our own rounds after which we forget how others do in a specialty of which nothing more came
-ENOUGH = 32  # completions of others in a specialty, after which we know how they do in it
+# After so many completions of a specialty an older one counts 1/e.
+MEMORY_COMPLETIONS = 256.0
+# The weight of a specialty in which nobody does better than we do.
+MIN_WEIGHT = 0.05
+# After so many rounds without another completion we forget how others do in a specialty.
+LATELY_ROUNDS = 32
+# After so many completions of others we know how they do in a specialty.
+ENOUGH_COMPLETIONS = 32
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Success:
     def saw(self, rollouts: Sequence[Scored], number: int = 0) -> None:
         """Take in a round's rollouts, with the rewards of the whole group of each."""
         for scored in rollouts:
-            specialty, fade = scored.ref.specialty, math.exp(-len(scored.group) / MEMORY)
+            specialty, fade = scored.ref.specialty, math.exp(-len(scored.group) / MEMORY_COMPLETIONS)
             self.right[specialty] = self.right.get(specialty, 0.0) * fade + sum(scored.group)
             self.seen[specialty] = self.seen.get(specialty, 0.0) * fade + len(scored.group)
             self.last[specialty] = number
@@ -55,26 +59,29 @@ class Success:
         return Success(dict(self.right), dict(self.seen), dict(self.last))
 
     def of(self, specialty: str) -> float:
-        """0 to 1. One of which nothing was seen: as all others together; with nothing to go by, LEAST."""
+        """Return the success in a specialty, from 0 to 1.
+
+        Where nothing of it was seen, return that of all together; where nothing was seen at all, MIN_SUCCESS.
+        """
         right, seen = self.right.get(specialty, 0.0), self.seen.get(specialty, 0.0)
         return right / seen if seen else self.overall
 
     @property
     def overall(self) -> float:
         seen = sum(self.seen.values())
-        return sum(self.right.values()) / seen if seen else LEAST
+        return sum(self.right.values()) / seen if seen else MIN_SUCCESS
 
     def lead_of(self, others: "Success") -> Lead:
         """By how much others do better than these.
 
         What these never asked themselves counts as weak: alone they do not train on it.
         """
-        known = [specialty for specialty, seen in others.seen.items() if seen >= ENOUGH]
+        known = [specialty for specialty, seen in others.seen.items() if seen >= ENOUGH_COMPLETIONS]
         ahead = {
-            specialty: others.of(specialty) - (self.of(specialty) if specialty in self.seen else LEAST)
+            specialty: others.of(specialty) - (self.of(specialty) if specialty in self.seen else MIN_SUCCESS)
             for specialty in known
         }
-        return Lead(ahead, max(SMALLEST, others.overall - self.overall))
+        return Lead(ahead, max(MIN_WEIGHT, others.overall - self.overall))
 
 
 # What to share of a round's own rollouts.
@@ -154,7 +161,7 @@ def by_need(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
 
     A little where they do not.
     """
-    return [max(SMALLEST, lead.of(c.ref.specialty)) for c in candidates]
+    return [max(MIN_WEIGHT, lead.of(c.ref.specialty)) for c in candidates]
 
 
 def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
@@ -216,7 +223,7 @@ class Sharing:
     settings: SharingSettings = field(default_factory=SharingSettings)
     success: Success = field(default_factory=Success)  # our own
     others: Success = field(default_factory=Success)  # of what came of theirs, by our own verifier
-    lead: Lead = field(default_factory=lambda: Lead(elsewhere=SMALLEST))
+    lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))
     # `protocols.LogprobPolicy`; None: the policy gives none
     logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
 
@@ -238,7 +245,7 @@ class Sharing:
         """Take in what a round brought, before its batch is drawn."""
         self.success.saw(local, number)
         self.others.saw(theirs, number)
-        self.others.forget(number - LATELY)
+        self.others.forget(number - LATELY_ROUNDS)
         self.lead = self.success.lead_of(self.others)
 
     def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:

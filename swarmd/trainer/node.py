@@ -15,7 +15,7 @@ from swarmd.config.config import GateConfig, NodeConfig, ReplayConfig
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, SharingSampler
 from swarmd.experience.fitting import Fitting
-from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
+from swarmd.experience.outliers import MEASURED_PARAMETERS, Gate, Gated, GateState
 from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
@@ -127,7 +127,9 @@ def _replay_schedule(replay: ReplayConfig) -> ReplaySchedule:
 def _gate(gate: GateConfig, parameters: int) -> Gate:
     """Build the gate, which acts on what it finds or only counts it."""
     return Gate(
-        gate.margin, answer_end, acts=gate.mode == "on" or (gate.mode == "auto" and parameters <= MEASURED_TO)
+        gate.margin,
+        answer_end,
+        acts=gate.mode == "on" or (gate.mode == "auto" and parameters <= MEASURED_PARAMETERS),
     )
 
 

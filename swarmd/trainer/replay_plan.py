@@ -14,7 +14,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.advantages import unweighed
-from swarmd.experience.replay_theory import PAYS_FROM, Reuse, best_reuse, compute_ratio, cost
+from swarmd.experience.replay_theory import PAYS_FROM_MU, Reuse, best_reuse, compute_ratio, cost
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.progress import Download
 from swarmd.protocols import Policy, TaskSource
@@ -143,7 +143,7 @@ def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: floa
         measured,
         rho,
         alpha,
-        measured.mu >= PAYS_FROM,
+        measured.mu >= PAYS_FROM_MU,
         best,
         new,
         max(batch, math.ceil(best.kept * new)),
@@ -190,7 +190,7 @@ def document(made: ReplayPlan) -> dict[str, Any]:
         "assumed": {"rho": made.rho, "alpha": made.alpha},
         "assumptions": list(ASSUMPTIONS),
         "pays": made.pays,
-        "pays_from": PAYS_FROM,
+        "pays_from": PAYS_FROM_MU,
         "theorem": {
             "kept_per_new": made.theorem.kept,
             "trained_per_new": made.theorem.trained,
@@ -251,7 +251,7 @@ def lines(made: ReplayPlan) -> Sequence[str]:
     else:
         verdict = [
             (
-                f"Replay cannot pay here: mu is below {PAYS_FROM:g}, so what is generated anew costs too"
+                f"Replay cannot pay here: mu is below {PAYS_FROM_MU:g}, so what is generated anew costs too"
                 " little to be worth reusing. Leave replay.mode off."
             ),
             (

@@ -23,8 +23,8 @@ from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.local_api import control
-from swarmd.daemon.local_api.roster import KEPT
-from swarmd.daemon.local_api.status import SHOWN
+from swarmd.daemon.local_api.roster import MAX_AUTHORS
+from swarmd.daemon.local_api.status import MIN_SHOWN
 from swarmd.exchange import wire
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.harness import Attack, show
@@ -84,15 +84,15 @@ async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
 
 
 def test_a_crowd_of_names_costs_a_bounded_list_and_hides_nobody_useful(tmp_path: Path) -> None:
-    found = attack(tmp_path, 4 * KEPT)
-    assert found["let_in"] > 4 * KEPT  # it breaks no rule
+    found = attack(tmp_path, 4 * MAX_AUTHORS)
+    assert found["let_in"] > 4 * MAX_AUTHORS  # it breaks no rule
     assert (found["honest_hidden"], found["shown"], found["left_out"], found["kept"]) == (
         0,
-        SHOWN,
-        KEPT - SHOWN,
-        KEPT,
+        MIN_SHOWN,
+        MAX_AUTHORS - MIN_SHOWN,
+        MAX_AUTHORS,
     )
-    assert 1024 * found["reply_KiB"] < control.MAX_REPLY / 10
+    assert 1024 * found["reply_KiB"] < control.MAX_REPLY_BYTES / 10
 
 
 ATTACK = Attack(attack, {"kept": 1024, "reply_KiB": 512, "honest_hidden": 0})

@@ -22,7 +22,7 @@ import typer
 
 from p2p.identity import Identity
 from swarmd.cli.app import app
-from swarmd.cli.tasks import MAX_LINE
+from swarmd.cli.tasks import MAX_LINE_LETTERS
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import LONGEST_COMPLETION
@@ -252,7 +252,7 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
     longest = "\U0001f9ab" * (LONGEST_COMPLETION - len(right)) + right
     texts = {"correct": [right, longest], "wrong": ["<answer>x</answer>"], "no answer": ["none"]}
     texts |= {
-        "too long": ["x" + longest, "x" * (MAX_LINE - 11), "x" * 3 * MAX_LINE],
+        "too long": ["x" + longest, "x" * (MAX_LINE_LETTERS - 11), "x" * 3 * MAX_LINE_LETTERS],
         "correct again": [right],
     }
     lines = [json.dumps({"text": text, "ended": False}) for some in texts.values() for text in some]

@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarmd.daemon.local_api.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
+from swarmd.daemon.local_api.control import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
 from swarmd.testing import PATIENCE
@@ -41,7 +41,7 @@ HANDLERS = {
     "pause": partial(_answer, error=Unreachable("The trainer is gone. Wait.")),
     "peers": partial(_answer, error=ZeroDivisionError()),
     "stop": partial(_answer, seconds=math.inf),
-    "large": lambda _: _answer({"x": "x" * MAX_REPLY}),
+    "large": lambda _: _answer({"x": "x" * MAX_REPLY_BYTES}),
 }
 
 
@@ -94,7 +94,7 @@ async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_n
             await ask(tmp_path, "dance")
         with pytest.raises(Unreachable, match="did not answer"):
             await ask(tmp_path, "stop", timeout=0.1)
-        with pytest.raises(SwarmdError, match=f"over the {MAX_REPLY} that one may have"):
+        with pytest.raises(SwarmdError, match=f"over the {MAX_REPLY_BYTES} that one may have"):
             await ask(tmp_path, "large")
         assert await ask(tmp_path, "status") == {"schema": 1, "got": {}}
 
@@ -106,7 +106,7 @@ NO_REQUESTS = [
     b"[" * 20_000 + b"\n",
     b"\xff\xfe\n",
     b'{"operation":1}\n',
-    b"a" * (MAX_REQUEST + 2),
+    b"a" * (MAX_REQUEST_BYTES + 2),
 ]
 
 

@@ -207,7 +207,7 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         other = (
             member.addresses[0].rpartition("/")[0] + "/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
         )
-        monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.COMPANY", 1.0)
+        monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.COMPANY_S", 1.0)
         wrong = run("doctor", "network", "--bootstrap", other, *listen)
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
 

@@ -6,7 +6,7 @@ import pytest
 
 from p2p.peers.introduction import Introduced
 from p2p.types import Reason
-from swarmd.daemon.diagnosis.isolation import BEHIND, Facts, another, certain, why_alone
+from swarmd.daemon.diagnosis.isolation import BEHIND_S, Facts, another, certain, why_alone
 
 DEAD = {
     "address": "/ip4/192.0.2.1/tcp/4001/p2p/x",
@@ -28,7 +28,7 @@ def peer(
     return Introduced(digest, "sapo-9", "swarmd 9", doing, refuses, ahead)
 
 
-LATE, EARLY = peer(-BEHIND - 60), peer(BEHIND + 60)
+LATE, EARLY = peer(-BEHIND_S - 60), peer(BEHIND_S + 60)
 REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.cli.views.notify import LONG, NotifyView, notifier
+from swarmd.cli.views.notify import LONG_PAUSE_S, NotifyView, notifier
 from swarmd.cli.views.plain import PlainView
 from tests.cli.conftest import Run
 from tests.cli.test_view import document
@@ -29,7 +29,7 @@ def test_a_long_pause_is_told_once_and_an_end_with_its_reason(tmp_path: Path) ->
         paused = document() | {"state": "paused", "cause": "on battery", "remedy": "plug it in"}
         for state in (paused, document(), paused, paused):
             view.status(state)
-            now[0] += LONG - 1
+            now[0] += LONG_PAUSE_S - 1
         assert told == []
         view.status(paused)
         view.status(paused)

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from swarmd.cli.views.live import LiveView, Page, braille
-from swarmd.cli.views.log import LINES, LogView
+from swarmd.cli.views.log import LINES_PER_MINUTE, LogView
 from swarmd.cli.views.plain import JsonView, PlainView, StartView
 from swarmd.daemon.local_api.status_words import (
     peer_lines,
@@ -503,7 +503,7 @@ def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFix
     now[0] = 61.0
     log_view.talk("the end")
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == LINES + 2 and lines[-2:] == [
+    assert len(lines) == LINES_PER_MINUTE + 2 and lines[-2:] == [
         "9940 lines were left out: more than 60 in a minute",
         "the end",
     ]

@@ -11,8 +11,18 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.experience.advantages import shifted, within_group
-from swarmd.experience.batch import DRAWS, BatchBuilder, SharingSampler
-from swarmd.experience.outliers import FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, Traits, part, traits
+from swarmd.experience.batch import MAX_DRAWS, BatchBuilder, SharingSampler
+from swarmd.experience.outliers import (
+    FLOORS,
+    KEPT_COMPLETIONS,
+    NAMES,
+    WARM_UP_COMPLETIONS,
+    Gate,
+    Gated,
+    Traits,
+    part,
+    traits,
+)
 from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -47,7 +57,7 @@ def passes(gate: Gate, scored: Scored) -> bool:
 
 def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Gate:
     gate = Gate(margin)
-    gate.learn([own(1, WARM_UP, logprobs, text)])
+    gate.learn([own(1, WARM_UP_COMPLETIONS, logprobs, text)])
     return gate
 
 
@@ -63,7 +73,7 @@ def test_a_few_tokens_do_not_hide_in_the_mean() -> None:
 
 def test_nothing_is_judged_before_enough_of_our_own_was_seen() -> None:
     gate, odd = Gate(), rollout(1, OTHER, ["x" * 9999], tokens=[UNLIKELY])
-    gate.learn([own(1, WARM_UP - 1)])
+    gate.learn([own(1, WARM_UP_COMPLETIONS - 1)])
     assert gate.limits is None and passes(gate, odd) and gate.take_refused() == {}
     gate.learn([own(2, 1)])
     assert gate.limits is not None and not passes(gate, odd)
@@ -72,8 +82,8 @@ def test_nothing_is_judged_before_enough_of_our_own_was_seen() -> None:
 def test_a_round_is_learnt_from_once() -> None:
     gate = Gate()
     for _ in range(3):
-        gate.learn([own(1, WARM_UP // 2), own(1, 1)])
-    assert len(gate.state.own) == WARM_UP // 2 + 1
+        gate.learn([own(1, WARM_UP_COMPLETIONS // 2), own(1, 1)])
+    assert len(gate.state.own) == WARM_UP_COMPLETIONS // 2 + 1
 
 
 def test_limits_are_those_of_our_own_with_a_margin_and_never_below_the_floors() -> None:
@@ -86,17 +96,17 @@ def test_limits_are_those_of_our_own_with_a_margin_and_never_below_the_floors() 
 
 def test_one_odd_completion_of_our_own_sets_no_limit() -> None:
     gate = Gate()
-    gate.learn([own(1, 3 * WARM_UP), own(1, 1, (-50.0,), "x" * 5000)])
+    gate.learn([own(1, 3 * WARM_UP_COMPLETIONS), own(1, 1, (-50.0,), "x" * 5000)])
     assert gate.limits == FLOORS
-    gate.learn([own(2, WARM_UP, (-50.0,), "x" * 5000)])
+    gate.learn([own(2, WARM_UP_COMPLETIONS, (-50.0,), "x" * 5000)])
     assert gate.limits == Traits(7500.0, 75.0, 75.0, 75.0), "but many do"
 
 
 def test_what_we_wrote_long_ago_is_forgotten() -> None:
     gate = Gate()
-    gate.learn([own(1, KEPT, (-10.0,) * 4, "a" * 500)])
-    gate.learn([own(2, KEPT)])
-    assert gate.limits == FLOORS and len(gate.state.own) == KEPT
+    gate.learn([own(1, KEPT_COMPLETIONS, (-10.0,) * 4, "a" * 500)])
+    gate.learn([own(2, KEPT_COMPLETIONS)])
+    assert gate.limits == FLOORS and len(gate.state.own) == KEPT_COMPLETIONS
 
 
 @pytest.mark.parametrize(
@@ -248,7 +258,7 @@ def test_what_stands_behind_an_answer_is_neither_looked_at_nor_trained_on() -> N
 
 def test_of_our_own_what_stands_behind_an_answer_is_no_measure_of_length() -> None:
     gate = Gate(answer_end=end)
-    gate.learn([own(1, WARM_UP, text="a." + "b" * 500)])
+    gate.learn([own(1, WARM_UP_COMPLETIONS, text="a." + "b" * 500)])
     assert gate.limits == FLOORS
 
 
@@ -273,7 +283,7 @@ def test_where_it_does_not_act_it_reports() -> None:
 def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:
     pool, asked = stocked(["odd"] * 200 + ["fine"]), Asked()
     batch = gated(pool, asked)([own(2)], random.Random(1))
-    assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == 2 * DRAWS * 4
+    assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == 2 * MAX_DRAWS * 4
 
 
 def test_a_rollout_is_looked_at_once_a_batch() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from p2p.types import PeerId
 from swarmd.experience.advantages import within_group
 from swarmd.experience.batch import SharingSampler
-from swarmd.experience.pool import USED, Pool, PoolLimits, too_old
+from swarmd.experience.pool import MAX_USED, Pool, PoolLimits, too_old
 from swarmd.experience.sampling import shuffled
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -46,11 +46,11 @@ def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
 
 def test_what_is_remembered_of_used_rollouts_is_bounded() -> None:
     pool = Pool(max_age=1)
-    pool.restore([], 0, [n.to_bytes(8) for n in range(USED)])
+    pool.restore([], 0, [n.to_bytes(8) for n in range(MAX_USED)])
     batch = [scored(n, 0, 1) for n in range(5)]
     pool.add(batch)
     pool.use(batch)
-    assert len(pool.used) == USED and pool.used[0] == (5).to_bytes(8)
+    assert len(pool.used) == MAX_USED and pool.used[0] == (5).to_bytes(8)
 
 
 def test_off_policiness_counts_updates_since_a_rollout_was_heard() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
-from swarmd.experience.replay_schedule import FIRST_REST, GuardState, ReplaySchedule
+from swarmd.experience.replay_schedule import FIRST_REST_ROUNDS, GuardState, ReplaySchedule
 from swarmd.experience.sampling import STRATEGIES, Replay, draw
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -216,7 +216,7 @@ def test_while_it_rests_the_batch_is_the_papers() -> None:
 
 def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
     burst = ReplaySchedule(4)
-    assert burst.observe(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST
+    assert burst.observe(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST_ROUNDS
     creep = ReplaySchedule(4)
     assert any(creep.observe(0.1) for _ in range(40))
     noisy = ReplaySchedule(4)
@@ -229,7 +229,7 @@ def test_the_guard_trips_on_drift_alone() -> None:
     The policy has left the one that drew, though few of its ratios reach the clip.
     """
     burst = ReplaySchedule(4)
-    assert burst.observe(0.0, 0.25) and burst.state.resting == FIRST_REST
+    assert burst.observe(0.0, 0.25) and burst.state.resting == FIRST_REST_ROUNDS
     creep = ReplaySchedule(4)
     assert any(creep.observe(0.0, 0.12) for _ in range(40))
     wide = ReplaySchedule(4, drift_limit=1.0)
@@ -243,7 +243,7 @@ def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
     for _ in range(2000):
         updates.append(schedule.updates)
         schedule.observe(0.5 if schedule.updates > 1 else 0.0)
-    assert updates[:10] == [4, *[1] * FIRST_REST, 2], "half as many after the first rest"
+    assert updates[:10] == [4, *[1] * FIRST_REST_ROUNDS, 2], "half as many after the first rest"
     assert updates.count(2) <= 10 and max(updates[1:]) == 2
 
 
@@ -254,7 +254,7 @@ def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
         while schedule.resting:
             schedule.observe(0.0)
     assert schedule.state.rests == 2
-    for _ in range(2 * FIRST_REST + FIRST_REST):  # as long as each rest was, the longest first
+    for _ in range(2 * FIRST_REST_ROUNDS + FIRST_REST_ROUNDS):  # as long as each rest was, the longest first
         schedule.observe(0.05)
     assert schedule.state.rests == 0
 

@@ -8,10 +8,10 @@ from p2p.types import PeerId
 from swarmd.experience.advantages import WEIGHS
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.strategies import (
-    ENOUGH,
-    LATELY,
+    ENOUGH_COMPLETIONS,
+    LATELY_ROUNDS,
+    MIN_WEIGHT,
     SHARES,
-    SMALLEST,
     TAKES,
     Sharing,
     SharingSettings,
@@ -44,7 +44,7 @@ def weights(take: str, lead: Lead | None = None) -> list[float]:
     found = dict(
         zip(
             [scored.ref.n for scored in kept],
-            row.weights(kept, lead or Lead(elsewhere=SMALLEST)),
+            row.weights(kept, lead or Lead(elsewhere=MIN_WEIGHT)),
             strict=True,
         )
     )
@@ -68,9 +68,9 @@ def test_what_each_way_of_taking_prefers() -> None:
 
 
 def test_need_goes_by_how_far_others_are_ahead_and_ahead_takes_nothing_else() -> None:
-    lead = Lead({"bf": -0.4, "arc_1d": 0.25}, SMALLEST)
+    lead = Lead({"bf": -0.4, "arc_1d": 0.25}, MIN_WEIGHT)
     assert weights("ahead", lead) == [0, 0, 0, 0.25, 0]
-    assert weights("need", lead) == [SMALLEST, SMALLEST, 0, 0.25, SMALLEST]
+    assert weights("need", lead) == [MIN_WEIGHT, MIN_WEIGHT, 0, 0.25, MIN_WEIGHT]
 
 
 def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
@@ -91,22 +91,22 @@ def test_how_far_others_are_ahead_is_known_of_what_came_of_late() -> None:
     sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
     # Of one rollout nothing is known yet
     assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(3 / 8)
-    sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH // 8)], 2)
+    sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH_COMPLETIONS // 8)], 2)
     assert sharing.lead.by == {"bf": pytest.approx(3 / 8)}
-    sharing.saw([], [scored(9, 1, 1, specialty="arc_1d")], 2 + LATELY)
+    sharing.saw([], [scored(9, 1, 1, specialty="arc_1d")], 2 + LATELY_ROUNDS)
     assert sharing.lead.by.keys() == {"bf"}
     specialist = Sharing()
     specialist.saw(
         [scored(n, 1, 1, author="me", specialty="arc_1d") for n in range(99)],
-        [scored(n, 1, 0) for n in range(ENOUGH)],
+        [scored(n, 1, 0) for n in range(ENOUGH_COMPLETIONS)],
         1,
     )
     # It never asks itself that, so what it would do there is not what it does elsewhere
     assert specialist.lead.by["bf"] > 0.4
-    sharing.saw([], [], 3 + LATELY)
+    sharing.saw([], [], 3 + LATELY_ROUNDS)
     assert not sharing.lead.by
-    sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY)
-    assert sharing.lead.elsewhere == SMALLEST  # what is not known is looked at, however good we are
+    sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY_ROUNDS)
+    assert sharing.lead.elsewhere == MIN_WEIGHT  # what is not known is looked at, however good we are
 
 
 def test_what_is_shared() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import (
-    COOLER,
-    QUIET,
+    COOLER_C,
+    QUIET_S,
     MachineFacts,
     PauseConditions,
     month_end,
@@ -51,11 +51,11 @@ def test_the_load_of_others_ends_a_pause_only_after_some_quiet() -> None:
     assert kinds(conditions, MachineFacts(load=0.5)) == [] and kinds(conditions, MachineFacts(load=0.51)) == [
         "load"
     ]
-    assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET - 1) == ["load"]
+    assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET_S - 1) == ["load"]
     assert (
-        kinds(conditions, MachineFacts(load=0.1), NOON + QUIET)
+        kinds(conditions, MachineFacts(load=0.1), NOON + QUIET_S)
         == []
-        == kinds(conditions, MachineFacts(load=0.1), NOON + QUIET + 1)
+        == kinds(conditions, MachineFacts(load=0.1), NOON + QUIET_S + 1)
     )
 
 
@@ -63,7 +63,7 @@ def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
     conditions = PauseConditions(WhenConfig(temperature=80.0))
     found = [
         kinds(conditions, MachineFacts(temperature=each))
-        for each in (80.0, 81.0, 80.0 - COOLER + 1, 80.0 - COOLER, 80.0)
+        for each in (80.0, 81.0, 80.0 - COOLER_C + 1, 80.0 - COOLER_C, 80.0)
     ]
     assert found == [[], ["temperature"], ["temperature"], [], []]
 

@@ -15,7 +15,7 @@ import pytest
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
-from swarmd.daemon.guest.meters import READ_EVERY, EnergyMeter
+from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
 Battery = namedtuple("Battery", "percent secsleft power_plugged")
@@ -171,7 +171,7 @@ def test_a_night_in_which_the_machine_slept_took_no_energy(tmp_path: Path) -> No
     meter = EnergyMeter(tmp_path, lambda: Times(next(busy), 0, 0, 0, 0, 0, 0), lambda _: "300.00\n")
     assert meter.read(0.0, 10.0, False) == 0
     counted(tmp_path, 0, "package-0", 5)
-    assert meter.read(8 * 3600.0, 10.0, True) == pytest.approx(300 * 2 * READ_EVERY / 3600)
+    assert meter.read(8 * 3600.0, 10.0, True) == pytest.approx(300 * 2 * READ_EVERY_S / 3600)
 
 
 def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from p2p import durable
-from swarmd.daemon.guest.meters import FIND_EVERY, ProcessMeter
+from swarmd.daemon.guest.meters import FIND_EVERY_S, ProcessMeter
 from swarmd.daemon.local_api.status_words import cost_words
 from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY, Usage, UsageLedger
 from swarmd.testing import Clock
@@ -104,10 +104,10 @@ def test_the_meter_counts_children_those_that_ended_too() -> None:
     try:
         assert running.stdout is not None and running.stdout.readline() == b"burnt\n"
         us = sum(psutil.Process().cpu_times()[:2])
-        first = meter.read(1.0 + FIND_EVERY).cpu_seconds
+        first = meter.read(1.0 + FIND_EVERY_S).cpu_seconds
         assert first > 0.35
         running.communicate(b"\n")
-        second = meter.read(1.5 + FIND_EVERY).cpu_seconds  # it is its parent's now, and not counted again
+        second = meter.read(1.5 + FIND_EVERY_S).cpu_seconds  # it is its parent's now, and not counted again
         assert second < 0.3 + sum(psutil.Process().cpu_times()[:2]) - us
     finally:
         running.kill()

@@ -22,9 +22,9 @@ import trio.testing
 
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import (
-    FIRST_WAIT,
-    LONGEST_WAIT,
-    MAX_RESPONSE,
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    MAX_RESPONSE_BYTES,
     BadJudgeUrl,
     Graded,
     JudgeClient,
@@ -310,7 +310,7 @@ LIES: list[Any] = [
     {"error": "no", "remedy": "none"},
     json.dumps(questions()).encode()[:-1],
     json.dumps(questions()).encode() + b"x",
-    questions(question="x" * MAX_RESPONSE),
+    questions(question="x" * MAX_RESPONSE_BYTES),
     reply(questions()),
 ]
 
@@ -467,7 +467,7 @@ async def test_too_much() -> None:
     async with judge(pours) as url:
         outcome = await JudgeClient(url, ME, "digest", timeouts=PATIENT).ask(1, "tiny")
     assert isinstance(outcome, NotJudged)
-    assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
+    assert f"more than {MAX_RESPONSE_BYTES:,} bytes" in outcome.cause
 
 
 @pytest.mark.parametrize(
@@ -495,9 +495,9 @@ async def test_cancelling_the_daemon_is_not_swallowed() -> None:
 
 def test_waits_grow_and_are_bounded() -> None:
     waits = [backoff_seconds(attempts) for attempts in range(200)]
-    assert waits[:4] == [0.0, FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT]
+    assert waits[:4] == [0.0, FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
     assert all(a <= b for a, b in pairwise(waits))
-    assert waits[-1] == LONGEST_WAIT
+    assert waits[-1] == LONGEST_WAIT_S
     assert backoff_seconds(3, 0.999) < 1.25 * backoff_seconds(3)
 
 

@@ -110,7 +110,7 @@ def node(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("swarmd.cli.judge.POLL", 0.05)
+    monkeypatch.setattr("swarmd.cli.judge.POLL_S", 0.05)
     yield
 
 
@@ -198,7 +198,7 @@ async def test_an_upload_may_take_longer_than_other_requests(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seconds, where others have one and a half."""
-    monkeypatch.setattr(weights_upload, "PIECE", len(GOOD) - 4)
+    monkeypatch.setattr(weights_upload, "PIECE_BYTES", len(GOOD) - 4)
     sent: list[int] = []
 
     def told(so_far: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
-from swarmd.experience.outliers import MEASURED_TO
+from swarmd.experience.outliers import MEASURED_PARAMETERS
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.sandbox.client import Verifier
@@ -66,9 +66,9 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
 @pytest.mark.parametrize(
     "gate, parameters, gated, reported",
     [
-        ({"mode": "auto"}, MEASURED_TO, 4, 0),
-        ({"mode": "auto"}, MEASURED_TO + 1, 0, 4),  # where nothing was measured it only reports
-        ({"mode": "on"}, MEASURED_TO + 1, 4, 0),
+        ({"mode": "auto"}, MEASURED_PARAMETERS, 4, 0),
+        ({"mode": "auto"}, MEASURED_PARAMETERS + 1, 0, 4),  # where nothing was measured it only reports
+        ({"mode": "on"}, MEASURED_PARAMETERS + 1, 4, 0),
         ({"mode": "report"}, 1, 0, 4),
         ({"mode": "off"}, 1, 0, 0),
         ({"margin": 20.0}, 1, 0, 0),

@@ -20,7 +20,14 @@ from p2p.peers.introduction import TRAINING, Introducer
 from p2p.topic import Topic
 from p2p.types import PeerRequest, Reason
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.diagnosis.isolation_watch import CALM, KNOCK_FIRST, LEFT, PATIENT, SETTLED, IsolationWatch
+from swarmd.daemon.diagnosis.isolation_watch import (
+    CALM_S,
+    KNOCK_FIRST_S,
+    LEFT_S,
+    PATIENT_S,
+    SETTLED_S,
+    IsolationWatch,
+)
 from swarmd.daemon.diagnosis.reachability_survey import is_offline
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.exchange.swarm_id import swarm_digest
@@ -76,7 +83,7 @@ def test_a_machine_without_a_route_is_offline() -> None:
 
 def test_alone_is_said_soon_and_silence_late() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
-        await trio.sleep(SETTLED - 3)
+        await trio.sleep(SETTLED_S - 3)
         assert watch.trouble is None
         await trio.sleep(10)
         assert watch.trouble is not None and "no bootstrap address is set" in watch.trouble.cause
@@ -84,7 +91,7 @@ def test_alone_is_said_soon_and_silence_late() -> None:
         await trio.sleep(15)
         assert watch.document() == {"trouble": None, "bootstrap": []}  # connected, and its rounds may be long
         roster.heard(other.identity.peer_id, clock())
-        await trio.sleep(PATIENT + 100)  # it is heard for the first 150 s
+        await trio.sleep(PATIENT_S + 100)  # it is heard for the first 150 s
         assert watch.trouble is None
         await trio.sleep(100)
         assert watch.trouble is not None and "1 member connected, and none has shared" in watch.trouble.cause
@@ -99,7 +106,7 @@ def test_only_nodes_of_another_curriculum() -> None:
         helper.answers[PeerRequest.CENSUS] = Census(
             helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False
         )
-        await trio.sleep(SETTLED + 5)
+        await trio.sleep(SETTLED_S + 5)
         assert watch.trouble is not None
         assert (
             "in swarm main there is only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
@@ -123,7 +130,7 @@ def test_nodes_of_another_version_say_what_they_run() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         other = introduced(swarm, 2, Topic("main", "0123456789abcdef"))
         other.answers[PeerRequest.CENSUS] = Census(other.topics, lambda _: 1, trains=True)
-        await trio.sleep(SETTLED + 5)
+        await trio.sleep(SETTLED_S + 5)
         assert watch.trouble is not None
         assert (
             "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1"
@@ -138,12 +145,12 @@ def test_a_clock_that_is_off_is_said_while_others_are_heard_too() -> None:
         others = [introduced(swarm, n, ahead=600) for n in (2, 3, 4)]
         for other in others:
             roster.heard(other.identity.peer_id, clock())
-        await trio.sleep(CALM + 5)
+        await trio.sleep(CALM_S + 5)
         assert (
             watch.trouble is not None and "clock is 10 minutes behind, say all 3 peers" in watch.trouble.cause
         )
         introduced(swarm, 5)  # one whose clock is as ours
-        await trio.sleep(CALM + 5)
+        await trio.sleep(CALM_S + 5)
         assert watch.trouble is None
 
     watched(play)
@@ -153,7 +160,7 @@ def test_a_clock_that_is_set_wrong_is_noticed_at_once(monkeypatch: pytest.Monkey
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         for n in (2, 3):
             roster.heard(introduced(swarm, n).identity.peer_id, clock())
-        await trio.sleep(CALM + 8)
+        await trio.sleep(CALM_S + 8)
         assert watch.trouble is None
         monkeypatch.setattr("tests.node.test_isolation_watch.shift", -600.0)
         for n in (2, 3):
@@ -168,7 +175,7 @@ def test_a_node_that_all_refuse_says_so() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         for n in (2, 3):
             roster.heard(introduced(swarm, n, refuses=True).identity.peer_id, clock())
-        await trio.sleep(CALM + 5)
+        await trio.sleep(CALM_S + 5)
         assert watch.trouble is not None and "refused by all 2 peers asked" in watch.trouble.cause
 
     watched(play)
@@ -183,7 +190,7 @@ def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> 
             roster.heard(relayed, clock())
             await trio.sleep(50)
         swarm.partition([left])
-        await trio.sleep(LEFT + 5)
+        await trio.sleep(LEFT_S + 5)
         assert roster.present(clock()) == [relayed]
 
     watched(play)
@@ -194,7 +201,7 @@ def test_others_share_only_what_this_node_cannot_use() -> None:
         other = member(swarm, 2, SAPO)
         roster.heard(other.identity.peer_id, clock(), usable=False)
         watch.member.ignore(Reason.OTHER_MODALITY)
-        await trio.sleep(SETTLED + 5)
+        await trio.sleep(SETTLED_S + 5)
         assert (
             watch.trouble is not None
             and "1 rollouts of a kind that this node cannot use" in watch.trouble.cause
@@ -212,7 +219,7 @@ def test_a_bootstrap_address_that_does_not_answer_is_named_once_and_again_when_i
         address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{Identity.from_seed(b'b' * 32).peer_id}"
 
         async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
-            await trio.sleep(KNOCK_FIRST + 8)
+            await trio.sleep(KNOCK_FIRST_S + 8)
             short = address.partition("/p2p/")[0]
             assert said == [] and watch.trouble is not None  # it says it already
             assert (

@@ -182,7 +182,7 @@ def build_real(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handle
 async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
     net: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "FIRST", 0.5)
+    monkeypatch.setattr(discovery, "FIRST_S", 0.5)
     url = JUDGE if net == "memory" else HERE  # in memory there are no addresses, so nobody is on this machine
     build = build_memory() if net == "memory" else build_real
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
@@ -210,7 +210,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
 
 
 async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "FIRST", 0.01)
+    monkeypatch.setattr(discovery, "FIRST_S", 0.01)
     swarm = MemorySwarm()
     members = [memory_member(swarm, n, time.time, topic=TOPIC) for n in (1, 2)]
     async with trio.open_nursery() as nursery:

@@ -1,5 +1,5 @@
 from p2p.types import PeerId
-from swarmd.daemon.local_api.roster import FIRST, KEPT, LEAST, MOST, Roster
+from swarmd.daemon.local_api.roster import FIRST_SILENCE_S, MAX_AUTHORS, MAX_SILENCE_S, MIN_SILENCE_S, Roster
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -11,8 +11,8 @@ def test_an_author_is_gone_a_while_after_its_last_frame_and_a_slow_one_later() -
     for minute in range(20):
         roster.heard(B, -1200.0 + 60.0 * minute + 99.0)
     assert set(roster.present(99.0)) == {A, B}
-    assert LEAST < FIRST < MOST
-    assert roster.present(99.0 + LEAST + 5.0) == [B]
+    assert MIN_SILENCE_S < FIRST_SILENCE_S < MAX_SILENCE_S
+    assert roster.present(99.0 + MIN_SILENCE_S + 5.0) == [B]
     assert roster.present(99.0 + 240.0) == []
 
 
@@ -20,21 +20,24 @@ def test_nobody_is_heard_for_longer_than_the_limit() -> None:
     roster = Roster()
     for hour in range(20):
         roster.heard(A, 3600.0 * hour)
-    assert roster.present(19 * 3600.0 + MOST - 5) == [A] and roster.present(19 * 3600.0 + MOST + 1) == []
+    assert (
+        roster.present(19 * 3600.0 + MAX_SILENCE_S - 5) == [A]
+        and roster.present(19 * 3600.0 + MAX_SILENCE_S + 1) == []
+    )
 
 
 def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
     roster = Roster()
     roster.heard(A, 0.0)
     roster.useful(A)
-    for name in range(3 * KEPT):
+    for name in range(3 * MAX_AUTHORS):
         roster.heard(PeerId(f"crowd {name}"), 1.0)
         roster.bad(PeerId(f"crowd {name}"))
-    assert len(roster) == KEPT and roster.present(1.0)[0] == A
-    for name in range(2 * KEPT):  # names that were of use are bounded too
+    assert len(roster) == MAX_AUTHORS and roster.present(1.0)[0] == A
+    for name in range(2 * MAX_AUTHORS):  # names that were of use are bounded too
         roster.heard(PeerId(f"useful {name}"), 2.0)
         roster.useful(PeerId(f"useful {name}"))
-    assert len(roster) <= KEPT and roster.get(A) is None
+    assert len(roster) <= MAX_AUTHORS and roster.get(A) is None
     roster.heard(A, 3.0)
     assert roster.present(3.0)[-1] == A  # newcomers still find room
 

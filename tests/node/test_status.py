@@ -10,7 +10,7 @@ from p2p.topic import Topic
 from p2p.types import Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.local_api.status import REWARDS_KEPT, StatusBoard
+from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import status_lines
 
 ME = Identity.from_seed(bytes(32)).peer_id
@@ -67,7 +67,7 @@ def test_the_document_says_what_is_and_what_was() -> None:
     of = board(rounds=7)
     assert document(board())["rounds"] is None and document(of)["rounds"] == 7
     of.say("restarting", "it was lost", "wait")
-    for number in range(1, REWARDS_KEPT + 3):
+    for number in range(1, KEPT_REWARDS + 3):
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
     shown = of.document(
         peers=2,
@@ -82,11 +82,11 @@ def test_the_document_says_what_is_and_what_was() -> None:
         judge={"score": 0.5},
     )
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
-    assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {
-        "round": REWARDS_KEPT + 2,
-        "reward_mean": (REWARDS_KEPT + 2) / 1000,
+    assert shown["round"] == KEPT_REWARDS + 2 and shown["last"] == {
+        "round": KEPT_REWARDS + 2,
+        "reward_mean": (KEPT_REWARDS + 2) / 1000,
     }
-    assert shown["rewards"] == [n / 1000 for n in range(3, REWARDS_KEPT + 3)]
+    assert shown["rewards"] == [n / 1000 for n in range(3, KEPT_REWARDS + 3)]
     assert shown["trainer"] == {"pid": 9, "restarts": 3, "verifier_pid": 42}
     assert (shown["judge"], shown["peers"], shown["addresses"]) == (
         {"score": 0.5},

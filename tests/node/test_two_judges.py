@@ -80,8 +80,8 @@ async def joined(nursery: trio.Nursery) -> tuple[list[Member], str]:
 
 
 async def test_the_other_judge_is_used_when_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "FIRST", 0.1)
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(discovery, "FIRST_S", 0.1)
+    monkeypatch.setattr(client, "FIRST_WAIT_S", 0.01)
     async with judge(grade) as other, trio.open_nursery() as nursery:
         members, bootstrap = await joined(nursery)
         config = NodeConfig.model_validate(

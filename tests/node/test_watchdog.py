@@ -12,7 +12,7 @@ from p2p.identity import Identity
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
-from swarmd.daemon.watchdog import COUNTED, Stuck, StuckLimits, Watchdog
+from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
 from swarmd.state.logs import LOG_BYTES
 from swarmd.testing import PATIENCE
 from swarmd.workers.restarts import HOPELESS, Death, Deaths, exit_words
@@ -300,7 +300,7 @@ def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> N
             elif not told:
                 os.kill(child.pid, signal.SIGSTOP)
 
-        dog = OfStopped(StuckLimits(silent=1, silent_end=3 * COUNTED, rounds=0))
+        dog = OfStopped(StuckLimits(silent=1, silent_end=3 * MAX_COUNTED_S, rounds=0))
         child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.daemon.daemon import GRACE
+from swarmd.daemon.daemon import GRACE_S
 from swarmd.state.service import UNITS
 from swarmd.testing import PATIENCE
 from tests.packaging.checkout import node_config
@@ -52,7 +52,7 @@ def test_the_unit_starts_a_node_the_parser_accepts() -> None:
 
 def test_the_unit_waits_for_the_round_restarts_where_that_helps_and_has_few_rights() -> None:
     unit = read_unit()
-    assert float(unit["Service.TimeoutStopSec"][0]) > GRACE
+    assert float(unit["Service.TimeoutStopSec"][0]) > GRACE_S
     assert unit["Service.KillMode"] == ["mixed"]  # SIGTERM to the daemon alone: it tells its trainer itself
     assert unit["Service.Restart"] == ["on-failure"]
     assert set(unit["Service.RestartPreventExitStatus"][0].split()) == {"2", "3", "5", "130"}
@@ -89,5 +89,5 @@ def test_the_agent_is_kept_alive_only_after_failures_and_left_time_to_stop() -> 
     assert keys["Label"] == AGENT.stem
     assert keys["KeepAlive"] == {"SuccessfulExit": False}
     assert keys["RunAtLoad"] is True
-    assert isinstance(keys["ExitTimeOut"], int) and keys["ExitTimeOut"] > GRACE
+    assert isinstance(keys["ExitTimeOut"], int) and keys["ExitTimeOut"] > GRACE_S
     assert keys["Umask"] == 0o077

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from swarmd.daemon.page import access
-from swarmd.daemon.page.http import CONNECTIONS
+from swarmd.daemon.page.http import MAX_CONNECTIONS
 from swarmd.testing import PATIENCE
 from tests.page.served import Node, served
 
@@ -183,7 +183,7 @@ async def test_bytes_that_are_no_request_end_one_connection_and_nothing_else() -
 
 async def test_connections_that_say_nothing_leave_room_once_they_are_gone() -> None:
     async with served() as node:
-        silent = [await trio.open_tcp_stream("127.0.0.1", node.port) for _ in range(CONNECTIONS)]
+        silent = [await trio.open_tcp_stream("127.0.0.1", node.port) for _ in range(MAX_CONNECTIONS)]
         assert await node.send(REQUEST) == b""  # no room: hung up on
         for stream in silent:
             await stream.aclose()

@@ -14,7 +14,7 @@ import trio
 from PIL import Image
 
 from swarmd.config.invitation import Invitation, write_invitation
-from swarmd.daemon.page.page import REFRESH
+from swarmd.daemon.page.page import REFRESH_S
 from swarmd.testing import wait_until
 from tests.cli.test_view import PEER, document
 from tests.page.chromium import Tab, binary, chromium
@@ -129,7 +129,7 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Pat
 
     def nobody_looks() -> bool:
         looks = node.looks
-        time.sleep(2 * REFRESH)
+        time.sleep(2 * REFRESH_S)
         return node.looks == looks
 
     def look(tab: Tab) -> None:

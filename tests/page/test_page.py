@@ -12,7 +12,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
 from swarmd.daemon.local_api.status import LIMITS
 from swarmd.daemon.page import page, rendering
-from swarmd.daemon.page.http import PATIENCE
+from swarmd.daemon.page.http import IO_TIMEOUT_S
 from tests.cli.test_view import PEER, document
 from tests.page.served import PEERS, Node, served
 
@@ -277,11 +277,11 @@ async def test_events_bring_everything_and_then_what_changed_and_end_with_the_re
                 and "curve" not in changed
             )
             looks = node.looks
-            await trio.sleep(10 * page.REFRESH)
+            await trio.sleep(10 * page.REFRESH_S)
             assert node.looks >= looks + 9
-        await trio.sleep(2 * page.REFRESH)
+        await trio.sleep(2 * page.REFRESH_S)
         looks = node.looks
-        await trio.sleep(100 * page.REFRESH)
+        await trio.sleep(100 * page.REFRESH_S)
         assert node.looks == looks  # nobody looks: the node is not asked
 
 
@@ -290,9 +290,9 @@ async def test_who_asks_for_nothing_is_hung_up_on(autojump_clock: trio.testing.M
     autojump_clock.autojump_threshold = 0.05
     async with served() as node:
         begun = trio.current_time()
-        with trio.fail_after(10 * PATIENCE):
+        with trio.fail_after(10 * IO_TIMEOUT_S):
             assert await node.send(b"GET / HTTP/1.1\r\nHost: 127") == b""
-        assert trio.current_time() - begun == pytest.approx(PATIENCE, abs=1)
+        assert trio.current_time() - begun == pytest.approx(IO_TIMEOUT_S, abs=1)
 
 
 async def test_the_node_is_not_asked_before_somebody_looks() -> None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.status_words import (
-    SMOOTH,
+    SMOOTH_ROUNDS,
     counts,
     judge_words,
     model_words,
@@ -34,10 +34,12 @@ from swarmd.daemon.local_api.status_words import (
 from swarmd.terminal import printable
 
 EVENTS = 6
-DRAW_EVERY = 0.45  # seconds between two drawings at least: the daemon tells its status every half second
-# The same while the node is paused and its page would only count the time: drawing costs 10 ms of CPU
-DRAW_PAUSED = 5.0
-_NAMES = 9  # columns of the facts' names and the gap behind them
+# The least time between two drawings: the daemon tells its status every half second.
+DRAW_EVERY_S = 0.45
+# The same while the node is paused and its page would only count the time: drawing costs 10 ms of CPU.
+DRAW_PAUSED_S = 5.0
+# The width of the facts' names and the gap behind them.
+_NAME_COLUMNS = 9
 _MARKS = {
     "training": "green",
     "starting": "cyan",
@@ -76,7 +78,7 @@ class LiveView:
             self._page.said,
             self._console.size,
         )
-        every = DRAW_PAUSED if document.get("state") == "paused" and shown == before else DRAW_EVERY
+        every = DRAW_PAUSED_S if document.get("state") == "paused" and shown == before else DRAW_EVERY_S
         if not 0 <= self._clock() - at < every:
             self._drawn = self._clock(), shown
             self._live.refresh()
@@ -116,9 +118,9 @@ class Page:
             yield Text(self._events[-1][1] if self._events else "starting …")
             return
         width, height = options.max_width - 4, options.size.height
-        header, facts = _header(document, self._clock(), width), _facts(document, width - _NAMES)
+        header, facts = _header(document, self._clock(), width), _facts(document, width - _NAME_COLUMNS)
         fixed = 2 + header.plain.count("\n") + 1  # the frame and the header
-        rows = _wrapped(facts, width - _NAMES, max(0, height - fixed - 1 - len(facts)))[
+        rows = _wrapped(facts, width - _NAME_COLUMNS, max(0, height - fixed - 1 - len(facts)))[
             : max(0, height - fixed)
         ]
         room = height - fixed - len(rows) - 1
@@ -129,7 +131,7 @@ class Page:
         if rewards and curve_rows >= 2:
             parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
         table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True, min_width=_NAMES - 2)
+        table.add_column(style="dim", no_wrap=True, min_width=_NAME_COLUMNS - 2)
         table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
         for name, text in rows:
             table.add_row(name, text)
@@ -301,7 +303,7 @@ def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> 
     means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
     low, high = _scale(means)
     text = Text.assemble(
-        (f"reward, mean of the last {min(SMOOTH, len(means))} rounds", "dim"),
+        (f"reward, mean of the last {min(SMOOTH_ROUNDS, len(means))} rounds", "dim"),
         no_wrap=True,
     )
     for row, line in enumerate(braille(means, width - 6, rows, low, high)):

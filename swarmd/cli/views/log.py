@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.cli.views.plain import MINUTE, MinuteOfRounds
+from swarmd.cli.views.plain import ROUNDS_EVERY_S, MinuteOfRounds
 from swarmd.daemon.local_api.status_words import many, state_sentence, who
 from swarmd.protocols import View
 
 log = logging.getLogger(__name__)
 
-LINES = 60  # of everything else, in a minute; more are counted
+# Lines of everything else that are shown; more are counted.
+LINES_PER_MINUTE = 60
 
 
 class LogView:
@@ -69,11 +70,11 @@ class LogView:
             self._write(text)
 
     def _write(self, text: str) -> None:
-        if self._clock() >= self._since + MINUTE:
+        if self._clock() >= self._since + ROUNDS_EVERY_S:
             if self._left_out:
-                log.info("%d lines were left out: more than %d in a minute", self._left_out, LINES)
+                log.info("%d lines were left out: more than %d in a minute", self._left_out, LINES_PER_MINUTE)
             self._written, self._left_out, self._since = 0, 0, self._clock()
-        if self._written >= LINES:
+        if self._written >= LINES_PER_MINUTE:
             self._left_out += 1
             return
         self._written += 1

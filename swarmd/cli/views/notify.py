@@ -15,8 +15,8 @@ from swarmd.daemon.local_api.status_words import state_sentence
 from swarmd.protocols import View
 from swarmd.terminal import printable
 
-LONG: Final = 1800.0  # seconds of a pause
-PATIENCE: Final = 5.0  # seconds that the desktop may take
+LONG_PAUSE_S: Final = 1800.0
+NOTIFY_TIMEOUT_S: Final = 5.0
 # AppleScript
 _SCRIPT: Final = (
     "on run argv",
@@ -44,9 +44,11 @@ class NotifyView:
             self._paused_at, self._told = None, False
             return
         self._paused_at = self._clock() if self._paused_at is None else self._paused_at
-        if not self._told and self._clock() >= self._paused_at + LONG:
+        if not self._told and self._clock() >= self._paused_at + LONG_PAUSE_S:
             self._told = True
-            self._send(f"swarmd has been paused for {LONG / 60:.0f} minutes", state_sentence(document))
+            self._send(
+                f"swarmd has been paused for {LONG_PAUSE_S / 60:.0f} minutes", state_sentence(document)
+            )
 
     def round(self, line: Mapping[str, Any]) -> None:
         self._view.round(line)
@@ -97,7 +99,11 @@ def _start(command: Sequence[str]) -> threading.Thread:
 def _run(command: Sequence[str]) -> None:
     try:
         subprocess.run(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=NOTIFY_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return  # a desktop that does not answer is no fault of the node

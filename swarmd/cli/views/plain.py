@@ -18,15 +18,17 @@ from swarmd.daemon.local_api.status_words import round_sentence, so_far, state_s
 from swarmd.protocols import View
 from swarmd.terminal import printable
 
-MINUTE: Final = 60.0  # seconds between two lines about rounds: a small model plays several a second
-STARTING: Final = 5.0  # seconds between two lines about a start that goes on
+# How often a line tells of rounds: a small model plays several a second.
+ROUNDS_EVERY_S: Final = 60.0
+# How often a line tells of a start that goes on.
+STARTING_EVERY_S: Final = 5.0
 
 
 class MinuteOfRounds:
     """Chooses which rounds get a line: the first one, then one a minute, with how many there were since."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._last = clock, -MINUTE
+        self._clock, self._last = clock, -ROUNDS_EVERY_S
         self._round: Mapping[str, Any] | None = None  # the newest one that no line was about
         self._count = 0  # of those
 
@@ -34,7 +36,7 @@ class MinuteOfRounds:
         self._round, self._count = line, self._count + 1
 
     def due(self) -> bool:
-        return self._round is not None and self._clock() >= self._last + MINUTE
+        return self._round is not None and self._clock() >= self._last + ROUNDS_EVERY_S
 
     def take(self) -> list[str]:
         """Return the lines to write now: the newest round and how many came since the last line; else []."""
@@ -63,7 +65,7 @@ class PlainView:
         if document.get("state") not in ("training", "starting"):
             self._tell_rounds()  # before what ends them
         self._once("state", state_sentence(document))
-        if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING:
+        if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING_EVERY_S:
             self.talk(f"{document['state']}: {document['cause']}{longer}")
         if document.get("state") != "stopped":
             self._once(
@@ -107,7 +109,7 @@ class StartView:
     Until then the process imports, and on a busy machine that takes half a minute.
     """
 
-    def __init__(self, view: View, every: float = STARTING - 1) -> None:
+    def __init__(self, view: View, every: float = STARTING_EVERY_S - 1) -> None:
         self._view, self._every, self._begun = view, every, time.monotonic()
         self._over = threading.Event()
         threading.Thread(target=self._wait, daemon=True).start()

@@ -13,10 +13,11 @@ from p2p.types import PeerId, Reason
 from swarmd.daemon.diagnosis.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
-BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW_S` are refused
-# Seconds that one may be ahead; refused are frames from more than `replays.AHEAD_S` in the future, and an
-# answer takes its time
-AHEAD = 20.0
+# How far a clock may be behind. Frames older than `replays.WINDOW_S` are refused.
+BEHIND_S = 240.0
+# How far a clock may be ahead. Frames from more than `replays.AHEAD_S` in the future are refused, and an
+# answer takes its time.
+AHEAD_S = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm
 # One such frame shows that its author runs something else
 _SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)
@@ -128,8 +129,8 @@ def _offline(facts: Facts) -> Trouble | None:
 def _clock(facts: Facts) -> Trouble | None:
     """Blame our clock if those of all peers asked differ from it in the same direction."""
     ahead = [said.ahead for said in facts.introduced]
-    behind = all(seconds > BEHIND for seconds in ahead)
-    if not ahead or not (behind or all(seconds < -AHEAD for seconds in ahead)):
+    behind = all(seconds > BEHIND_S for seconds in ahead)
+    if not ahead or not (behind or all(seconds < -AHEAD_S for seconds in ahead)):
         return None
     least = min(map(abs, ahead))
     off = f"{least:.0f} seconds" if least < 100 else f"{least / 60:.0f} minutes"

@@ -29,19 +29,25 @@ from swarmd.daemon.diagnosis.isolation import (
 from swarmd.daemon.diagnosis.reachability_survey import ask_around, is_offline, who_answers, whom_to_ask
 from swarmd.daemon.local_api.roster import Roster
 
-CHECK_EVERY = 2.0  # seconds
-# Seconds after the start at which bootstrap addresses that are not connected are tried by themselves
-KNOCK_FIRST = 5.0
-KNOCK_EVERY = 600.0  # seconds, while somebody is heard
-SETTLED = 18.0  # seconds alone after which others had time to be found
-# Seconds between two searches, and from LATER seconds alone on
-SEARCH_EVERY, SEARCH_LATER, LATER = 10.0, 30.0, 300.0
-CALM, CALM_ASKED = 25.0, 2  # the same while somebody is heard, and how many peers are asked
-# Seconds alone after which silence itself is told: as long as the longest gap that the roster allows
-PATIENT = 900.0
-JUMP = 60.0  # seconds by which the clock is set forward or back, so that it is worth a search at once
-LEFT = 10.0  # seconds without a connection after which a peer of a small swarm counts as gone
-HUNG_UP = 2  # searches in a row in which a bootstrap address answered, and its peer would not be asked
+CHECK_EVERY_S = 2.0
+# When, after the start, bootstrap addresses that are not connected are tried by themselves.
+KNOCK_FIRST_S = 5.0
+# The same while somebody is heard.
+KNOCK_EVERY_S = 600.0
+# A node that was alone for so long gave others time to be found.
+SETTLED_S = 18.0
+# The time between two searches, and from LATER_S alone on.
+SEARCH_EVERY_S, SEARCH_LATER_S, LATER_S = 10.0, 30.0, 300.0
+# The same while somebody is heard, and how many peers are asked.
+CALM_S, CALM_ASKED = 25.0, 2
+# After so long alone silence itself is told: the longest gap that the roster allows.
+PATIENT_S = 900.0
+# A clock that is set by so much is worth a search at once.
+JUMP_S = 60.0
+# A peer of a small swarm that was not connected for so long counts as gone.
+LEFT_S = 10.0
+# Searches in a row in which a bootstrap address answered, and its peer would not be asked.
+HUNG_UP_SEARCHES = 2
 CONNECTED = {"answers": True, "says": "connected", "refused": False}
 
 log = logging.getLogger(__name__)
@@ -78,31 +84,31 @@ class IsolationWatch:
 
     async def run(self) -> None:
         alone_since = searched = trio.current_time()
-        knock_at, heard_before, offset = alone_since + KNOCK_FIRST, False, self._offset()
+        knock_at, heard_before, offset = alone_since + KNOCK_FIRST_S, False, self._offset()
         while True:
             now = trio.current_time()
             if self.member.away:  # the node has left by itself, and its status says why
                 self._say(None)
-                alone_since, knock_at = now, now + KNOCK_FIRST
-                await trio.sleep(CHECK_EVERY)
+                alone_since, knock_at = now, now + KNOCK_FIRST_S
+                await trio.sleep(CHECK_EVERY_S)
                 continue
             if self._note_connections(now):
-                knock_at = min(knock_at, now + KNOCK_FIRST)
+                knock_at = min(knock_at, now + KNOCK_FIRST_S)
             heard = self._roster.any_usable(self._clock())
             if heard:
                 alone_since, self._refused_before = now, Counter(self.member.rejected)
             if now >= knock_at:
                 await self._knock()
-                knock_at = now + KNOCK_EVERY
-            alone, jumped = now - alone_since, abs(self._offset() - offset) > JUMP
-            every = CALM if heard else SEARCH_EVERY if alone < LATER else SEARCH_LATER
+                knock_at = now + KNOCK_EVERY_S
+            alone, jumped = now - alone_since, abs(self._offset() - offset) > JUMP_S
+            every = CALM_S if heard else SEARCH_EVERY_S if alone < LATER_S else SEARCH_LATER_S
             if (twin := self.member.twin()) is not None:
                 self._say(twin_trouble(twin.later))
             elif jumped or heard != heard_before or now - searched >= every:
                 offset, searched = self._offset(), now
                 self._say(await self._search(heard, alone))
             heard_before = heard
-            await trio.sleep(CHECK_EVERY)
+            await trio.sleep(CHECK_EVERY_S)
 
     def document(self) -> dict[str, Any]:
         """Return what the status shows: the trouble, and the bootstrap addresses that do not answer."""
@@ -133,7 +139,7 @@ class IsolationWatch:
         self._lost = {
             peer: since for peer, since in self._lost.items() if peer not in connected
         } | dict.fromkeys(ended, now)
-        for peer in [peer for peer, since in self._lost.items() if now - since >= LEFT]:
+        for peer in [peer for peer, since in self._lost.items() if now - since >= LEFT_S]:
             del self._lost[peer]
             if len(connected) < TARGET_MEMBERS:
                 self._roster.gone(peer)
@@ -146,9 +152,9 @@ class IsolationWatch:
                 return None
             return certain(await self._facts(whom_to_ask(self.member, []), heard=True))
         facts = await self._facts(
-            whom_to_ask(self.member, [*self._bootstrap.values()]), settled=alone >= SETTLED
+            whom_to_ask(self.member, [*self._bootstrap.values()]), settled=alone >= SETTLED_S
         )
-        return certain(facts) if alone < PATIENT else why_alone(facts)
+        return certain(facts) if alone < PATIENT_S else why_alone(facts)
 
     async def _facts(self, asked: Sequence[PeerId], *, heard: bool = False, settled: bool = True) -> Facts:
         said: dict[str, Any] = {}
@@ -172,7 +178,7 @@ class IsolationWatch:
             offline=is_offline(self._config.bootstrap),
             connected=len(self.member.peers()),
             bootstrap=list(self._knocked.values()),
-            hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP],
+            hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP_SEARCHES],
             refused=Counter(self.member.rejected) - self._refused_before,
             **said,
         )

@@ -12,7 +12,8 @@ from p2p.errors import OperatorError
 from p2p.nat.dial_back import Outcome
 from p2p.netgroup import LOCAL, group_of_host, only_here
 
-PORT = 4001  # the one we advise
+# The port that we advise.
+PORT = 4001
 
 Survey = Mapping[str, Any]  # JSON, because it may come from the running node; keys as `survey` writes them
 

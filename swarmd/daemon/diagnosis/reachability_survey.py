@@ -31,9 +31,12 @@ from swarmd.daemon.diagnosis.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
-SOMEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of the internet that are nobody's (RFC 5737, RFC 3849)
-COMPANY = 15.0  # seconds in which a member for the question alone should have met another,
-SEEN_WITHIN = 5.0  # and these see it too: they answer nobody whom they do not know as connected
+# Addresses of the internet that are nobody's (RFC 5737, RFC 3849).
+SOMEWHERE = ("192.0.2.1", "2001:db8::1")
+# When a member for the question alone should have met another.
+COMPANY_S = 15.0
+# Others must see it by then: they answer nobody whom they do not know as connected.
+SEEN_S = 5.0
 
 
 async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
@@ -222,10 +225,10 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(member.run)
-            with trio.move_on_after(COMPANY):
+            with trio.move_on_after(COMPANY_S):
                 while not member.peers():
                     await trio.sleep(0.1)
-                with trio.move_on_after(SEEN_WITHIN):
+                with trio.move_on_after(SEEN_S):
                     while not await _is_seen(member):
                         await trio.sleep(0.2)
             found.update(await survey(member, engine, config))

@@ -13,8 +13,10 @@ from swarmd.config.amounts import percent
 from swarmd.config.config import WhenConfig
 from swarmd.config.hours import is_open, next_opening, window
 
-QUIET: Final = 30.0  # seconds without much load before a pause for it ends
-COOLER: Final = 5.0  # °C below the limit at which a pause for the temperature ends
+# A pause for the load ends after so long without much load.
+QUIET_S: Final = 30.0
+# A pause for the temperature ends so far below the limit.
+COOLER_C: Final = 5.0
 OVERRIDE: Final = "swarmd resume goes on all the same"
 
 
@@ -75,13 +77,13 @@ class PauseConditions:
         if self._when.metered == "pause" and facts.metered:
             yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
         limit, found = self._when.temperature, facts.temperature
-        self._hot = bool(limit) and found is not None and found > limit - COOLER * self._hot
+        self._hot = bool(limit) and found is not None and found > limit - COOLER_C * self._hot
         if self._hot:
             yield PauseCause(
                 "temperature",
                 f"the processor has {found:.0f} °C",
                 None,
-                f"below {limit - COOLER:.0f} °C",
+                f"below {limit - COOLER_C:.0f} °C",
                 "when.temperature sets the limit",
             )
 
@@ -99,10 +101,10 @@ class PauseConditions:
             return
         if facts.load > self._load:
             self._loaded_at = now
-        elif self._loaded_at is not None and not 0 <= now - self._loaded_at < QUIET:
+        elif self._loaded_at is not None and not 0 <= now - self._loaded_at < QUIET_S:
             self._loaded_at = None
         if self._loaded_at is not None:
-            ends = f"after {QUIET:.0f} s below {self._when.load}"
+            ends = f"after {QUIET_S:.0f} s below {self._when.load}"
             yield PauseCause("load", "other programs need the machine", None, ends, OVERRIDE)
 
     def _hours(self, now: float) -> Iterator[PauseCause]:

@@ -22,7 +22,7 @@ from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions, out_of_budget
 from swarmd.daemon.guest.limits import CpuShare
-from swarmd.daemon.guest.meters import READ_EVERY, EnergyMeter, ProcessMeter
+from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
 from swarmd.daemon.guest.probes import Probes
 from swarmd.daemon.guest.user_pause import PAUSE_FILE, UserPause
 from swarmd.errors import SwarmdError
@@ -30,9 +30,12 @@ from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY: Final = 1.0  # seconds between two looks at the conditions
-SHARE_EVERY: Final = 0.25  # seconds between two decisions whether to rest for the CPU share
-SAVE_AFTER: Final = 1 / 2000  # of the month's budget: what kill -9 can make the node forget
+# How often the conditions are checked.
+CHECK_EVERY_S: Final = 1.0
+# How often to decide whether to rest for the CPU share.
+SHARE_EVERY_S: Final = 0.25
+# Share of the month's budget: what kill -9 can make the node forget.
+SAVE_AFTER: Final = 1 / 2000
 
 
 class Leaves(Protocol):
@@ -105,15 +108,15 @@ class Guest:
 
     async def run(self) -> None:
         """Check conditions and meter usage until cancelled."""
-        looked, read = -LOOK_EVERY, -READ_EVERY
+        looked, read = -CHECK_EVERY_S, -READ_EVERY_S
         try:
             while True:
                 self.count()
-                if trio.current_time() - looked >= LOOK_EVERY:
+                if trio.current_time() - looked >= CHECK_EVERY_S:
                     looked = trio.current_time()
                     ours, self._ours = self._ours, 0.0
                     self.decide(await trio.to_thread.run_sync(partial(self._look, self._clock(), ours)))
-                if trio.current_time() - read >= READ_EVERY:
+                if trio.current_time() - read >= READ_EVERY_S:
                     read = trio.current_time()
                     ours, self._ours_read = self._ours_read, 0.0
                     taken = await trio.to_thread.run_sync(
@@ -121,7 +124,7 @@ class Guest:
                     )
                     self.ledger.add(Usage(energy_wh=taken))
                 self.save()
-                await trio.sleep(SHARE_EVERY if self._share else LOOK_EVERY)
+                await trio.sleep(SHARE_EVERY_S if self._share else CHECK_EVERY_S)
         finally:
             self.count()
             self.ledger.save()

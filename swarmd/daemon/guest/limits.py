@@ -9,9 +9,10 @@ from swarmd.config.config import LimitsConfig
 from swarmd.config.messages import shown
 from swarmd.errors import SwarmdError
 
-# Seconds' worth that may be saved up: after a pause it does not run at full speed for long
-CREDIT: Final = 2.0
-DEBT: Final = 3600.0  # seconds' worth that are remembered: a single step of a large model takes long
+# What may be saved up: after a pause the node does not run at full speed for long.
+CREDIT_S: Final = 2.0
+# What is remembered at most: a single step of a large model takes long.
+DEBT_S: Final = 3600.0
 
 
 class CpuShare:
@@ -23,12 +24,14 @@ class CpuShare:
     def spent(self, cpu_seconds: float, now: float) -> bool:
         """Charge CPU seconds spent since the last call; return whether the node must rest now."""
         gained, self._at = max(0.0, now - self._at) * self._cores, now
-        self._left = max(-DEBT * self._cores, min(CREDIT * self._cores, self._left + gained) - cpu_seconds)
+        self._left = max(
+            -DEBT_S * self._cores, min(CREDIT_S * self._cores, self._left + gained) - cpu_seconds
+        )
         return self._left < 0
 
 
 LIVE: Final = ("cpu", "month", "up", "down")  # of [limits]; the others hold from the next start
-LONGEST: Final = 40  # characters of one
+MAX_LETTERS: Final = 40
 
 
 def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> LimitsConfig:
@@ -39,10 +42,10 @@ def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> Limi
     for name, text in asked.items():
         if name not in LIVE:
             raise SwarmdError(
-                f"limits.{name[:LONGEST]} cannot be changed while the node runs; these can:"
+                f"limits.{name[:MAX_LETTERS]} cannot be changed while the node runs; these can:"
                 f" {', '.join(LIVE)}."
             )
-        if not isinstance(text, str) or len(text) > LONGEST:
+        if not isinstance(text, str) or len(text) > MAX_LETTERS:
             raise SwarmdError(f"limits.{name}: expected a short text, found {shown(text)}.")
     if not rates and (asked.get("up") or asked.get("down")):
         raise SwarmdError(

@@ -15,7 +15,8 @@ import psutil
 
 from swarmd.daemon.guest.probes import Run, busy_seconds, run
 
-FIND_EVERY: Final = 5.0  # seconds between two searches for new processes: a search reads all of the machine's
+# How often to search for new processes: a search reads all of the machine's.
+FIND_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ProcessMeter:
         """
         self._root = psutil.Process(pid or os.getpid())
         self._processes = [self._root]
-        self._found_at = now - FIND_EVERY
+        self._found_at = now - FIND_EVERY_S
         self._totals = self._read(now)
 
     def read(self, now: float) -> Spent:
@@ -49,7 +50,7 @@ class ProcessMeter:
         return Spent(max(0.0, self._totals[0] - before[0]), written)
 
     def _read(self, now: float) -> tuple[float, int | None]:
-        if not 0 <= now - self._found_at < FIND_EVERY:
+        if not 0 <= now - self._found_at < FIND_EVERY_S:
             self._found_at = now
             self._processes = [self._root, *_descendants(self._root)]
         cpu, written = 0.0, 0
@@ -74,8 +75,9 @@ def _descendants(root: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-READ_EVERY: Final = 10.0  # seconds
-LONGEST: Final = 2 * READ_EVERY  # seconds between two readings; after more the machine has slept
+READ_EVERY_S: Final = 10.0
+# After a longer gap between two readings the machine has slept.
+MAX_GAP_S: Final = 2 * READ_EVERY_S
 _POWER: Final = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
 
 
@@ -105,8 +107,8 @@ class EnergyMeter:
         ours: CPU seconds since the last call. on_gpu: whether the node trains on a CUDA device.
         """
         since = None if self._at is None else max(0.0, now - self._at)
-        slept, self._at = since is not None and since > LONGEST, now
-        device = self._device(min(since, LONGEST)) if on_gpu and since is not None else None
+        slept, self._at = since is not None and since > MAX_GAP_S, now
+        device = self._device(min(since, MAX_GAP_S)) if on_gpu and since is not None else None
         joules = [found for found in (self._processor(ours, slept), device) if found is not None]
         return sum(joules) / 3600 if joules else None
 

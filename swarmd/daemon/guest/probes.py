@@ -17,14 +17,19 @@ from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 
-PATIENCE: Final = 2.0  # seconds for a command
+COMMAND_TIMEOUT_S: Final = 2.0
 # A command's standard output; raises OSError or subprocess.SubprocessError
 Run = Callable[[Sequence[str]], str]
 
 
 def run(command: Sequence[str]) -> str:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, check=True, stdin=subprocess.DEVNULL
+        command,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=True,
+        stdin=subprocess.DEVNULL,
     ).stdout
 
 
@@ -40,7 +45,8 @@ def busy_seconds(times: Any) -> float:
     return all_seconds(times) - float(times.idle + getattr(times, "iowait", 0.0))
 
 
-SLOW_EVERY: Final = 10.0  # seconds between two questions that start a program
+# How often a question is asked that starts a program.
+SLOW_EVERY_S: Final = 10.0
 # Psutil's names of sensors, the best first
 PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")
 _METERED = (
@@ -122,7 +128,7 @@ class Probes:
         now: seconds. ours: CPU seconds that the node took since the last call.
         """
         when = self._when
-        if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY):
+        if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY_S):
             self._slow_at, self._metered = now, metered(self._run)
         return MachineFacts(
             on_battery=on_battery() if when.battery == "pause" else None,

@@ -33,12 +33,16 @@ log = logging.getLogger(__name__)
 
 DOMAIN = b"swarmd judge request v1"
 RECEIPT = b"swarmd judge receipt v1"
-MAX_RESPONSE = 64 * 1024  # bytes; an honest one has less than 4 KiB
-MAX_QUESTION = 8_192  # characters; the longest of sapo-9 has about 1,000
-MAX_ANSWER = 16_384  # characters; a judge takes no more
-MAX_MODEL = 100  # characters
-MAX_WORDS = 1_000  # characters of a refusal; an honest one has about 200
-FIRST_WAIT, LONGEST_WAIT = 5.0, 600.0  # seconds
+# An honest response has less than 4 KiB.
+MAX_RESPONSE_BYTES = 64 * 1024
+# The longest question of sapo-9 has about 1,000.
+MAX_QUESTION_LETTERS = 8_192
+# A judge takes no longer answer.
+MAX_ANSWER_LETTERS = 16_384
+MAX_MODEL_LETTERS = 100
+# An honest refusal has about 200.
+MAX_REFUSAL_LETTERS = 1_000
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
@@ -83,7 +87,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 class _AskedQuestion(msgspec.Struct, frozen=True):
     evaluation: _Id
-    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION)]
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION_LETTERS)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     commitment: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -159,7 +163,7 @@ def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
     """
     if attempts <= 0:
         return 0.0
-    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
 
 
 def signed_headers(
@@ -242,7 +246,7 @@ class JudgeClient:
             return NotJudged(cause, f"nothing to do; it is asked again in {math.ceil(wait)} s")
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
-        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
+        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL_LETTERS] or "unnamed"
         wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
         asked = await self._call("/v1/evaluations", wish, 201, _Asked)
         if isinstance(asked, NotJudged):
@@ -283,7 +287,7 @@ class JudgeClient:
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
         # A lone surrogate has no UTF-8
-        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]
+        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER_LETTERS]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):
@@ -355,7 +359,7 @@ class JudgeClient:
                         "nothing to do; it is asked again later",
                     )
             if received is None:
-                return self._lie(f"more than {MAX_RESPONSE:,} bytes")
+                return self._lie(f"more than {MAX_RESPONSE_BYTES:,} bytes")
             return self._understand(status, received, success, kind)
         cause = f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s"
         return NotJudged(cause, "nothing to do; it is asked again later")
@@ -404,7 +408,7 @@ class JudgeClient:
             received = bytearray()
             async for part in parts:
                 received += part
-                if len(received) > MAX_RESPONSE:
+                if len(received) > MAX_RESPONSE_BYTES:
                     return response.status_code, None
             return response.status_code, bytes(received)
 
@@ -437,4 +441,4 @@ class JudgeClient:
 
 def _readable(text: str) -> str:
     """Return a stranger's words for the operator's terminal: one line, nothing that moves the cursor."""
-    return "".join(c if c.isprintable() else " " for c in text[:MAX_WORDS]).strip()
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_REFUSAL_LETTERS]).strip()

@@ -30,10 +30,13 @@ from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 
 MAX_URLS = 4
-MAX_URL = 200  # bytes
-ASKED = 8  # peers
-PATIENCE = 10.0  # seconds for one peer's answer
-FIRST, SEEK_EVERY, ANNOUNCE_EVERY = 3.0, 60.0, 1200.0  # seconds; doubling from the first. Records last a day
+MAX_URL_BYTES = 200
+# Peers that are asked.
+MAX_ASKED = 8
+# The time for one peer's answer.
+PEER_TIMEOUT_S = 10.0
+# The gaps double from the first. Records last a day.
+FIRST_S, SEEK_EVERY_S, ANNOUNCE_EVERY_S = 3.0, 60.0, 1200.0
 AUTO = "auto"
 # With a point; the last label begins with a letter, or some read it as a number
 _NAME = r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*"
@@ -56,8 +59,8 @@ def pack(urls: Sequence[str]) -> bytes:
     Raises ValueError for more URLs, or longer ones, than a receiver reads.
     """
     encoded = [url.encode("ascii") for url in urls]
-    if len(encoded) > MAX_URLS or any(not 0 < len(url) <= MAX_URL for url in encoded):
-        raise ValueError(f"at most {MAX_URLS} addresses of {MAX_URL} letters")
+    if len(encoded) > MAX_URLS or any(not 0 < len(url) <= MAX_URL_BYTES for url in encoded):
+        raise ValueError(f"at most {MAX_URLS} addresses of {MAX_URL_BYTES} letters")
     return b"".join(bytes([len(url)]) + url for url in encoded)
 
 
@@ -72,7 +75,7 @@ def unpack(message: bytes) -> list[str]:
             found.append(web_origin(url.decode("ascii")))
         except ValueError:
             return []
-        if at > len(message) or len(url) > MAX_URL or len(found) > MAX_URLS:
+        if at > len(message) or len(url) > MAX_URL_BYTES or len(found) > MAX_URLS:
             return []
     return found
 
@@ -144,15 +147,15 @@ class JudgeAdvertiser:
 
     async def run(self) -> None:
         """Keep the DHT's records fresh until cancelled."""
-        wait = FIRST
+        wait = FIRST_S
         while True:
             await trio.sleep(wait)
             try:
                 await self._member.engine.announce(judges_topic(self._member.topic))
-                wait = min(2 * wait, ANNOUNCE_EVERY)  # those that come to the DHT early on hold it too
+                wait = min(2 * wait, ANNOUNCE_EVERY_S)  # those that come to the DHT early on hold it too
             except Unanswered as error:
                 log.debug("the judges could not be announced: %s", error)
-                wait = min(2 * wait, SEEK_EVERY)
+                wait = min(2 * wait, SEEK_EVERY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +192,10 @@ class JudgeSearch:
         lost: judges that failed, the last one last. The last is not taken, and the others only where nobody
             tells of a new one.
         """
-        wait = FIRST
+        wait = FIRST_S
         while True:
             await trio.sleep(wait)
-            wait = min(2 * wait, SEEK_EVERY)
+            wait = min(2 * wait, SEEK_EVERY_S)
             told = await self._ask()
             for without in (lost, lost[-1:]):
                 if found := choose([(peer, url) for peer, url in told if url not in without], self._trusted):
@@ -205,13 +208,13 @@ class JudgeSearch:
         except Unanswered as error:
             log.debug("no judges were found: %s", error)
             return []
-        asked = sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:ASKED]
+        asked = sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:MAX_ASKED]
         said = await ask_each(
             self._member.engine.request,
             asked,
             PeerRequest.JUDGES.message(),
-            MAX_URLS * (1 + MAX_URL),
-            PATIENCE,
+            MAX_URLS * (1 + MAX_URL_BYTES),
+            PEER_TIMEOUT_S,
         )
         here = {peer: _on_this_machine(self._member.peers(), peer) for peer in said}
         told = [

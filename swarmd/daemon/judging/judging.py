@@ -27,14 +27,16 @@ from swarmd.types import Completion
 log = logging.getLogger(__name__)
 
 RECEIPTS_FILE = "receipts.jsonl"
-LOST_AFTER = 4  # failures in a row; by the waits between them, 35 s at least
-RECEIPTS = 1_000  # kept; the file holds twice as many at most
+# Failures in a row after which a judge is lost: 35 s at least, by the waits between them.
+LOST_AFTER_FAILURES = 4
+# The file holds twice as many at most.
+KEPT_RECEIPTS = 1_000
 
 
 class ReceiptFile:
     """The newest receipts, one JSON line each. A disk that fails costs receipts, and nothing else."""
 
-    def __init__(self, path: Path, most: int = RECEIPTS) -> None:
+    def __init__(self, path: Path, most: int = KEPT_RECEIPTS) -> None:
         self._path, self._most = path, most
 
     def add(self, receipt: Mapping[str, str]) -> None:
@@ -90,7 +92,7 @@ class Evaluation:
     @property
     def lost(self) -> bool:
         """Whether the judge has failed so often that another one would be better."""
-        return self._client.failures >= LOST_AFTER
+        return self._client.failures >= LOST_AFTER_FAILURES
 
     async def check(self) -> None:
         """See whether the judge asks what we train on, and by whose rules it scores.
@@ -169,8 +171,10 @@ class Evaluation:
         self._silence = silence
 
 
-LOST_JUDGES = 8  # remembered
-CHECK_EVERY = 600.0  # seconds between two questions whether the judge is of our curriculum
+# Lost judges that are remembered.
+MAX_LOST_JUDGES = 8
+# How often to ask whether the judge is of our curriculum.
+CHECK_EVERY_S = 600.0
 
 
 class Judging:
@@ -215,12 +219,12 @@ class Judging:
             if self._search is not None and (self._evaluation is None or self._evaluation.lost):
                 if self._evaluation is not None:
                     lost = [*(url for url in lost if url != self._evaluation.url), self._evaluation.url][
-                        -LOST_JUDGES:
+                        -MAX_LOST_JUDGES:
                     ]
                 await self._find(self._search, lost)
             if self._evaluation is not None:
                 await self._evaluation.check()
-            with trio.move_on_after(CHECK_EVERY):
+            with trio.move_on_after(CHECK_EVERY_S):
                 await self._lost.wait()
             self._lost = trio.Event()
 

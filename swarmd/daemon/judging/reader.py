@@ -23,8 +23,10 @@ from swarmd.tasks import held_out
 from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, TaskRef
 
-LARGEST = 2 * 1024 * 1024  # bytes; an evaluation of 16 long answers has a quarter
-SECONDS = 20.0  # of a whole answer
+# An evaluation of 16 long answers has a quarter.
+MAX_ANSWER_BYTES = 2 * 1024 * 1024
+# The time for a whole answer.
+ANSWER_TIMEOUT_S = 20.0
 
 K = TypeVar("K")
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -122,7 +124,7 @@ def exchanged(
     url: str,
     headers: Mapping[str, str],
     pieces: Iterable[bytes] | None = None,
-    seconds: float = SECONDS,
+    seconds: float = ANSWER_TIMEOUT_S,
 ) -> tuple[int, bytes]:
     """Status and body of the answer.
 
@@ -156,8 +158,8 @@ async def _exchanged(
             body = bytearray()
             async for part in parts:
                 body += part
-                if len(body) > LARGEST:
-                    raise httpx2.ReadError(f"more than {LARGEST:,} bytes")
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise httpx2.ReadError(f"more than {MAX_ANSWER_BYTES:,} bytes")
             return got.status_code, bytes(body)
     raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
 

@@ -11,13 +11,15 @@ import httpx2
 import msgspec
 
 from p2p.identity import Identity, verify
-from swarmd.daemon.judging.client import MAX_WORDS, RECEIPT, judge_origin, signed_headers
+from swarmd.daemon.judging.client import MAX_REFUSAL_LETTERS, RECEIPT, judge_origin, signed_headers
 from swarmd.daemon.judging.reader import exchanged, read
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
 
-PIECE = 64 * 1024  # bytes sent at once
-SECONDS = 30.0  # for each piece, and from the last piece to the whole answer
+# What is sent at once.
+PIECE_BYTES = 64 * 1024
+# The time for each piece, and from the last piece to the whole answer.
+PIECE_TIMEOUT_S = 30.0
 
 
 K = TypeVar("K")
@@ -129,9 +131,9 @@ def upload(
     """
 
     def pieces() -> Iterator[bytes]:
-        for start in range(0, len(weights.data), PIECE):
-            yield weights.data[start : start + PIECE]
-            told(min(start + PIECE, len(weights.data)))
+        for start in range(0, len(weights.data), PIECE_BYTES):
+            yield weights.data[start : start + PIECE_BYTES]
+            told(min(start + PIECE_BYTES, len(weights.data)))
 
     origin, target, sequence = judge_origin(url), weights.target, nanoseconds()
     for _ in range(2):
@@ -185,7 +187,7 @@ def _post(
     Raises Unreachable.
     """
     try:
-        return exchanged("POST", origin + target, headers, content, SECONDS)
+        return exchanged("POST", origin + target, headers, content, PIECE_TIMEOUT_S)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
         why = str(error) or type(error).__name__
         raise Unreachable(
@@ -203,5 +205,5 @@ def _decoded(body: bytes, kind: type[K]) -> K:
 
 
 def _refused(error: str, remedy: str) -> UploadRefused:
-    said = f"the judge refused: {error[:MAX_WORDS].rstrip('.')}. {remedy[:MAX_WORDS]}"
+    said = f"the judge refused: {error[:MAX_REFUSAL_LETTERS].rstrip('.')}. {remedy[:MAX_REFUSAL_LETTERS]}"
     return UploadRefused(printable(said).strip())

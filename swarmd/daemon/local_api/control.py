@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
-MAX_REQUEST = 64 * 1024  # bytes
-MAX_REPLY = 4 * 1024 * 1024
-_MAX_SOCKET_PATH = 100
-_CONNECTIONS = 16  # at once; more are closed as they come
-_IDLE = 10.0  # seconds a connection may say nothing
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_REPLY_BYTES = 4 * 1024 * 1024
+_MAX_SOCKET_PATH_BYTES = 100
+# More connections are closed as they come.
+_MAX_CONNECTIONS = 16
+# How long a connection may say nothing.
+_IDLE_S = 10.0
 _FOLDER_PREFIX = "swarmd-"
 
 
@@ -64,11 +66,13 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
         with listener:
             await listener.bind(str(path))
             path.chmod(0o600)
-            listener.listen(_CONNECTIONS)
+            listener.listen(_MAX_CONNECTIONS)
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
             write_atomically(state_dir / RUN_FILE, document)
             task_status.started(str(path))
-            await serve_at_most(_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)])
+            await serve_at_most(
+                _MAX_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)]
+            )
     finally:
         (state_dir / RUN_FILE).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -86,21 +90,21 @@ async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream"
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         async with stream:
             while True:
-                with trio.move_on_after(_IDLE) as waiting:
+                with trio.move_on_after(_IDLE_S) as waiting:
                     line = await _line(stream, buffer)
                 if waiting.cancelled_caught or line is None:
                     return
                 reply = await answer(line, handlers)
-                with trio.move_on_after(_IDLE) as sending:
+                with trio.move_on_after(_IDLE_S) as sending:
                     await stream.send_all(reply)
-                if sending.cancelled_caught or len(line) > MAX_REQUEST:
+                if sending.cancelled_caught or len(line) > MAX_REQUEST_BYTES:
                     return
 
 
 async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:
-    """Read the next line; return None at the end, over MAX_REQUEST bytes for a line over that limit."""
+    """Read the next line; return None at the end, over MAX_REQUEST_BYTES bytes for a line over that limit."""
     while (end := buffer.find(b"\n")) < 0:
-        if len(buffer) > MAX_REQUEST:
+        if len(buffer) > MAX_REQUEST_BYTES:
             return bytes(buffer)
         received = await stream.receive_some(16 * 1024)
         if not received:
@@ -127,18 +131,18 @@ async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
             "exit_code": 1,
         }
     message = json.dumps(reply).encode() + b"\n"
-    if len(message) <= MAX_REPLY:
+    if len(message) <= MAX_REPLY_BYTES:
         return message
     too_long = (
-        f"The answer has {len(message)} bytes, over the {MAX_REPLY} that one may have. The node goes on."
-        " Please report it."
+        f"The answer has {len(message)} bytes, over the {MAX_REPLY_BYTES} that one may have."
+        " The node goes on. Please report it."
     )
     return json.dumps({"ok": False, "error": too_long, "exit_code": 1}).encode() + b"\n"
 
 
 def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mapping[str, Any]]:
-    if len(line) > MAX_REQUEST:
-        raise SwarmdError(f"The request is over {MAX_REQUEST} bytes.")
+    if len(line) > MAX_REQUEST_BYTES:
+        raise SwarmdError(f"The request is over {MAX_REQUEST_BYTES} bytes.")
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
@@ -199,9 +203,9 @@ def _receive_line(connection: socket.socket) -> bytes:
         some = connection.recv(64 * 1024)
         if not some:
             raise ConnectionResetError(0, "it hung up")
-        if len(received) > MAX_REPLY:
+        if len(received) > MAX_REPLY_BYTES:
             raise SwarmdError(
-                f"The node answers more than {MAX_REPLY} bytes. It may be another version of swarmd:"
+                f"The node answers more than {MAX_REPLY_BYTES} bytes. It may be another version of swarmd:"
                 " restart it."
             )
         received += some
@@ -251,7 +255,7 @@ def _socket_folder() -> Path:
     """Make a folder of mode 0700 whose path leaves room for a socket's name."""
     # In a folder that all may write to as well: mkdtemp makes ours alone.
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if parent and len(os.fsencode(parent)) < _MAX_SOCKET_PATH - len("/swarmd-xxxxxxxx/control"):
+        if parent and len(os.fsencode(parent)) < _MAX_SOCKET_PATH_BYTES - len("/swarmd-xxxxxxxx/control"):
             with contextlib.suppress(OSError):
                 return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
     raise SwarmdError(

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from p2p.types import PeerId
 
-KEPT = 1024  # authors
-GAPS = 2.5  # of an author's mean gap
-# Seconds after which one is no longer heard: at least, after a first frame, at most
-LEAST, FIRST, MOST = 60.0, 150.0, 900.0
-_SHARE = 0.3  # of the newest gap in the mean
+MAX_AUTHORS = 1024
+# An author that is silent for so many of its mean gaps is no longer heard.
+GAPS = 2.5
+# When an author is no longer heard: at least, after its first frame, and at most.
+MIN_SILENCE_S, FIRST_SILENCE_S, MAX_SILENCE_S = 60.0, 150.0, 900.0
+# The weight of the newest gap in the mean.
+_NEWEST_SHARE = 0.3
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class AuthorRecord:
     """A record of one author."""
 
     last: float  # when it was heard last
-    quiet: float = FIRST  # seconds after which it is no longer heard
+    quiet: float = FIRST_SILENCE_S  # seconds after which it is no longer heard
     frames: int = 0  # let in
     rejected: int = 0  # let in, and then found bad by the trainer
     round: int | None = None  # the author's own round number
@@ -35,7 +37,7 @@ class AuthorRecord:
 
 
 class Roster:
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: int = MAX_AUTHORS) -> None:
         self._kept = kept
         # Authors of useful rollouts; the one heard last is at the end
         self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
@@ -56,7 +58,9 @@ class Roster:
         if author is None:
             author = self._others[peer] = AuthorRecord(now)
         else:
-            author.quiet += _SHARE * (min(MOST, max(LEAST, GAPS * (now - author.last))) - author.quiet)
+            author.quiet += _NEWEST_SHARE * (
+                min(MAX_SILENCE_S, max(MIN_SILENCE_S, GAPS * (now - author.last))) - author.quiet
+            )
             author.last, author.gone = now, False
             (self._useful if peer in self._useful else self._others).move_to_end(peer)
         author.frames += 1

@@ -19,9 +19,11 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.sources import flatten
 from swarmd.daemon.local_api.roster import AuthorRecord, Roster
 
-REWARDS_KEPT = 500  # rounds of the reward curve
+# Rounds of the reward curve.
+KEPT_REWARDS = 500
 LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections
-SHOWN = 500  # peers in one answer, at least; all that are connected are in it
+# Peers in one answer, at least; all that are connected are in it.
+MIN_SHOWN = 500
 
 
 class StatusBoard:
@@ -51,9 +53,9 @@ class StatusBoard:
         self.download: Mapping[str, Any] | None = None  # the model's, while it is under way
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
-        self.rewards: deque[float | None] = deque(maxlen=REWARDS_KEPT)
+        self.rewards: deque[float | None] = deque(maxlen=KEPT_REWARDS)
         # Rollouts of others in the batches of these rounds
-        self.external: deque[int] = deque(maxlen=REWARDS_KEPT)
+        self.external: deque[int] = deque(maxlen=KEPT_REWARDS)
         self.roster = Roster()
 
     def on_gpu(self) -> bool:
@@ -160,11 +162,11 @@ class StatusBoard:
 def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
     """Return the peers document: connected peers first, then authors heard through others.
 
-    Its `left_out` counts the authors beyond SHOWN.
+    Its `left_out` counts the authors beyond MIN_SHOWN.
     """
     connected = {peer.id: peer for peer in peers}
     relayed = [author for author in roster.present(now) if author not in connected]
-    shown = relayed[: max(0, SHOWN - len(connected))]
+    shown = relayed[: max(0, MIN_SHOWN - len(connected))]
     rows = [_row(peer_id, connected.get(peer_id), roster.get(peer_id)) for peer_id in [*connected, *shown]]
     return {"schema": 1, "peers": rows, "left_out": len(relayed) - len(shown)}
 

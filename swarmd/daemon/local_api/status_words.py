@@ -9,8 +9,10 @@ from typing import Any
 
 from swarmd.terminal import printable
 
-COLUMNS = 80  # of a terminal, at least
-SMOOTH = 10  # rounds in a mean reward that is shown
+# The width of a terminal, at least.
+MIN_COLUMNS = 80
+# A mean reward that is shown is over so many rounds.
+SMOOTH_ROUNDS = 10
 
 
 def who(document: Mapping[str, Any]) -> str:
@@ -151,7 +153,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def peer_lines(document: Mapping[str, Any]) -> list[str]:
-    """Format the peers document as columns, a peer a line; what exceeds COLUMNS goes on in the next line."""
+    """Format the peers document as columns, a peer a line; what exceeds MIN_COLUMNS is on the next line."""
     rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")]
     for peer in document["peers"]:
         figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
@@ -164,7 +166,7 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     lines = list[str]()
     for *cells, address in rows:
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-        fits = len(line) + 2 + len(address) <= COLUMNS
+        fits = len(line) + 2 + len(address) <= MIN_COLUMNS
         lines += [f"{line}  {address}"] if fits else [line.rstrip(), f"    {address}"]
     left_out = document.get("left_out")
     more = [f"and {left_out} more that are heard through others"] if left_out else []
@@ -301,5 +303,5 @@ def reward_words(document: Mapping[str, Any]) -> str:
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:
-    """Return the mean rewards of the last SMOOTH rounds, without those that asked no questions."""
-    return [reward for reward in rewards[-SMOOTH:] if reward is not None]
+    """Return the mean rewards of the last SMOOTH_ROUNDS rounds, without those that asked no questions."""
+    return [reward for reward in rewards[-SMOOTH_ROUNDS:] if reward is not None]

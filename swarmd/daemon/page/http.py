@@ -10,10 +10,13 @@ import trio
 
 from swarmd.daemon.local_api.control import serve_at_most
 
-CONNECTIONS = 32  # at once; more are closed as they come
-PATIENCE = 10.0  # seconds for a whole request, and for each part of a response to be taken
-MAX_HEAD = 16 * 1024  # bytes of the request line and the headers
-MAX_BODY = 16 * 1024
+# More connections are closed as they come.
+MAX_CONNECTIONS = 32
+# The time for a whole request, and for each part of a response to be taken.
+IO_TIMEOUT_S = 10.0
+# The request line and the headers.
+MAX_HEAD_BYTES = 16 * 1024
+MAX_BODY_BYTES = 16 * 1024
 
 Send = Callable[[bytes], Awaitable[None]]
 
@@ -58,14 +61,14 @@ async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
         except* Exception:
             log.exception("a request to the node's page failed")
 
-    await serve_at_most(CONNECTIONS, converse, listeners)
+    await serve_at_most(MAX_CONNECTIONS, converse, listeners)
 
 
 async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     async with stream:
         try:
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(IO_TIMEOUT_S):
                 request = await _request(connection, stream)
         except h11.RemoteProtocolError as error:
             status = error.error_status_hint or 400
@@ -93,7 +96,7 @@ async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
             if request is None or request.method != "HEAD":
                 data += connection.send(h11.Data(data=response.body)) or b""
             data += connection.send(h11.EndOfMessage()) or b""
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(IO_TIMEOUT_S):
             await stream.send_all(data)
         if response.stream is not None:
             await _stream(connection, stream, response.stream)
@@ -106,12 +109,12 @@ async def _request(connection: h11.Connection, stream: trio.SocketStream) -> Req
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await stream.receive_some(MAX_HEAD))
+            connection.receive_data(await stream.receive_some(MAX_HEAD_BYTES))
         elif isinstance(event, h11.Request):
             head = event
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > MAX_BODY:
+            if len(body) > MAX_BODY_BYTES:
                 raise h11.RemoteProtocolError("the body is too long", error_status_hint=413)
         elif isinstance(event, h11.EndOfMessage) and head is not None:
             path, _, query = head.target.decode("ascii").partition("?")
@@ -127,7 +130,7 @@ async def _stream(
     """Send what `feed` has, until it or the client ends."""
 
     async def send(data: bytes) -> None:
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(IO_TIMEOUT_S):
             await stream.send_all(connection.send(h11.Data(data=data)) or b"")
 
     async with trio.open_nursery() as nursery:

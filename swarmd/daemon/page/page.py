@@ -17,8 +17,10 @@ from swarmd.daemon.page import access, rendering
 from swarmd.daemon.page.http import Request, Respond, Response, Send
 from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
-REFRESH = 1.0  # seconds between two looks at the node while a page is shown
-QUIET = 15.0  # seconds without news after which a page hears that the node is there
+# How often the node's status is read while a page is shown.
+REFRESH_S = 1.0
+# After so long without news a page hears that the node is there.
+HEARTBEAT_S = 15.0
 # Operations of the control API that the page may ask for
 ALLOWED = ("pause", "resume", "limit", "stop", "invitation")
 STATIC = Path(__file__).parent / "static"
@@ -105,11 +107,11 @@ class Page:
             if update["parts"] or "curve" in update:
                 await send(b"data: " + json.dumps({**update, "title": title}).encode() + b"\n\n")
                 said = trio.current_time()
-            elif trio.current_time() - said > QUIET:
+            elif trio.current_time() - said > HEARTBEAT_S:
                 await send(b":\n\n")
                 said = trio.current_time()
             shown, curve = parts, now_curve
-            await trio.sleep(REFRESH)
+            await trio.sleep(REFRESH_S)
 
 
 def _file(name: str) -> Response:
