@@ -29,7 +29,7 @@ from sqlalchemy import insert
 
 from benchmarks.judge_load import cpu_seconds, serving
 from judge.figures.anytime import always
-from judge.figures.comparison_document import comparison_document
+from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import WINDOW, BoardView
 from judge.store.arms import insert_rows, recounted
 from judge.store.database import Database

@@ -34,20 +34,18 @@ from judge.errors import (
     Refused,
 )
 from judge.evaluation import receipts
-from judge.evaluation.question_thread import QuestionThread
-from judge.evaluation.questions import WindowQuestions
+from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
 from judge.evaluation.sequences import Sequences
 from judge.evaluation.sessions import Room, Sessions
-from judge.figures.comparison_document import comparison_document
+from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
 from judge.logs import survived
 from judge.store.database import FAILURES, Database
 from judge.store.reader import Reader
-from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store
+from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store, StoreWriter
 from judge.store.verifications import VerificationRecords
 from judge.store.windows import dated_ahead
-from judge.store.writer import StoreWriter
 from judge.types import (
     GradedEvaluation,
     GradedQuestion,

@@ -20,11 +20,11 @@ from judge.figures.comparison import (
     BinSums,
     benjamini_hochberg,
     compare,
+    comparison_document,
     holm,
     stays_from,
     welch,
 )
-from judge.figures.comparison_document import comparison_document
 from judge.figures.rounds import HORIZONS, MISSED, ROUNDS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
 from judge.store.archive import reading

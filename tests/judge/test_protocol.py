@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from judge import cli, config
-from judge.api.plain_text import plain
+from judge.api.requests import plain
 from judge.evaluation.receipts import checked, signed
 from judge.evaluation.sessions import AskResult, Room, Sessions
 from judge.figures.leaderboard import LISTED_ANSWERS
