@@ -13,9 +13,8 @@ import trio
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.memory import AdmissionMemory
-from p2p.blobs.blobs import BlobStore
+from p2p.blobs.blobs import BlobStore, Providers
 from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
-from p2p.blobs.providers import Providers
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity

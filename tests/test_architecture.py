@@ -92,8 +92,7 @@ PURE = """
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
     p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/twins.py
-    p2p/peers/request_connections.py
-    p2p/blobs/providers.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
+    p2p/blobs/blobs.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
 """
 IO = {
     "asyncio",
@@ -120,7 +119,6 @@ MOST_ROOMS = {
     "swarmd/policy": 7,
     "p2p/engines": 3,
     "swarmd/cli": 12,
-    "p2p/engines/libp2p": 17,
 }
 TWICE = 3  # class names that exist twice
 

@@ -16,7 +16,7 @@ import msgspec
 
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.peers.request_connections import IDLE_S
+from p2p.peers.outbound import IDLE_S
 from p2p.types import PeerId
 from swarmd.exchange import offers
 from swarmd.exchange.outgoing import Outgoing
@@ -31,7 +31,7 @@ WANTED = 4  # J
 CONNECTED = 20  # members that a node is connected to
 # Inbound connections that are left for those who fetch (`p2p.engines.libp2p.network`: 112 in all)
 PLACES = 100
-STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.providers`)
+STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.blobs`)
 TRIES = 12  # rollouts that a node chooses for one place of a round, one after the other
 
 # Bytes received, IP headers included; of a simulation of the whole protocol that was here before
@@ -192,7 +192,7 @@ class Swarm:
         self.tally.full += held == WANTED
 
     def _fetch(self, node: Node, item: Item) -> bool:
-        """Ask the author, then connected members, then strangers, as `p2p.blobs.providers` orders them."""
+        """Ask the author, then connected members, then strangers, as `p2p.blobs.blobs` orders them."""
         node.took.add(item.id)
         count, there = self.tally.bytes, len(self.nodes)
         author = (

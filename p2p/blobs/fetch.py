@@ -13,8 +13,7 @@ from enum import Enum
 
 import trio
 
-from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BlobStore, content_id
-from p2p.blobs.providers import MAX_HOLDERS
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, MAX_HOLDERS, BlobStore, content_id
 from p2p.rate_limit import TokenBuckets
 from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
 

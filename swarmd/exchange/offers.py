@@ -23,7 +23,7 @@ from typing import Annotated
 
 import msgspec
 
-from p2p.admission.holders import Holders
+from p2p.admission.fair_queue import Holders
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
 from p2p.identity import public_key_of
 from p2p.types import Envelope, PeerId, Reason
@@ -202,7 +202,7 @@ class Board:
     """Holds the offers that we know.
 
     It is bounded per author and in all; where it is full, whoever holds most loses the oldest
-    (`p2p.admission.holders`). The first who offers an id keeps it. There is one offer for each author and
+    (`p2p.admission.fair_queue`). The first who offers an id keeps it. There is one offer for each author and
     task, as in the pool; a chosen offer does not come back.
 
     kept_rounds: `round.max_age`. Age is counted in the trainer's rounds, from the one in which the offer

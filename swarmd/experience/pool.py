@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from p2p.admission.holders import Holders
+from p2p.admission.fair_queue import Holders
 from p2p.types import PeerId
 from swarmd.types import Author, Scored, TaskRef, Tokens
 

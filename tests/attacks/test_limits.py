@@ -14,9 +14,8 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Memory, Replays, Trace
 from p2p.blobs import blobs
-from p2p.engines.libp2p import forwarding, request_response, rpcs
-from p2p.engines.libp2p.forwarding import ForwardQueue, ingress
-from p2p.engines.libp2p.rpcs import UnfinishedRpcs
+from p2p.engines.libp2p import request_response, rpcs
+from p2p.engines.libp2p.rpcs import ForwardQueue, UnfinishedRpcs, ingress
 from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, Board, Offered
 from swarmd.testing import NOW
@@ -47,8 +46,8 @@ LIMITS = (
     Limit(
         "frames of others that wait for a neighbour",
         "an equal part of group, connection and author, where it is full",
-        f"{forwarding.MAX_FRAMES} or {forwarding.MAX_BYTES // 1024} KiB each",
-        CONNECTIONS * forwarding.MAX_BYTES / MIB,
+        f"{rpcs.MAX_FRAMES} or {rpcs.MAX_BYTES // 1024} KiB each",
+        CONNECTIONS * rpcs.MAX_BYTES / MIB,
     ),
     Limit(
         "RPCs begun and not finished",
@@ -119,7 +118,7 @@ def test_all_connections_to_one_neighbour_at_once() -> None:
     held = []
     while (rpc := queue.pop()) is not None:
         held.append(rpc)
-    assert len(held) <= forwarding.MAX_FRAMES and sum(rpc.ByteSize() for rpc in held) <= forwarding.MAX_BYTES
+    assert len(held) <= rpcs.MAX_FRAMES and sum(rpc.ByteSize() for rpc in held) <= rpcs.MAX_BYTES
 
 
 def test_all_unfinished_rpcs_at_once() -> None:

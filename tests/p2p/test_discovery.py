@@ -10,8 +10,7 @@ import trio
 from p2p.engines.libp2p.discovery import MISSING_S, AddressRecord, Dialled, Discovery
 from p2p.identity import Identity
 from p2p.peers.addressbook import CONNECTED_EVERY_S, AddressBook
-from p2p.peers.outbound import STRANGER_S, TARGET_MEMBERS
-from p2p.peers.request_connections import DHT_IDLE_S
+from p2p.peers.outbound import DHT_IDLE_S, STRANGER_S, TARGET_MEMBERS
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 

@@ -9,7 +9,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
+from p2p.blobs.blobs import ID_BYTES, MAX_HOLDERS, BlobStore, content_id
 from p2p.blobs.fetch import (
     ASK_AGAIN_S,
     HOLDER_TIMEOUT_S,
@@ -24,7 +24,6 @@ from p2p.blobs.fetch import (
     asked,
     question,
 )
-from p2p.blobs.providers import MAX_HOLDERS
 from p2p.types import MAX_QUESTION_BYTES, PeerId, Reason, Unanswered
 
 BLOB = b"blob" * 100

@@ -2,7 +2,7 @@
 
 from libp2p.pubsub.pb import rpc_pb2
 
-from p2p.engines.libp2p.forwarding import (
+from p2p.engines.libp2p.rpcs import (
     MAX_BYTES,
     MAX_FRAMES,
     MAX_OWN_FRAMES,

@@ -18,8 +18,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
-from p2p.engines.libp2p.dht import SILENT_S
-from p2p.engines.libp2p.peerstore import MAX_ADDRESSES, MAX_LENGTH, MAX_PROTOCOLS, bounded
+from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from swarmd.testing import until

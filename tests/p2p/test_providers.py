@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.blobs.providers import HEARD_AUTHORS, MAX_HOLDERS, MAX_STRANGERS, Providers
+from p2p.blobs.blobs import HEARD_AUTHORS, MAX_HOLDERS, MAX_STRANGERS, Providers
 from p2p.types import PeerId
 
 PEERS = [PeerId(f"peer {n}") for n in range(100)]

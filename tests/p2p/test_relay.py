@@ -26,9 +26,20 @@ from libp2p.tools.anyio_service import background_trio_service
 
 from p2p.address import parse_listen
 from p2p.engines.libp2p.circuits import INBOUND_CIRCUITS, MAX_RESERVATION_S, RESERVATIONS, reserved_for
-from p2p.engines.libp2p.hole_punching import DCUTR, MAX_DIALLED, HolePunching, dialable
 from p2p.engines.libp2p.network import Circuit
-from p2p.engines.libp2p.relay import HOP, REQUESTS_AT_ONCE, STOP, Relay, RelayLimits, receive, send
+from p2p.engines.libp2p.relay import (
+    DCUTR,
+    HOP,
+    MAX_DIALLED,
+    REQUESTS_AT_ONCE,
+    STOP,
+    HolePunching,
+    Relay,
+    RelayLimits,
+    dialable,
+    receive,
+    send,
+)
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
 from swarmd.testing import until

@@ -1,5 +1,5 @@
 from p2p.identity import Identity
-from p2p.peers.request_connections import DHT_IDLE_S, IDLE_S, MAX_VISITS, RequestConnections
+from p2p.peers.outbound import DHT_IDLE_S, IDLE_S, MAX_VISITS, RequestConnections
 
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 200)]
 

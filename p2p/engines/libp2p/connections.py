@@ -16,9 +16,9 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
+from p2p.engines.libp2p.dht import bounded
 from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.network import circuit, close_socket, direct, heard_at, remote_address, remote_host
-from p2p.engines.libp2p.peerstore import bounded
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.topic import Topic

@@ -16,8 +16,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from p2p.peers.addressbook import AddressBook
-from p2p.peers.outbound import TARGET_MEMBERS, Outbound
-from p2p.peers.request_connections import DHT_IDLE_S, RequestConnections
+from p2p.peers.outbound import DHT_IDLE_S, TARGET_MEMBERS, Outbound, RequestConnections
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 

@@ -8,9 +8,8 @@ import trio
 from p2p.address import parse_listen
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections, Libp2pProviderRecords
-from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.network_engine import NetworkEngine
-from p2p.engines.libp2p.relay import GUEST_BYTES_PER_S, HOP, STOP, Relay, RelayLimits
+from p2p.engines.libp2p.relay import DCUTR, GUEST_BYTES_PER_S, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity

@@ -14,10 +14,18 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
-from p2p.engines.libp2p.forwarding import Ingress, Pace, Queues, Turns, ingress
 from p2p.engines.libp2p.metering import ENTRY_COST, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
-from p2p.engines.libp2p.rpcs import MAX_RPC_BYTES, RpcStream, UnfinishedRpcs
+from p2p.engines.libp2p.rpcs import (
+    MAX_RPC_BYTES,
+    Ingress,
+    Pace,
+    Queues,
+    RpcStream,
+    Turns,
+    UnfinishedRpcs,
+    ingress,
+)
 from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic

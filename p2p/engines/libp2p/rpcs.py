@@ -1,16 +1,25 @@
-"""Reads GossipSub's RPCs one at a time.
+"""GossipSub's RPCs: reads them one at a time, and queues what is sent to each neighbour.
 
 What a peer begins and does not finish is bounded, in time and over all peers together.
+
+To a neighbour go our own frames, control, and what we pass on for others. Passing on is fair by **ingress**,
+where a frame came in: network groups are served in turn, in a group its connections, and in one of these its
+authors, which are as many as it likes. Where too much waits, the oldest goes of the author that has most, of
+the connection that has most, of the group that has most. So a flood crowds out itself. The next node charges
+us for all that we pass on, so it goes at a pace that is less than a connection may bring.
 """
 
 import math
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
 from p2p.envelope import MAX_FRAME_BYTES
+from p2p.rate_limit import TokenBucket
 
 # A frame and control.
 MAX_RPC_BYTES = MAX_FRAME_BYTES + 64 * 1024
@@ -123,3 +132,134 @@ def _size(data: bytearray) -> int | None:
         raise NoRpc(f"an RPC of {length} bytes, and at most {MAX_RPC_BYTES} are taken")
     size = place + 1 + length
     return size if len(data) >= size else None
+
+
+# Others' frames that wait for one neighbour.
+MAX_FRAMES, MAX_BYTES = 256, 512 * 1024
+# Frames of ours that wait for one neighbour.
+MAX_OWN_FRAMES = 64
+# Control RPCs that wait. The library repeats those that were refused and matter.
+MAX_CONTROL_RPCS = 64
+# Others' frames to one neighbour: three quarters of what it takes from a connection.
+PACE_PER_S, PACE_BURST = 150.0, 300.0
+PACE_BYTES_PER_S, PACE_BURST_BYTES = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
+Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
+ASKED: Ingress = ("asked for", "")  # of what a neighbour asked us for
+ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
+"""Of the message that this task passes on."""
+
+
+class Turns:
+    """RPCs in a tree of who they came by: network group, connection, author.
+
+    At each level all are served in turn. All paths have the same length. Pure.
+    """
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # whose turn is next, first
+        self._waiting: deque[tuple[Any, int]] = deque()  # of an author, with their bytes; the oldest first
+        self.frames = self.bytes = 0
+
+    def put(self, by: Sequence[Hashable], rpc: Any, size: int) -> None:
+        self.frames += 1
+        self.bytes += size
+        if by:
+            self._parts.setdefault(by[0], Turns()).put(by[1:], rpc, size)
+        else:
+            self._waiting.append((rpc, size))
+
+    def take(self) -> tuple[Any, int]:
+        """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
+        key = next(iter(self._parts)) if not self._waiting else None
+        return self._remove(key, Turns.take)
+
+    def drop(self) -> tuple[Any, int]:
+        """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""
+        key = max(self._parts, key=lambda part: self._parts[part].bytes) if not self._waiting else None
+        return self._remove(key, Turns.drop)
+
+    def _remove(self, key: Hashable, how: Callable[["Turns"], tuple[Any, int]]) -> tuple[Any, int]:
+        rpc, size = self._waiting.popleft() if self._waiting else how(self._parts[key])
+        if not self._waiting and key in self._parts:
+            if self._parts[key].frames:
+                self._parts.move_to_end(key)
+            else:
+                del self._parts[key]
+        self.frames -= 1
+        self.bytes -= size
+        return rpc, size
+
+
+class ForwardQueue:
+    """Takes the place of the library's `PriorityQueue`, whose methods it has.
+
+    me: our own id, as messages name it.
+    """
+
+    def __init__(self, me: bytes) -> None:
+        self._me = me
+        self._own: deque[Any] = deque(maxlen=MAX_OWN_FRAMES)
+        self._control: deque[Any] = deque()
+        self._others = Turns()
+
+    def push(self, rpc: Any, priority: bool = False) -> bool:  # noqa: ARG002
+        """Add an RPC. Returns whether it waits now; what waited before may be dropped for it.
+
+        priority: the library's, which is for control.
+        """
+        if not rpc.publish:
+            if len(self._control) >= MAX_CONTROL_RPCS:
+                return False
+            self._control.append(rpc)
+        elif any(message.from_id == self._me for message in rpc.publish):
+            self._own.append(rpc)
+        else:
+            self._others.put((*ingress.get(), rpc.publish[0].from_id), rpc, rpc.ByteSize())
+            while self._others.frames > MAX_FRAMES or self._others.bytes > MAX_BYTES:
+                self._others.drop()
+        return True
+
+    def pop(self) -> Any:
+        """Return the next RPC; None where none waits."""
+        if self._own:
+            return self._own.popleft()
+        if self._control:
+            return self._control.popleft()
+        return self._others.take()[0] if self._others.frames else None
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._control) + self._others.frames
+
+
+class Queues(dict[Any, Any]):
+    """The library's queues, one for each neighbour, with ours in them.
+
+    The library makes a queue, and the task that empties it, in one method.
+    """
+
+    def __init__(self, me: bytes) -> None:
+        self._me = me
+
+    def __setitem__(self, peer: Any, queue: Any) -> None:
+        queue.max_message_size = MAX_RPC_BYTES
+        queue._queue = ForwardQueue(self._me)
+        super().__setitem__(peer, queue)
+
+
+class Pace:
+    """Limits how fast others' frames go to one neighbour."""
+
+    def __init__(self, now: float) -> None:
+        self._buckets = (
+            TokenBucket(PACE_PER_S, PACE_BURST, now),
+            TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, now),
+        )
+
+    def wait(self, frames: int, size: int, now: float) -> float:
+        """Charge for these. Returns the seconds after which they may go."""
+        seconds = 0.0
+        for bucket, amount in zip(self._buckets, (frames, size), strict=True):
+            bucket.refill(now)
+            bucket.take(amount)
+            seconds = max(seconds, -bucket.left / bucket.rate)
+        return seconds

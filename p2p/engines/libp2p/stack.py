@@ -35,10 +35,9 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
-from p2p.engines.libp2p.dht import Dht
+from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
 from p2p.engines.libp2p.metering import Negotiation
 from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network, circuit
-from p2p.engines.libp2p.peerstore import BoundedPeerStore
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
 from p2p.engines.traffic import Traffic
 from p2p.errors import CannotListen
