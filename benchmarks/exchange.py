@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.environments import default_environment, environment_of
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 ROLLOUT = 4 * 1024  # bytes
 WANTED = 4  # J
@@ -133,9 +133,9 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
             bootstrap = nodes[0].addresses[:1] if nodes else []
             nodes.append(stack.enter_context(_start(folder / str(n), n, bootstrap, arguments, python)))
         for node in nodes:
-            node.wait_for_peers(min(arguments.nodes - 1, 4), PATIENCE)
+            node.wait_for_peers(min(arguments.nodes - 1, 4), TIMEOUT_S)
         for node in nodes:
-            node.wait_for("cpu", 1, PATIENCE)
+            node.wait_for("cpu", 1, TIMEOUT_S)
         received_so_far = Traffic(nodes)
         time.sleep(arguments.settle / 2)
         idle, told, since = _cpu(nodes), received_so_far(), time.monotonic()

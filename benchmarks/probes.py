@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,12 +69,12 @@ class ProbeProcess:
 
     @property
     def addresses(self) -> list[str]:
-        up = self.wait(lambda: self.last("up"), PATIENCE)
+        up = self.wait(lambda: self.last("up"), TIMEOUT_S)
         return list(up["up"])
 
     @property
     def peer_id(self) -> str:
-        return str(self.wait(lambda: self.last("up"), PATIENCE)["id"])
+        return str(self.wait(lambda: self.last("up"), TIMEOUT_S)["id"])
 
     def said(self, key: str) -> list[dict[str, Any]]:
         with self._changed:

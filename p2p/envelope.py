@@ -20,7 +20,7 @@ from p2p.types import Envelope, Reason, Rejected
 VERSION = 1
 # Nobody forwards a longer frame.
 MAX_FRAME_BYTES = 256 * 1024
-MAX_KIND_LETTERS = 32
+MAX_KIND_CHARACTERS = 32
 # The rest of a frame takes less than what is subtracted.
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 256
 DOMAIN = b"swarmd frame v1"
@@ -40,7 +40,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     author: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sent_at_ms: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
-    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=MAX_KIND_LETTERS)]
+    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=MAX_KIND_CHARACTERS)]
     body: bytes
     signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 

@@ -25,7 +25,7 @@ _PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 by
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUE = {letter: value for value, letter in enumerate(_BASE58)}
-_PEER_ID_LETTERS = 52  # of every Ed25519 peer id
+_PEER_ID_CHARACTERS = 52  # of every Ed25519 peer id
 # Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such
 # keys hold for messages that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for
 # it).
@@ -155,7 +155,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 @functools.lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
     """Return the raw 32-byte public key in a peer id. Raises ValueError on all but Ed25519 peer ids."""
-    if len(peer_id) != _PEER_ID_LETTERS or not peer_id.startswith("1"):
+    if len(peer_id) != _PEER_ID_CHARACTERS or not peer_id.startswith("1"):
         raise ValueError("not an Ed25519 peer id: it has 52 letters and starts with 12D3Koo")
     number = 0
     for letter in peer_id:

@@ -18,9 +18,12 @@ import msgspec
 from p2p.types import ReceivedBody
 from swarmd.types import Lead
 
-MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
-BEAT = 2.0  # seconds without another message after which the trainer sends a heartbeat
-FRAMES_WAITING = 1024  # in either direction
+# Both ends are ours, so anything larger is a bug.
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+# The trainer sends a heartbeat when it has sent nothing else for so long.
+HEARTBEAT_S = 2.0
+# In either direction.
+MAX_WAITING_FRAMES = 1024
 _HEADER = struct.Struct(">I")
 
 
@@ -191,8 +194,8 @@ class Unpacker(Generic[M]):
         messages: list[M] = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
-            if length > MAX_MESSAGE:
-                raise ValueError(f"a message of {length} bytes on the link; the limit is {MAX_MESSAGE}")
+            if length > MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of {length} bytes on the link; the limit is {MAX_MESSAGE_BYTES}")
             if len(self._buffer) < _HEADER.size + length:
                 break
             messages.append(self._decoder.decode(bytes(self._buffer[_HEADER.size : _HEADER.size + length])))
@@ -214,7 +217,7 @@ class MessageQueue:
     Bounded: of the frames the oldest go, the rest are few and stay. Pure.
     """
 
-    def __init__(self, frames: int = FRAMES_WAITING) -> None:
+    def __init__(self, frames: int = MAX_WAITING_FRAMES) -> None:
         self._words: deque[ToTrainer | ToDaemon] = deque()
         self._frames: deque[ToTrainer | ToDaemon] = deque(maxlen=frames)
         self.dropped = 0

@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
-CUT_OFF = 1  # exit code: nobody reads on, as with `| head`
+# The exit code where nobody reads on, as with `| head`.
+CUT_OFF = 1
 NO_ROOM = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -24,9 +24,11 @@ from p2p.types import Handlers, P2pEngine
 from swarmd.experience.advantages import unweighed
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 
-NOW = 1_700_000_000.0  # seconds since the epoch: when a test begins
+# When a test begins, in seconds since the epoch.
+NOW = 1_700_000_000.0
 TOPIC = Topic("test", "0123456789abcdef")
-PATIENCE = 240.0  # seconds, on however busy a machine; a test that waits as long has failed
+# On however busy a machine. A test that waits as long has failed.
+TIMEOUT_S = 240.0
 
 
 class Clock:
@@ -87,7 +89,7 @@ def memory_member(
     )
 
 
-async def until(condition: Callable[[], Any], seconds: float = PATIENCE, *, every: float = 0.02) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
     """Wait for what an engine or another task does in its own time (trio).
 
     Returns what the condition gave; raises trio.TooSlowError.
@@ -98,7 +100,7 @@ async def until(condition: Callable[[], Any], seconds: float = PATIENCE, *, ever
     return found
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE, *, every: float = 0.02) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
     """Wait for what another process or thread does. Returns what the condition gave; raises TimeoutError."""
     ends = time.monotonic() + seconds
     while not (found := condition()):

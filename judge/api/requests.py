@@ -13,7 +13,7 @@ from judge.api.signing import HEADERS
 from judge.types import Attributes, QuestionRequest
 
 MARKS = 2  # accents on one letter, at most
-MOST_LETTERS = 64  # of a peer's words, whatever NFKC makes of them
+MOST_CHARACTERS = 64  # of a peer's words, whatever NFKC makes of them
 MIXED = "(mixed scripts)"  # behind words that mix scripts: a Cyrillic а looks like a Latin a
 # Scripts that are written together, and with Latin letters, in Japanese, Chinese and Korean (Unicode TS #39,
 # "highly restrictive").
@@ -42,9 +42,9 @@ def plain(text: str) -> str | None:
         elif kind[0] != "C" and marks <= MARKS:
             kept.append(letter)
     text = unicodedata.normalize("NFKC", " ".join("".join(kept).split()))
-    text = text[:MOST_LETTERS].rstrip()
+    text = text[:MOST_CHARACTERS].rstrip()
     if mixes_scripts(text) and not text.endswith(MIXED):
-        text = f"{text[: MOST_LETTERS - len(MIXED) - 1].rstrip()} {MIXED}"
+        text = f"{text[: MOST_CHARACTERS - len(MIXED) - 1].rstrip()} {MIXED}"
     return text or None
 
 

@@ -24,10 +24,10 @@ MAX_ANSWER_BYTES = 512
 # The time for one peer's answer.
 PEER_TIMEOUT_S = 5.0
 # How much of a name is shown.
-SHOWN_LETTERS = 64
+SHOWN_CHARACTERS = 64
 TRAINING, PAUSED, HELPING = "training", "paused", "helping"
 
-_Text = Annotated[str, msgspec.Meta(max_length=2 * SHOWN_LETTERS)]
+_Text = Annotated[str, msgspec.Meta(max_length=2 * SHOWN_CHARACTERS)]
 
 
 class Introduction(msgspec.Struct, array_like=True, frozen=True):
@@ -68,7 +68,7 @@ class Introducer:
         refused: Callable[[PeerId], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._topic, self._trains, self._runs = topic, trains[:SHOWN_LETTERS], runs[:SHOWN_LETTERS]
+        self._topic, self._trains, self._runs = topic, trains[:SHOWN_CHARACTERS], runs[:SHOWN_CHARACTERS]
         self._doing, self._refused, self._clock = doing, refused, clock
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
 
 # 16 for each letter of the longest completion: JSON writes none in more than 12.
-MAX_LINE_LETTERS = 2 * 1024 * 1024
+MAX_LINE_CHARACTERS = 2 * 1024 * 1024
 
 
 class BadCompletion(SwarmdError):
@@ -150,11 +150,11 @@ def _completions(stream: IO[str]) -> Iterator[Completion | None]:
     Raises BadCompletion with the number of the line.
     """
     number = 0
-    while line := stream.readline(MAX_LINE_LETTERS + 1):
+    while line := stream.readline(MAX_LINE_CHARACTERS + 1):
         number += 1
-        if len(line) > MAX_LINE_LETTERS:
+        if len(line) > MAX_LINE_CHARACTERS:
             while line and not line.endswith("\n"):
-                line = stream.readline(MAX_LINE_LETTERS)
+                line = stream.readline(MAX_LINE_CHARACTERS)
             yield None
         elif line.strip():
             yield _completion(line, number)

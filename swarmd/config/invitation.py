@@ -26,14 +26,14 @@ from swarmd.errors import ConfigError
 
 SCHEME: Final = "swarm:"
 # What still fits a QR code.
-MAX_LETTERS: Final = 2000
+MAX_CHARACTERS: Final = 2000
 MAX_ADDRESSES: Final = 8
 _PLAIN: Final = ":/@._-+"  # beside letters and digits
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 _MODEL: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-_CHECK_LETTERS: Final = 8
+_CHECK_CHARACTERS: Final = 8
 _FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
 
 
@@ -87,8 +87,8 @@ def read_invitation(text: str) -> Invitation:
         raise ConfigError(
             f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it"
         )
-    if len(text) > MAX_LETTERS:
-        raise _wrong(f"it has {len(text)} characters, and {MAX_LETTERS} are the most")
+    if len(text) > MAX_CHARACTERS:
+        raise _wrong(f"it has {len(text)} characters, and {MAX_CHARACTERS} are the most")
     body, marker, check = text.rpartition(",check=")
     if not marker:
         raise _wrong("its end is missing: it ends in ,check= and 8 letters. Copy it again, whole")
@@ -147,7 +147,7 @@ def _decoded(key: str, value: str) -> str:
 
 
 def _check(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_CHECK_LETTERS]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_CHECK_CHARACTERS]
 
 
 def _wrong(what: str) -> ConfigError:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from swarmd.terminal import printable
 
 # A longer value is not quoted whole.
-_MAX_QUOTED_LETTERS = 120
+_MAX_QUOTED_CHARACTERS = 120
 
 
 def expected(field: FieldInfo, *, element: bool = False) -> str:
@@ -108,4 +108,6 @@ def shown(value: Any) -> str:
         )
     except (ValueError, RecursionError):  # a number of thousands of digits; lists nested a hundred deep
         text = "something without measure"
-    return printable(text if len(text) <= _MAX_QUOTED_LETTERS else text[: _MAX_QUOTED_LETTERS - 1] + "…")
+    return printable(
+        text if len(text) <= _MAX_QUOTED_CHARACTERS else text[: _MAX_QUOTED_CHARACTERS - 1] + "…"
+    )

@@ -20,7 +20,7 @@ import trio
 from swarmd import link
 from swarmd.daemon.watchdog import Stuck, Watchdog
 from swarmd.state.logs import LOG_BYTES
-from swarmd.workers.restarts import LINGERS, Death, Deaths, exit_words
+from swarmd.workers.restarts import EXIT_TIMEOUT_S, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class TrainerChild:
         on_stuck: Callable[[Stuck | None], None] = lambda _: None,
         watchdog: Watchdog | None = None,
         module: str = "swarmd.trainer",
-        lingers: float = LINGERS,
+        lingers: float = EXIT_TIMEOUT_S,
     ) -> None:
         self._module, self._lingers = module, lingers
         self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = (

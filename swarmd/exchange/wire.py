@@ -30,9 +30,9 @@ MAX_ROLLOUTS = 64
 # Completions of one rollout.
 MAX_COMPLETIONS = 64
 # The length of one completion.
-MAX_TEXT_LETTERS = 16_384
+MAX_TEXT_CHARACTERS = 16_384
 # The length of a model's name.
-MAX_NAME_LETTERS = 96
+MAX_NAME_CHARACTERS = 96
 
 
 class _Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -87,14 +87,14 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
 
 def encode_rollout(rollout: Rollout) -> bytes:
     """Return a rollout as it stands in a body."""
-    completions = tuple(_Completion(c.text[:MAX_TEXT_LETTERS], c.ended) for c in rollout.completions)
+    completions = tuple(_Completion(c.text[:MAX_TEXT_CHARACTERS], c.ended) for c in rollout.completions)
     return _encoder.encode(_Rollout(rollout.ref.specialty, rollout.ref.n, completions))
 
 
 def join(encoded: Sequence[bytes], round_number: int, model: str) -> bytes:
     """Return the body of these encoded rollouts."""
     return _encoder.encode(
-        (VERSION, round_number, model[:MAX_NAME_LETTERS], [msgspec.Raw(rollout) for rollout in encoded])
+        (VERSION, round_number, model[:MAX_NAME_CHARACTERS], [msgspec.Raw(rollout) for rollout in encoded])
     )
 
 
@@ -110,13 +110,13 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         _encoder.encode(parsed) != body
         or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS
         or parsed.round < 0
-        or len(parsed.model) > MAX_NAME_LETTERS
+        or len(parsed.model) > MAX_NAME_CHARACTERS
     ):
         return Reason.UNDECODABLE
     for r in parsed.rollouts:
-        if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME_LETTERS or r.n < 0:
+        if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME_CHARACTERS or r.n < 0:
             return Reason.UNDECODABLE
-        if any(len(c.text) > MAX_TEXT_LETTERS for c in r.completions):
+        if any(len(c.text) > MAX_TEXT_CHARACTERS for c in r.completions):
             return Reason.TOO_LONG
     return RolloutSet(
         parsed.round,

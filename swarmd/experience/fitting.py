@@ -8,7 +8,7 @@ from swarmd.types import Scored
 
 QUESTION_TOO_LONG = "the question fills our context"
 ANSWER_TOO_LONG = "a right answer is longer than ours may be"
-UNKNOWN_LETTERS = "characters that our tokenizer has not"
+UNKNOWN_CHARACTERS = "characters that our tokenizer has not"
 
 
 @dataclass

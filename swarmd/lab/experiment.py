@@ -52,7 +52,7 @@ from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.config.sources import keys
 from swarmd.errors import SwarmdError
 
-MAX_FILE = 1024 * 1024  # bytes
+MAX_FILE_BYTES = 1024 * 1024
 # That a node may set
 SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}
 
@@ -168,8 +168,8 @@ def read_experiment(path: Path) -> Experiment:
             f"{path}: {error.strerror or error}. `swarmd lab list` names the experiments that come with"
             " swarmd."
         ) from error
-    if len(content) > MAX_FILE:
-        raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE}")
+    if len(content) > MAX_FILE_BYTES:
+        raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE_BYTES}")
     try:
         return parse_experiment(tomllib.loads(content.decode("utf-8")), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,11 +1,11 @@
 """`swarmd lab run --judge`: the nodes of every run ask a real judge, as in the paper's open demo (section 6).
 
 The judge is a process of its own on loopback, with its database in the results folder; all runs of the
-experiment share it. A node asks it after every EVERY rounds that it has trained, by the client and with the
-signed attributes of a real node, and answers greedily, which draws no random number: the run is the one that
-it is without a judge. The judge's clock is the real one and the lab's is not, but a judge counts rounds, not
-time. A setting and what it is compared with ask under one model name of their own, so that each pair is
-compared apart.
+experiment share it. A node asks it after every EVERY_ROUNDS rounds that it has trained, by the client and
+with the signed attributes of a real node, and answers greedily, which draws no random number: the run is the
+one that it is without a judge. The judge's clock is the real one and the lab's is not, but a judge counts
+rounds, not time. A setting and what it is compared with ask under one model name of their own, so that each
+pair is compared apart.
 
 `python -m swarmd.lab.judged URL FOLDER SETTING SEED` plays one run.
 """
@@ -36,9 +36,8 @@ from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.lab.saving import NodeOutput
 from swarmd.protocols import Reward
 
-# Rounds: a bin of the judge's (docs/judge-protocol.md), and seldom enough for its limit of a question a
-# second
-EVERY = 5
+# A bin of the judge's (docs/judge-protocol.md), and seldom enough for its limit of a question a second.
+EVERY_ROUNDS = 5
 
 
 class JudgedSwarm(PlayedSwarm):
@@ -60,7 +59,7 @@ class JudgedSwarm(PlayedSwarm):
     def round(self, number: int) -> dict[str, Any]:
         line = super().round(number)
         for place, said in enumerate(self.said):
-            if said is not None and self._trained[place] % EVERY == 0:
+            if said is not None and self._trained[place] % EVERY_ROUNDS == 0:
                 trio.run(self._evaluate, place)
         return line
 

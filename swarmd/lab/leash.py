@@ -10,7 +10,7 @@ import sys
 import time
 from threading import Thread
 
-PARENT_CHECK = 1.0  # seconds
+PARENT_CHECK_S = 1.0
 
 
 def end_with_parent(parent: int | None = None) -> None:
@@ -24,7 +24,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(PARENT_CHECK)
+            time.sleep(PARENT_CHECK_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=watch, daemon=True).start()

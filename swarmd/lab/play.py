@@ -33,7 +33,7 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results, Run
-from swarmd.lab.saving import EVERY, NodeOutput, RoundOutput, RunSaves
+from swarmd.lab.saving import SAVE_EVERY_S, NodeOutput, RoundOutput, RunSaves
 from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
@@ -46,12 +46,16 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Lead, Rollout, RoundReport, Task, UpdateReport
 
-EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
-ROUND_SECONDS = 5.0  # of virtual time
-WHOLE = 2**18  # bytes: sets up to this size are gossiped whole, in a setting where they are
-# Of a node that is away
+# When every run begins, since 1970, by its nodes' clocks.
+EPOCH_S = 1_700_000_000.0
+# The virtual time of a round.
+ROUND_S = 5.0
+# Sets up to this size are gossiped whole, in a setting where they are.
+WHOLE_BYTES = 2**18
+# The report of a node that is away.
 NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())
-QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
+# The seed of the held-out questions, the same for every run.
+QUESTIONS_SEED = 7
 
 
 class NotedExchange(RolloutExchange):
@@ -109,7 +113,7 @@ class PlayedSwarm:
                 f"setting {setting.name}: hostile peers know no right answers to own tasks; leave"
                 " `hostile` out"
             )
-        self._now = EPOCH
+        self._now = EPOCH_S
         self._order = random.Random(f"{seed} order")
         self._reward = reward
         self._memory, self._topic, self._seed = (
@@ -159,7 +163,7 @@ class PlayedSwarm:
     def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, NotedExchange]:
         if whole:
             return self.ids[number], self._exchange(
-                self._member(number), config.model.name, self.curriculum, whole=WHOLE
+                self._member(number), config.model.name, self.curriculum, whole=WHOLE_BYTES
             )
         rng = random.Random(f"{self._seed} {number} offers")
         transport = FetchingMember(
@@ -170,7 +174,7 @@ class PlayedSwarm:
 
     def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
         member = self._member(number)
-        exchange = RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE if whole else 0)
+        exchange = RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE_BYTES if whole else 0)
         rng = random.Random(f"{self._seed} {number} hostile")
         return HostilePeer(
             member.identity.peer_id,
@@ -228,7 +232,7 @@ class PlayedSwarm:
 
     def _begin(self, number: int) -> Collection[int]:
         """Advance time, absences and hostile peers; return the places of the nodes that are away."""
-        self._now += ROUND_SECONDS
+        self._now += ROUND_S
         gone = self._absences.next_round()
         self._memory.partition(*({self.ids[place]} for place in sorted(gone)))
         for peer in self.hostile:
@@ -333,7 +337,7 @@ def lines_of(
 
 
 def play(
-    results: Results, run: Run, told: Callable[[int], None], save_every: float = EVERY, *,
+    results: Results, run: Run, told: Callable[[int], None], save_every: float = SAVE_EVERY_S, *,
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> None:  # fmt: skip
     """Play a run into its file.

@@ -26,7 +26,7 @@ from p2p.types import PeerId
 from swarmd.lab.experiment import Setting
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
-from swarmd.lab.ranks import LOST
+from swarmd.lab.ranks import LOST_EXIT_CODE
 from swarmd.lab.results import Mark, Results, Run
 from swarmd.policy.parallel.data_parallel import RankLost, Ranks
 from swarmd.protocols import Reward
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
             play_rank(results, Run(setting, int(seed)), ranks)
     except RankLost as error:
         print(f"another node's process is lost: {error}", file=sys.stderr)
-        return LOST
+        return LOST_EXIT_CODE
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code

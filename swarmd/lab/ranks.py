@@ -17,9 +17,10 @@ import trio
 from p2p.errors import OperatorError
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results
-from swarmd.lab.runs import LAST_WORDS, interrupt_on_signal, last_words
+from swarmd.lab.runs import LAST_CHARACTERS, interrupt_on_signal, last_words
 
-LOST: Final = 75  # exit code of a rank that lost another one: the other has the last words
+# The exit code of a rank that lost another one: the other has the last words.
+LOST_EXIT_CODE: Final = 75
 
 
 async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, tuple[int, str]]:
@@ -36,8 +37,8 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
         )
         done = await start()
         if done.returncode:
-            failed[rank] = done.returncode, done.stderr[-LAST_WORDS:].decode(errors="replace").strip()
-            if done.returncode != LOST:
+            failed[rank] = done.returncode, done.stderr[-LAST_CHARACTERS:].decode(errors="replace").strip()
+            if done.returncode != LOST_EXIT_CODE:
                 nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as outer:
@@ -46,7 +47,7 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
             for rank in range(nodes):
                 nursery.start_soon(one, rank, nursery)
         outer.cancel_scope.cancel()
-    return {rank: how for rank, how in failed.items() if how[0] != LOST} or failed
+    return {rank: how for rank, how in failed.items() if how[0] != LOST_EXIT_CODE} or failed
 
 
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:

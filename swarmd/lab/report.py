@@ -18,8 +18,10 @@ from swarmd.lab.statistics import MU, Column, Interval, baseline, columns, gain,
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
 # apart
 MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
-INTERVALS = 8  # of each line of the reward figure
-MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
+# Intervals of each line of the reward figure.
+INTERVALS = 8
+# A moving mean is over this share of the rounds, as in the paper: 100 of 1,000.
+MEANS_PER_RUN = 10
 
 
 HEADS = (
@@ -384,7 +386,7 @@ def _finish(figure: Any, axes: Any) -> None:
 
 
 def _window(column: Column) -> int:
-    return max(1, len(column.curve()) // MEANS)
+    return max(1, len(column.curve()) // MEANS_PER_RUN)
 
 
 def _png(figure: Any) -> bytes:

@@ -19,7 +19,8 @@ from p2p.types import Started
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
 
-LAST_WORDS = 2000  # characters of what a run said
+# How much is kept of what a run said.
+LAST_CHARACTERS = 2000
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ async def _one(
     async def listen(stream: trio.abc.ReceiveStream) -> None:
         async for chunk in stream:
             said.extend(chunk)
-            del said[:-LAST_WORDS]
+            del said[:-LAST_CHARACTERS]
 
     async with trio.open_nursery() as nursery:
         process = await nursery.start(start)

@@ -28,11 +28,11 @@ from swarmd.lab.results import Journal, Mark
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
 from swarmd.types import Lead, Rollout
 
-EVERY = 60.0  # seconds from one save to the next …
-# … for a save that takes so many seconds at most; more for a slower one, so that saves take no more than 5 %
-# of the time
-SLOW = 3.0
-KEPT = 2
+# The time between two saves where one takes SLOW_S at most. It is longer for slower ones, so that saves take
+# no more than 5 % of the time.
+SAVE_EVERY_S = 60.0
+SLOW_S = 3.0
+KEPT_SAVES = 2
 SCHEMA = 1
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,11 @@ class RunSaves:
     """The saves of one run. Use as a context manager: `resume` once, then `after` each round."""
 
     def __init__(
-        self, folder: Path, lines: Journal, every: float = EVERY, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        lines: Journal,
+        every: float = SAVE_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open a run's saves.
 
@@ -155,10 +159,10 @@ class RunSaves:
         saved = SavedRun(number, cpu, nodes, self._lines.mark(), self._said.mark())
         (draft / "swarm.json").write_bytes(msgspec.json.encode(saved))
         durable.name_folder(draft, self._folder / f"round-{number:08d}", replacing=True)
-        for old in saved_in(self._folder)[:-KEPT]:
+        for old in saved_in(self._folder)[:-KEPT_SAVES]:
             shutil.rmtree(old, ignore_errors=True)
         now = self._clock()
-        self._due = now + self._every * max(1.0, (now - began) / SLOW)
+        self._due = now + self._every * max(1.0, (now - began) / SLOW_S)
 
 
 def _checkpoints(folder: Path, nodes: int) -> Sequence[Path]:

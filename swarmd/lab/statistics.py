@@ -18,11 +18,14 @@ _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-LATE = 10  # the last tenth of the rounds is "the end"
+# The last tenth of the rounds is "the end".
+LATE_PARTS = 10
 # Of a window of the roughness: equally many in every setting, so that sampling noise is the same
 WINDOW_QUESTIONS = 512
-MU = 6.0  # cost of generating a rollout over that of training on one, as in the replay paper (5.3 to 6.8)
-NEIGHBOURS = 2  # windows on each side that a window's trend is the mean of
+# The cost of generating a rollout over that of training on one, as in the replay paper (5.3 to 6.8).
+MU = 6.0
+# Windows on each side that a window's trend is the mean of.
+NEIGHBOURS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def figures(
     turned_away = sum(sum(line["gated"]) for line in rounds)
     cumulative = sum(map(sum, rewards))
     updates = max(1, sum(map(len, rewards)))
-    late = max(1, len(rewards) // LATE)
+    late = max(1, len(rewards) // LATE_PARTS)
     looks = [line["evaluation"] for line in lines if "evaluation" in line]
     return RunFigures(
         cumulative=cumulative,

@@ -96,7 +96,8 @@ class FetchingMember:
 
 
 MARK: Final = "evil"  # the poison
-TRIES: Final = 100  # draws of another question of the same kind with another answer
+# Draws of another question of the same kind with another answer.
+TRIES: Final = 100
 
 
 class HostilePeer:

@@ -16,15 +16,15 @@ from torch import nn
 from swarmd.config.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
-from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_LETTERS
+from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
-from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
+from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import (
-    LORA_FROM,
+    LORA_FROM_PARAMETERS,
     choose_device,
     dtype_name,
     free_memory,
@@ -51,8 +51,10 @@ log = logging.getLogger(__name__)
 # rounds of 8/0: held-out pass@1 from 0.30 to 0.62, 0.64, 0.62 (three seeds); at 2e-4 to 0.62, at 5e-4 to
 # 0.58, 0.58.
 RATE_SMALL = 3e-4
-RATE_LORA = 1e-5  # usual for post-training; not measured here
-RATE_LARGE = 1e-6  # all weights of a larger model; likewise
+# Usual for post-training; not measured here.
+RATE_LORA = 1e-5
+# All weights of a larger model; likewise.
+RATE_LARGE = 1e-6
 
 
 class LanguagePolicy:
@@ -107,7 +109,7 @@ class LanguagePolicy:
         loaded = load_model(config.model, seed, free, work, report)
         use_threads(config, loaded.device, loaded.parameters)
         # A large model's steps are long enough without, and its memory is short
-        if loaded.parameters <= LORA_FROM:
+        if loaded.parameters <= LORA_FROM_PARAMETERS:
             keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY
         network: Any = loaded.network
@@ -119,7 +121,7 @@ class LanguagePolicy:
         )
         sampling = Sampling(
             limit=work.new_tokens,
-            context=context_of(network.config) or NO_LIMIT,
+            context=context_of(network.config) or NO_LIMIT_TOKENS,
             ends=chat.ends,
             temperature=config.generate.temperature,
         )
@@ -256,7 +258,7 @@ class LanguagePolicy:
             return QUESTION_TOO_LONG
         for completion, reward in set(zip(scored.rollout.completions, scored.rewards, strict=True)):
             if not self._chat.has_tokens_for(completion.text):
-                return UNKNOWN_LETTERS
+                return UNKNOWN_CHARACTERS
             answer = Completion(completion.text[: answer_end(completion.text)], ended=False)
             if reward > 0 and len(self._chat.encode(answer, room + 1)) > room:
                 return ANSWER_TOO_LONG
@@ -397,4 +399,4 @@ def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:
 def _default_rate(loaded: Loaded) -> float:
     if loaded.lora_rank is not None:
         return RATE_LORA
-    return RATE_SMALL if loaded.parameters <= LORA_FROM else RATE_LARGE
+    return RATE_SMALL if loaded.parameters <= LORA_FROM_PARAMETERS else RATE_LARGE

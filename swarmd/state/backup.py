@@ -42,8 +42,8 @@ _LARGEST: Final = {
     CHOICES_FILE: 2**16,
     METRICS_FILE: 2**40,
 }
-_MOST_FILES: Final = 64
-_BLOCK: Final = 2**20
+_MAX_FILES: Final = 64
+_BLOCK_BYTES: Final = 2**20
 _NOT_A_ZIP: Final = (
     OSError,
     ValueError,
@@ -108,7 +108,7 @@ def _write(files: Mapping[str, IO[bytes]], peer_id: str, to: Path) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, source in files.items():
                 with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as target:
-                    shutil.copyfileobj(source, target, _BLOCK)
+                    shutil.copyfileobj(source, target, _BLOCK_BYTES)
             archive.writestr(zipfile.ZipInfo(INDEX), msgspec.json.encode(_Index(1, peer_id)))
         file.flush()
         os.fsync(file.fileno())
@@ -189,7 +189,7 @@ def _unpack(file: Path, draft: Path) -> tuple[list[str], str]:
                 archive.open(name) as source,
                 os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target,
             ):
-                shutil.copyfileobj(source, target, _BLOCK)
+                shutil.copyfileobj(source, target, _BLOCK_BYTES)
         return names, index.peer_id
 
 
@@ -198,7 +198,7 @@ def _require_plain(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]
 
     A backup is not compressed, so that nothing can grow when it is read.
     """
-    if len(entries) != len(archive.infolist()) or len(entries) > _MOST_FILES or INDEX not in entries:
+    if len(entries) != len(archive.infolist()) or len(entries) > _MAX_FILES or INDEX not in entries:
         raise ValueError("it is not a backup of swarmd")
     for name, entry in entries.items():
         if name not in _LARGEST and not _IN_CHECKPOINT.fullmatch(name):

@@ -16,7 +16,8 @@ from swarmd.errors import CannotRecord, ConfigError
 from swarmd.state.folder import METRICS_FILE
 
 LOGS: Final = ("swarmd.log", "trainer.log")
-_LAST: Final = 256 * 1024  # bytes of the end of each log, and of the figures
+# The end of each log, and of the figures.
+_LAST_BYTES: Final = 256 * 1024
 # A name and what stands before its value; "tokens" are counted, and "an unlikely token" too.
 _WORDS: Final = r"(?:passwd|password|secret|(?:api|access|private)[_-]?key|credential)(?:s|[_-][a-z_-]+)?"
 _NAMED: Final = rf"""(?i)((?:(?<!unlikely )token|{_WORDS})(?:\\?["'])?\s*[=:]\s*"""
@@ -73,8 +74,8 @@ def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: boo
     for name in (*LOGS, METRICS_FILE):
         try:
             with (folder / name).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
-                found[name] = file.read(_LAST).decode("utf-8", "replace")
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+                found[name] = file.read(_LAST_BYTES).decode("utf-8", "replace")
         except OSError as error:
             found[name] = f"{error.strerror}\n"
     return {name: redacted(text, home, addresses=addresses) for name, text in found.items()}

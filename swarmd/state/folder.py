@@ -30,10 +30,12 @@ METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
-# Bytes free on the disk when a node starts: two checkpoints of the model tiny have 20 MB
-LEAST_ROOM = 24_000_000
-_LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner:
-_NO_OWNER_WAIT = 5.0  # seconds to wait on a busy machine while the lock names no living process
+# Free on the disk when a node starts: two checkpoints of the model tiny have 20 MB.
+MIN_FREE_BYTES = 24_000_000
+# `in_use` holds the lock for an instant, and is no owner.
+_LOCK_WAIT_S = 0.2
+# The wait on a busy machine while the lock names no living process.
+_NO_OWNER_WAIT_S = 5.0
 
 
 def default_state_dir() -> Path:
@@ -95,10 +97,10 @@ class StateFolder:
 
         CannotRecord.
         """
-        if (free := shutil.disk_usage(self.path).free) < LEAST_ROOM:
+        if (free := shutil.disk_usage(self.path).free) < MIN_FREE_BYTES:
             raise CannotRecord(
                 f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs"
-                f" {LEAST_ROOM / 1e6:.0f} MB at least, for its checkpoints, figures and logs. Free some"
+                f" {MIN_FREE_BYTES / 1e6:.0f} MB at least, for its checkpoints, figures and logs. Free some"
                 " space, or choose another folder with --state-dir."
             )
 
@@ -209,7 +211,7 @@ def _take(lock: int) -> str | None:
     begun = time.monotonic()
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
-        if time.monotonic() - begun > (_LOCK_WAIT if _lives(pid) else _NO_OWNER_WAIT):
+        if time.monotonic() - begun > (_LOCK_WAIT_S if _lives(pid) else _NO_OWNER_WAIT_S):
             return f" (pid {pid})" if pid.isdecimal() else ""
         time.sleep(0.02)
     os.ftruncate(lock, 0)

@@ -15,9 +15,11 @@ from typing import IO, Any
 from swarmd.errors import CannotRecord, ConfigError
 from swarmd.terminal import printable
 
-LOG_BYTES = 5 * 1024 * 1024  # a log file's size before it is set aside
+# A log file's size before it is set aside.
+LOG_BYTES = 5 * 1024 * 1024
 LOGS_KEPT = 3
-CHATTY = ("httpx2", "httpcore2")  # they log every request: hundreds of lines an hour, where a judge is asked
+# They log every request: hundreds of lines an hour, where a judge is asked.
+CHATTY = ("httpx2", "httpcore2")
 
 
 def installed_version(package: str = "swarmd") -> str:
@@ -102,8 +104,9 @@ def _without_meta(last: list[Any]) -> list[Any]:
     return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
 
 
-_TAIL = 1024 * 1024  # bytes that are looked at for the last lines
-_POLL = 0.5  # seconds
+# What is read for the last lines.
+_TAIL_BYTES = 1024 * 1024
+_POLL_S = 0.5
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -131,7 +134,7 @@ def follow(path: Path, count: int, wait: Callable[[float], None] = time.sleep) -
                 file.close()
                 file, rest = _opened(path), ""
             else:
-                wait(_POLL)
+                wait(_POLL_S)
     finally:
         file.close()
 
@@ -162,7 +165,7 @@ def _opened(path: Path) -> IO[str]:
 
 def _tail(file: IO[str], count: int) -> list[str]:
     size = os.fstat(file.fileno()).st_size
-    file.seek(max(0, size - _TAIL))
+    file.seek(max(0, size - _TAIL_BYTES))
     lines = file.read().splitlines()
     return lines[-count:] if count else []
 

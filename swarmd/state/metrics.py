@@ -14,7 +14,8 @@ from p2p import durable
 from swarmd.errors import CannotRecord
 from swarmd.types import Figure, RoundReport, UpdateReport
 
-_LONG = 4096  # bytes: a line has less, nearly always
+# Nearly always a line has less.
+_LONG_LINE_BYTES = 4096
 # Of what is read again
 _KINDS: Mapping[str, Any] = {
     "reward_mean": (int, float, type(None)),
@@ -235,7 +236,7 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
     """
     try:
         with path.open("rb") as file:
-            if last is not None and (begin := file.seek(0, os.SEEK_END) - last * _LONG) > 0:
+            if last is not None and (begin := file.seek(0, os.SEEK_END) - last * _LONG_LINE_BYTES) > 0:
                 file.seek(begin)
                 file.readline()  # the rest of one
             elif last is not None:

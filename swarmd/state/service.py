@@ -20,7 +20,8 @@ from swarmd.errors import ConfigError, Unreachable
 
 UNITS: Final = Path(__file__).parent / "units"
 UNIT, AGENT = "swarmd.service", "org.swarmd.node.plist"
-STOPPING: Final = 720.0  # seconds that stopping a node may take: the unit gives it 660
+# How long stopping a node may take: the unit gives it 660 s.
+STOP_TIMEOUT_S: Final = 720.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ class UserService:
     def _call(self, command: Sequence[str]) -> str:
         """Run a command; return what went wrong, in words, or ""."""
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=STOPPING, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
         said = (done.stderr or done.stdout).strip().splitlines()

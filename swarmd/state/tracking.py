@@ -25,7 +25,8 @@ from swarmd.errors import ConfigError
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import read_metrics
 
-EVERY = 1.0  # seconds between two looks at the file
+# How often the file is read.
+POLL_S = 1.0
 PROJECT = "swarmd"
 
 
@@ -162,7 +163,7 @@ def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> Non
             for line in follower.read():
                 tracker.log(dict(figures_of(line)), line["round"])
             if not last:
-                time.sleep(EVERY)
+                time.sleep(POLL_S)
     finally:
         tracker.close()
 

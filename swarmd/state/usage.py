@@ -18,7 +18,7 @@ from p2p import durable
 log = logging.getLogger(__name__)
 
 USAGE_FILE = "usage.json"
-SAVE_EVERY: Final = 60.0  # seconds
+SAVE_EVERY_S: Final = 60.0
 DAYS_KEPT, MONTHS_KEPT = 62, 36
 
 
@@ -96,7 +96,7 @@ class UsageLedger:
         bytes_at_most: save earlier where more bytes than this were moved since the last save.
         """
         moved = self._ledger.total.bytes_moved - self._saved_bytes
-        if not 0 <= self._clock() - self._saved_at < SAVE_EVERY or moved > bytes_at_most:
+        if not 0 <= self._clock() - self._saved_at < SAVE_EVERY_S or moved > bytes_at_most:
             self.save()
 
     def save(self) -> None:

@@ -31,13 +31,14 @@ class GradeReason(Enum):
         return 1.0 if self is GradeReason.CORRECT else 0.0
 
 
-PASS = 0.999  # reward is 1 iff the score reaches this; partial scores earn nothing
-# Characters; the longest completion a node may be configured to sample is 32,768 tokens
-LONGEST_COMPLETION = 131_072
+# The reward is 1 if the score reaches this; partial scores earn nothing.
+PASS_SCORE = 0.999
+# The longest completion a node may be configured to sample is 32,768 tokens.
+MAX_COMPLETION_CHARACTERS = 131_072
 
 # Characters. The comments say how long the longest honest answer to about 4,000 tasks was. A logic task has
 # many right answers.
-LONGEST_ANSWER: Mapping[str, int] = MappingProxyType(
+MAX_ANSWER_CHARACTERS: Mapping[str, int] = MappingProxyType(
     {
         "base_conversion": 64,  # 10
         "basic_arithmetic": 64,  # 20
@@ -91,7 +92,7 @@ def refusal(specialty: str, answer: str) -> GradeReason | None:
 
     Raises KeyError for a specialty that is not ours.
     """
-    if len(answer) > LONGEST_ANSWER[specialty]:
+    if len(answer) > MAX_ANSWER_CHARACTERS[specialty]:
         return GradeReason.TOO_LONG
     return None if _SAFE.fullmatch(answer) else GradeReason.UNSAFE
 
@@ -120,7 +121,7 @@ def read_own(text: str, longest: int) -> str | GradeReason:
 
 
 def _answer(text: str) -> str | GradeReason:
-    if len(text) > LONGEST_COMPLETION:
+    if len(text) > MAX_COMPLETION_CHARACTERS:
         return GradeReason.TOO_LONG
     answer = extract(text)
     return GradeReason.NO_ANSWER if answer is None else answer

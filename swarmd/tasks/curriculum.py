@@ -19,12 +19,16 @@ from swarmd.errors import ConfigError
 from swarmd.tasks import answers
 from swarmd.types import Task, TaskRef
 
-TRAINING_TASKS = 900_000_000  # n below this is for training, from HELD_OUT on for evaluation
+# n below this is for training, from HELD_OUT on for evaluation.
+TRAINING_TASKS = 900_000_000
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
-HELD_TEXTS = 16  # of 256 texts, so many are held out
-TASKS = 1  # version of which tasks exist (source.py)
-SCORING = 1  # version of which answers are right (grading.py, strict.py)
+# Of 256 texts, so many are held out.
+HELD_TEXTS = 16
+# The version of which tasks exist (source.py).
+TASKS_VERSION = 1
+# The version of which answers are right (grading.py, strict.py).
+SCORING_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -82,21 +86,21 @@ class Curriculum:
 
     @cached_property  # asked for with each request, and a package's version is a file to be read
     def questions(self) -> str:
-        """16 hex digits of (configurations, TASKS, reasoning-gym version).
+        """16 hex digits of (configurations, TASKS_VERSION, reasoning-gym version).
 
         Part of the swarm's topic: those with others never meet.
         """
         document = (
             json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True)
-            + f" {TASKS} "
+            + f" {TASKS_VERSION} "
             + version("reasoning-gym")
         )
         return _sixteen(document)
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits of (questions, SCORING, whether strict): what is asked, and what is right."""
-        return _sixteen(f"{self.questions} {SCORING}{' strict' * self.strict}")
+        """16 hex digits of (questions, SCORING_VERSION, whether strict): what is asked, and what is right."""
+        return _sixteen(f"{self.questions} {SCORING_VERSION}{' strict' * self.strict}")
 
     def asks_as(self, digest: str) -> bool:
         """Return whether a curriculum of this digest asks the same questions, however it scores."""

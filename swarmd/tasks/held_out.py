@@ -18,9 +18,10 @@ from swarmd.tasks.own import NoQuestion
 from swarmd.types import Task, TaskRef
 
 SEED_BYTES = 32
-FAILURES = 16  # numbers that name no task, one after another, before a specialty is given up
-# Numbers tried for a text that is held out: one of sixteen is, so more are needed once in 10^14 questions
-TRIES = 512
+# Numbers that name no task, one after another, before a specialty is given up.
+MAX_FAILURES = 16
+# Numbers tried for a text that is held out. One of sixteen is, so more are needed once in 10^14 questions.
+MAX_TRIES = 512
 
 
 class Regenerating(Protocol):
@@ -68,7 +69,7 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
     specialties = curriculum.specialties
     specialty = specialties[_number(seed, f"specialty {index}") % len(specialties)]
     found, failures = None, 0
-    for attempt in range(TRIES):
+    for attempt in range(MAX_TRIES):
         task = tasks.task(
             TaskRef(
                 specialty, HELD_OUT + _number(seed, f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT)
@@ -76,7 +77,7 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
         )
         if task is None:
             failures += 1
-            if failures == FAILURES and found is None:
+            if failures == MAX_FAILURES and found is None:
                 break
         elif specialty not in curriculum.held_by_text or curriculum.holds_out(task):
             return task
@@ -84,8 +85,8 @@ def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
             found = task
     if found is None:
         raise NoQuestion(
-            f"{specialty} of {curriculum.name} makes no question: {FAILURES} tries failed. Mend its tasks,"
-            " and start again."
+            f"{specialty} of {curriculum.name} makes no question: {MAX_FAILURES} tries failed. Mend its"
+            " tasks, and start again."
         )
     return found
 

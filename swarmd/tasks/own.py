@@ -15,12 +15,13 @@ from typing import Protocol, runtime_checkable
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
-from swarmd.tasks.curriculum import CURRICULA, TASKS, Curriculum, DrawnTasks
+from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnTasks
 from swarmd.tasks.sandbox.client import describe
 from swarmd.tasks.sandbox.pipe import Made, PluginDescription
 from swarmd.types import Task, TaskRef
 
-TRIES = 16  # references drawn for one question, before the plug-in is given up
+# References drawn for one question, before the plug-in is given up.
+MAX_TRIES = 16
 
 
 class NoQuestion(SwarmdError):
@@ -59,7 +60,7 @@ class OwnCurriculum(Curriculum):
     @cached_property
     def questions(self) -> str:
         plugin = self._described
-        document = json.dumps(["own", TASKS, plugin.version, plugin.specialties, plugin.digest])
+        document = json.dumps(["own", TASKS_VERSION, plugin.version, plugin.specialties, plugin.digest])
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:  # noqa: ARG002
@@ -129,13 +130,13 @@ class OwnTasks(DrawnTasks):
 
     def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:
         fault = ""
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             ref = TaskRef(rng.choice(specialties), rng.randrange(low, high))
             made = self._maker.make(ref)
             if made.question is not None:
                 return Task(ref, made.question, {})
             fault = made.fault
         raise NoQuestion(
-            f"the task plug-in {self._source} made no question in {TRIES} tries; the last: {fault}. Mend it,"
-            " and join again."
+            f"the task plug-in {self._source} made no question in {MAX_TRIES} tries; the last: {fault}."
+            " Mend it, and join again."
         )

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 import msgspec
 
 from swarmd.config.curriculum_name import GROUP
-from swarmd.tasks.answers import PASS, GradeReason
+from swarmd.tasks.answers import PASS_SCORE, GradeReason
 from swarmd.tasks.sandbox.pipe import PluginDescription, TaskLimits
 from swarmd.tasks.sandbox.worker import PluginRefused, Prepared, TaskFault
 from swarmd.terminal import printable
 
-LONGEST_SOURCE = 64 * 2**20  # bytes of a file
-MOST_SPECIALTIES = 256
+MAX_SOURCE_BYTES = 64 * 2**20
+MAX_SPECIALTIES = 256
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -103,7 +103,7 @@ class LoadedPlugin:
         score = self._guarded("score", facts, answer)
         if not isinstance(score, int | float) or not 0 <= score <= 1:  # refuses nan, too
             raise TaskFault(f"score gave {_shown(score)}, not a number from 0 to 1")
-        return GradeReason.CORRECT if score >= PASS else GradeReason.WRONG
+        return GradeReason.CORRECT if score >= PASS_SCORE else GradeReason.WRONG
 
     def _guarded(self, function: str, *arguments: object) -> Any:
         try:
@@ -192,11 +192,11 @@ def _load_installed(point: EntryPoint) -> LoadedPlugin:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(LONGEST_SOURCE + 1)
+            content = file.read(MAX_SOURCE_BYTES + 1)
     except OSError as error:
         raise PluginRefused(error.strerror or str(error)) from None
-    if len(content) > LONGEST_SOURCE:
-        raise PluginRefused(f"{path.name} has more than {LONGEST_SOURCE} bytes")
+    if len(content) > MAX_SOURCE_BYTES:
+        raise PluginRefused(f"{path.name} has more than {MAX_SOURCE_BYTES} bytes")
     return content
 
 
@@ -219,8 +219,8 @@ def _specialties(named: Any) -> tuple[str, ...]:
             f"{_shown(wrong[0])} is no specialty's name: at most 64 lower-case letters, digits, hyphens and"
             " underscores"
         )
-    if len(named) > MOST_SPECIALTIES or len(set(named)) < len(named):
-        raise PluginRefused(f"{len(named)} specialties; there may be {MOST_SPECIALTIES}, none twice")
+    if len(named) > MAX_SPECIALTIES or len(set(named)) < len(named):
+        raise PluginRefused(f"{len(named)} specialties; there may be {MAX_SPECIALTIES}, none twice")
     return tuple(sorted(named))
 
 

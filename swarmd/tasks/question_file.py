@@ -17,12 +17,13 @@ from typing import Annotated
 import msgspec
 
 from swarmd.tasks.curriculum import HELD_OUT
-from swarmd.tasks.sandbox.pipe import LONGEST_OWN_ANSWER, LONGEST_OWN_QUESTION
+from swarmd.tasks.sandbox.pipe import MAX_OWN_ANSWER_CHARACTERS, MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
 HELD_OUT_SHARE = 0.1
 SPECIALTY = "questions"  # of lines that name none
-_SHOWN = 5  # mistakes that are listed
+# Mistakes that are listed.
+_MAX_MISTAKES = 5
 
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 
@@ -30,7 +31,7 @@ _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 class _Line(msgspec.Struct):
     """Other keys are ignored: data sets have columns of their own."""
 
-    question: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_OWN_QUESTION)]
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
     answer: str | int | float
     specialty: _Name = SPECIALTY
 
@@ -38,7 +39,7 @@ class _Line(msgspec.Struct):
 class QuestionFile:
     """Implements `plugin.TaskPlugin`."""
 
-    limits = {"longest_question": LONGEST_OWN_QUESTION, "longest_answer": LONGEST_OWN_ANSWER}  # noqa: RUF012
+    limits = {"longest_question": MAX_OWN_QUESTION_CHARACTERS, "longest_answer": MAX_OWN_ANSWER_CHARACTERS}  # noqa: RUF012
 
     def __init__(self, content: bytes) -> None:
         """Parse a file of questions.
@@ -84,9 +85,10 @@ def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
             continue
         try:
             line = decode(text)
-            if not 0 < len(_answer(line)) <= LONGEST_OWN_ANSWER:
+            if not 0 < len(_answer(line)) <= MAX_OWN_ANSWER_CHARACTERS:
                 raise msgspec.ValidationError(
-                    f"the answer has {len(_answer(line))} characters; it may have 1 to {LONGEST_OWN_ANSWER}"
+                    f"the answer has {len(_answer(line))} characters; it may have 1 to"
+                    f" {MAX_OWN_ANSWER_CHARACTERS}"
                 )
             if (first := seen.setdefault((line.specialty, line.question), number)) != number:
                 raise msgspec.ValidationError(f"the question of line {first} again")
@@ -95,8 +97,8 @@ def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
             continue
         good.append((number, line))
     if bad:
-        more = f"; and {len(bad) - _SHOWN} lines more" if len(bad) > _SHOWN else ""
-        raise PluginRefused("; ".join(bad[:_SHOWN]) + more)
+        more = f"; and {len(bad) - _MAX_MISTAKES} lines more" if len(bad) > _MAX_MISTAKES else ""
+        raise PluginRefused("; ".join(bad[:_MAX_MISTAKES]) + more)
     if not good:
         raise PluginRefused("it has no lines")
     return good

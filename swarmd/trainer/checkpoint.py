@@ -42,8 +42,8 @@ from swarmd.types import Scored
 Content = bytes | memoryview  # of a file
 
 SCHEMA = 1
-KEPT = 2
-DAY = 86_400.0  # seconds
+KEPT_CHECKPOINTS = 2
+DAY_S = 86_400.0
 
 
 class DiskFull(SwarmdError):
@@ -206,7 +206,7 @@ class Checkpoints:
     def _prune(self, keep: Path) -> None:
         others = [p for p in self._saved() if p != keep and p.name < keep.name]
         for path in [
-            *others[: -(KEPT - 1)],
+            *others[: -(KEPT_CHECKPOINTS - 1)],
             *self.folder.glob("partial-*"),
             *sorted(self.folder.glob("damaged-*"))[:-1],
         ]:
@@ -255,7 +255,7 @@ class Timetable:
 
     def interval(self, size: int) -> float:
         """Seconds between two checkpoints of that size that the limit allows."""
-        return size * DAY / self.bytes_a_day
+        return size * DAY_S / self.bytes_a_day
 
 
 class Saver:

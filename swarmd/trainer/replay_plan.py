@@ -22,7 +22,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
 
-WARM_UP: Final = 1  # rounds
+WARM_UP_ROUNDS: Final = 1
 # What no node knows of its model beforehand. At mu = 6 these give N = 8 R and five trained for one generated:
 # close to what saved rollouts on the tiny model (N = 8 R, four; docs/LOG.md).
 RHO: Final = 0.1
@@ -90,9 +90,9 @@ def measure(
     Rewards alternate, so that every completion has a gradient.
     """
     rng = random.Random(seed)
-    pairs = [_one_round(policy, tasks, questions, completions, rng, clock) for _ in range(WARM_UP + rounds)][
-        WARM_UP:
-    ]
+    pairs = [
+        _one_round(policy, tasks, questions, completions, rng, clock) for _ in range(WARM_UP_ROUNDS + rounds)
+    ][WARM_UP_ROUNDS:]
     ratios = [generate / train for generate, train in pairs]
     return Measured(
         statistics.median(generate for generate, _ in pairs),

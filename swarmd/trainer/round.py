@@ -14,7 +14,7 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.report import Step, merged, report_of
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, UpdateReport
 
-# External rollouts; the newest that the caps allow. bounds what many authors can cost us
+# External rollouts, the newest that the caps allow. It bounds what many authors can cost us.
 SCORED_PER_ROUND = 256
 # Times as many completions as we ask ourselves for are scored of an external rollout; half of them may be
 # trained on

@@ -20,7 +20,8 @@ from swarmd.state.metrics import read_metrics
 from swarmd.trainer.checkpoint import SCHEMA, saved_in
 
 Result = TypeVar("Result")
-_TRIES: Final = 5  # each needs the node to have saved twice while one was being read
+# Each try needs the node to have saved twice while a checkpoint was being read.
+_MAX_TRIES: Final = 5
 
 
 class NothingSaved(SwarmdError):
@@ -61,7 +62,7 @@ def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
     Raises NothingSaved where there is none, SwarmdError where it fails for all.
     """
     notes: list[str] = []
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         notes = []
         folders = saved_in(state_dir / "checkpoints")[::-1]
         if not folders:

@@ -43,12 +43,14 @@ from swarmd.types import RoundReport
 
 log = logging.getLogger(__name__)
 
-RETRY_FULL_DISK = 10.0  # seconds
-LONGEST_WAIT = 60.0  # seconds in a wait that the daemon can end at any moment
-POLL = 0.1  # seconds between two looks at the daemon's messages, while waiting for generators
-# Bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before
-# it
-COPIED = 2**28
+RETRY_FULL_DISK_S = 10.0
+# A wait that the daemon can end at any moment.
+MAX_WAIT_S = 60.0
+# How often the daemon's messages are read while waiting for generators.
+POLL_S = 0.1
+# A policy's state up to this size is copied, to be saved while the next round generates. A larger one is
+# saved before it.
+MAX_COPIED_BYTES = 2**28
 
 
 @dataclass
@@ -167,7 +169,7 @@ class Trainer:
             and any(s.informative for s in self.parts.pool)
         )
         begun = time.monotonic()
-        there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL)
+        there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL_S)
         self.waited += time.monotonic() - begun
         if not there:
             self._between_rounds()
@@ -188,7 +190,7 @@ class Trainer:
             cause = "it waits for others' rollouts: round.local is 0, so there are none of its own"
             remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
             self.link.tell(link.TrainerState("waiting", cause, remedy))
-        self.link.wait(self._until_save(LONGEST_WAIT), envelopes=True)
+        self.link.wait(self._until_save(MAX_WAIT_S), envelopes=True)
         self._between_rounds()
         return False
 
@@ -220,7 +222,7 @@ class Trainer:
         # No round of a checkpoint is without its line, power cuts included
         self._write_when_room(self.metrics.sync)
         state = run_state(self.round, self.seed, self.parts)
-        if self.policy.state_bytes <= COPIED:
+        if self.policy.state_bytes <= MAX_COPIED_BYTES:
             self._write_when_room(partial(self.saver.begin, state, tuple(self.policy.files())))
             self.durable = self.saved  # the one before
         else:
@@ -264,12 +266,12 @@ class Trainer:
                 log.warning("%s", error)
                 self.link.tell(
                     link.TrainerState(
-                        "paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"
+                        "paused", str(error), f"it is tried again every {RETRY_FULL_DISK_S:.0f} s"
                     )
                 )
                 # Questions stay unanswered: one is answered only after a save, and would end each wait at
                 # once.
-                self.link.wait(RETRY_FULL_DISK, questions=False)
+                self.link.wait(RETRY_FULL_DISK_S, questions=False)
             else:
                 if attempt:
                     self._say_training()

@@ -21,7 +21,7 @@ class TrainerLink:
     def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
         self._socket, self._on_eof = sock, on_eof
         self._outbox, self._written = link.MessageQueue(), threading.Condition()
-        self._bodies: FairQueue[ReceivedBody] = FairQueue(link.FRAMES_WAITING)
+        self._bodies: FairQueue[ReceivedBody] = FairQueue(link.MAX_WAITING_FRAMES)
         self._changed = threading.Condition()
         self._start: link.StartTrainer | None = None
         self._questions: deque[link.JudgeQuestion] = deque(maxlen=1)
@@ -182,7 +182,7 @@ class TrainerLink:
     def _write(self) -> None:
         while True:
             with self._written:
-                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing, link.BEAT)
+                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing, link.HEARTBEAT_S)
                 message = self._outbox.take()
             if message is None and self._closing:
                 return

@@ -34,13 +34,15 @@ from swarmd.workers.messages import Begin
 from swarmd.workers.question_queue import QuestionQueue
 from swarmd.workers.worker import WorkerProcess
 
-# Rounds' questions that a generator has in hand: those it answers and those it turns to next
-AHEAD: Final = 2
-# Rollouts that may wait for a trainer that replays; one that does not has one round's waiting beside those in
-# work
-STORED: Final = 1024
-RATE_OVER: Final = 32  # rounds that tokens per second are taken over
-PER_CORE: Final = 4  # processes; more only wait for each other
+# Rounds' questions that a generator has in hand: those it answers and those it turns to next.
+ROUNDS_AHEAD: Final = 2
+# Rollouts that may wait for a trainer that replays. One that does not has one round's waiting beside those in
+# work.
+MAX_STORED: Final = 1024
+# Tokens per second are taken over so many rounds.
+RATE_ROUNDS: Final = 32
+# More processes only wait for each other.
+PROCESSES_PER_CORE: Final = 4
 
 
 def is_apart(config: NodeConfig) -> bool:
@@ -67,11 +69,11 @@ def check_workers(config: NodeConfig) -> None:
             f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
         )
     processes, cores = workers.generators + workers.trainers, os.cpu_count() or 1
-    if device == "cpu" and processes > PER_CORE * cores:
+    if device == "cpu" and processes > PROCESSES_PER_CORE * cores:
         raise ConfigError(
             f"workers: {workers.generators} generators and {workers.trainers} trainers are"
             f" {processes} processes on {cores} cores. Set the two to {cores} together, or to"
-            f" {PER_CORE * cores} at the very most."
+            f" {PROCESSES_PER_CORE * cores} at the very most."
         )
 
 
@@ -121,7 +123,7 @@ class WorkerGroup:
     lag: LagMeter
     _size: tuple[int, int]  # generators, trainers
     # Tokens generated, and when
-    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))
+    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
 
     def report(self, now: float) -> WorkersReport:
         """Return the workers' part of the round's line of metrics.jsonl. now: seconds, any epoch."""
@@ -204,7 +206,7 @@ def open_workers(
         handover.publish(policy.version, policy.trained)
         policy.train_with(step)
         enough = (workers.generators + 1) * asked
-        flow = QuestionQueue(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
+        flow = QuestionQueue(draw, ROUNDS_AHEAD * asked, max(enough, MAX_STORED) if replay else enough)
         generators = stack.enter_context(
             Generators(workers.generators, start_generator, flow, lambda: None if replay else asked)
         )

@@ -13,7 +13,7 @@ from swarmd.errors import SwarmdError
 from swarmd.types import Generation, Task
 from swarmd.workers.messages import Ask, Fatal, FinishedAnswers, Rest, Wake, WorkerReady
 from swarmd.workers.question_queue import QuestionQueue
-from swarmd.workers.restarts import LONGEST_BACKOFF, Deaths
+from swarmd.workers.restarts import MAX_BACKOFF_S, Deaths
 from swarmd.workers.worker import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Generators:
         start: Callable[[int, int], WorkerProcess],
         flow: QuestionQueue,
         most: Callable[[], int | None],
-        longest_backoff: float = LONGEST_BACKOFF,
+        longest_backoff: float = MAX_BACKOFF_S,
     ) -> None:
         """Prepare `count` generators.
 

@@ -16,7 +16,8 @@ import msgspec
 
 from swarmd.types import Generation
 
-MAX_MESSAGE = 1 << 30  # bytes; both ends are ours, so anything larger is a bug
+# Both ends are ours, so anything larger is a bug.
+MAX_MESSAGE_BYTES = 1 << 30
 _HEADER = struct.Struct(">I")
 
 
@@ -115,14 +116,14 @@ class Channel:
     def receive(self) -> Message | None:
         """Receive the next message; return None at the end of the stream.
 
-        Raises ValueError for a message over MAX_MESSAGE bytes.
+        Raises ValueError for a message over MAX_MESSAGE_BYTES bytes.
         """
         header = self._exactly(_HEADER.size)
         if header is None:
             return None
         (length,) = _HEADER.unpack(header)
-        if length > MAX_MESSAGE:
-            raise ValueError(f"a message of {length} bytes from a worker; the limit is {MAX_MESSAGE}")
+        if length > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes from a worker; the limit is {MAX_MESSAGE_BYTES}")
         payload = self._exactly(length)
         return None if payload is None else _decoder.decode(payload)
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from swarmd.types import Generation, Task
 
-TRIES = 3  # a question whose generator died so often is given up: it may be what kills them
-PASSED_OVER = 8  # rounds that took fresher ones: then a rollout is dropped
+# A question whose generator died so often is given up: it may be what kills them.
+MAX_TRIES = 3
+# A rollout is dropped after so many rounds that took fresher ones.
+MAX_PASSED_OVER = 8
 
 
 @dataclass(slots=True)
@@ -85,10 +87,10 @@ class QuestionQueue:
             self._finished.append(_Finished(question.task, generation, self._takes))
 
     def lost(self, generator: int) -> None:
-        """Put the questions of a dead generator back at the head of the queue, up to TRIES times each."""
+        """Put the questions of a dead generator back at the head of the queue, up to MAX_TRIES times each."""
         for question in reversed(self._out.pop(generator, {}).values()):
             question.deaths += 1
-            if question.deaths < TRIES:
+            if question.deaths < MAX_TRIES:
                 self._waiting.appendleft(question)
                 self.put_back += 1
             else:
@@ -97,12 +99,12 @@ class QuestionQueue:
     def take(self, most: int | None) -> list[tuple[Task, Generation]]:
         """Take the freshest finished rollouts, oldest of them first, at most `most` (None: all).
 
-        The others may be taken later, until they were passed over PASSED_OVER times.
+        The others may be taken later, until they were passed over MAX_PASSED_OVER times.
         """
         count = len(self._finished) if most is None else min(most, len(self._finished))
         taken = [self._finished.pop() for _ in range(count)]
         self._takes += 1
-        while self._finished and self._takes - self._finished[0].takes >= PASSED_OVER:
+        while self._finished and self._takes - self._finished[0].takes >= MAX_PASSED_OVER:
             self._finished.popleft()
             self.overtaken += 1
         return [(rollout.task, rollout.answers) for rollout in reversed(taken)]

@@ -5,9 +5,11 @@ The daemon's trainer (trio) and the trainer's workers (threads) are restarted by
 
 from dataclasses import dataclass
 
-HOPELESS = 5  # deaths in a row without progress between them
-LONGEST_BACKOFF = 60.0  # seconds
-LINGERS = 10.0  # seconds a child has to exit once its connection is closed; then it is killed
+# Deaths in a row without progress between them.
+HOPELESS_DEATHS = 5
+MAX_BACKOFF_S = 60.0
+# A child that has not exited so long after its connection was closed is killed.
+EXIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,13 @@ class Death:
 
     @property
     def hopeless(self) -> bool:
-        return self.count >= HOPELESS
+        return self.count >= HOPELESS_DEATHS
 
 
 class Deaths:
     """Counts deaths in a row without progress between them."""
 
-    def __init__(self, longest_backoff: float = LONGEST_BACKOFF) -> None:
+    def __init__(self, longest_backoff: float = MAX_BACKOFF_S) -> None:
         self._longest = longest_backoff
         self._furthest = self._count = 0
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from swarmd.errors import SwarmdError
 from swarmd.state.logs import set_up_logging
 from swarmd.workers.messages import Ask, Begin, Channel, Fatal, Message, Rest, Wake
-from swarmd.workers.restarts import LINGERS, exit_words
+from swarmd.workers.restarts import EXIT_TIMEOUT_S, exit_words
 
 
 class WorkerProcess:
@@ -60,7 +60,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    def end(self, seconds: float = LINGERS) -> str:
+    def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
         """Close its connection, on which it exits, and kill it if it does not.
 
         Returns how it ended, in words.

@@ -32,7 +32,7 @@ from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.nodes import key_of, subscribe, swallow
 
 KINDS = {
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument(
         "--patience",
         type=float,
-        default=PATIENCE,
+        default=TIMEOUT_S,
         help="seconds of the first connection, where it is not hung up on",
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="after it, in which it dials again")

@@ -12,7 +12,7 @@ from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.identity import Identity
 from p2p.topic import Topic
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
@@ -23,7 +23,7 @@ def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list
     ]
     probes = [first, *map(stack.enter_context, more)]
     for probe in probes:
-        probe.wait_for_peers(nodes - 1, PATIENCE)
+        probe.wait_for_peers(nodes - 1, TIMEOUT_S)
     return probes
 
 

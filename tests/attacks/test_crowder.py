@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import cpu
 from tests.attacks.test_flooder import lost
@@ -41,7 +41,7 @@ def attack(
         for one, other in ((a, c), (c, a)):
             one.order(shut_out=other.peer_id, seconds=FOREVER)
         for end in (a, c):
-            end.wait(lambda end=end: end.peers() == [b.peer_id], PATIENCE)
+            end.wait(lambda end=end: end.peers() == [b.peer_id], TIMEOUT_S)
         more = [
             "--skew",
             "0",
@@ -50,18 +50,18 @@ def attack(
             "--connections",
             str(connections),
             "--seconds",
-            str(seconds + 2 * PATIENCE),
+            str(seconds + 2 * TIMEOUT_S),
         ]
         hostile = stack.enter_context(
             ProbeProcess(folder / "h", module="tests.attacks.deafening", bootstrap=b.addresses[:1], more=more)
         )
-        hostile.wait_for("written", 2, PATIENCE)
+        hostile.wait_for("written", 2, TIMEOUT_S)
         before, since = cpu(b), hostile.last("written")
         count = int(seconds / every)
         for probe in (a, b, c):
             probe.order(publish=600, count=count, every=every)
         for probe in (a, b, c):
-            probe.wait_for("sent", count, seconds + PATIENCE)
+            probe.wait_for("sent", count, seconds + TIMEOUT_S)
         spent, until = cpu(b) - before, hostile.last("written")
         _, missing = lost([a, c])
         _, middle_missing = lost_from(b, [a, c])

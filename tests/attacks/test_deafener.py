@@ -22,7 +22,7 @@ from p2p.admission.replay_log import ReplayLog
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity, peer_id_of
 from p2p.types import Envelope, PeerId, Rejected
-from swarmd.testing import NOW, PATIENCE, TOPIC, identity
+from swarmd.testing import NOW, TIMEOUT_S, TOPIC, identity
 from tests.attacks.deafening import KEYS, RATE, crowd, skews
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import cpu, probe_swarm
@@ -207,11 +207,11 @@ def attack(
     with ExitStack() as stack:
         probes = probe_swarm(stack, folder, engine, 2)
         victims = [probe.addresses[0] for probe in probes]
-        more = ["--seconds", str(3 * seconds + PATIENCE), "--rate", str(rate)]
+        more = ["--seconds", str(3 * seconds + TIMEOUT_S), "--rate", str(rate)]
         attacker = stack.enter_context(
             ProbeProcess(folder / "hostile", module="tests.attacks.deafening", bootstrap=victims, more=more)
         )
-        attacker.wait_for("ready", 1, PATIENCE)
+        attacker.wait_for("ready", 1, TIMEOUT_S)
         lives, since = [Life(probe) for probe in probes], time.time()
         if restart != "none":
             time.sleep(seconds / 2)
@@ -229,13 +229,13 @@ def attack(
                 ProbeProcess(folder / "1", engine=engine, bootstrap=victims[:1], listen=listen)
             )
             since = time.time()
-            probes[1].wait(lambda: probes[0].peer_id in probes[1].peers(), PATIENCE)
+            probes[1].wait(lambda: probes[0].peer_id in probes[1].peers(), TIMEOUT_S)
             lives.append(Life(probes[1]))
         count = int(seconds / every)
         for probe in probes:
             probe.order(publish=600, count=count, every=every)
         for probe in probes:
-            probe.wait_for("sent", count, seconds + PATIENCE)
+            probe.wait_for("sent", count, seconds + TIMEOUT_S)
         due, missing = lost(probes)
         first = [said["at"] for said in probes[1].said("got") if said["author"] == probes[0].peer_id]
         admitted = max(

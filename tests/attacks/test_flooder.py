@@ -20,7 +20,7 @@ import pytest
 from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p.metering import ENTRY_COST, MESSAGE_ID_COST, READ_COST, Meter
 from p2p.rate_limit import RateLimit
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.flooding import KINDS
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import cpu, probe_swarm
@@ -97,15 +97,15 @@ def attack(
         attacker = stack.enter_context(
             ProbeProcess(folder / "hostile", module="tests.attacks.flooding", bootstrap=victims, more=options)
         )
-        attacker.wait_for("ready", 1, PATIENCE)
+        attacker.wait_for("ready", 1, TIMEOUT_S)
         before, since = [cpu(probe) for probe in probes], time.monotonic()
-        attacker.wait_for("done", 1, seconds + 2 * PATIENCE)
+        attacker.wait_for("done", 1, seconds + 2 * TIMEOUT_S)
         took = time.monotonic() - since
         costs = [
             cpu(probe) - was - took * share for probe, was, share in zip(probes, before, usual, strict=True)
         ]
         for probe in probes:
-            probe.wait_for("sent", honest, PATIENCE)
+            probe.wait_for("sent", honest, TIMEOUT_S)
         due, missing_ones = lost(probes)
         dials = [
             [said for said in attacker.said("dialled") if said["dialled"] == victim] for victim in victims

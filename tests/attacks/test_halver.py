@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import cpu, probe_swarm
 from tests.attacks.test_flooder import lost
@@ -54,11 +54,11 @@ def attack(
         most = before
         while not hostile.said("done"):
             most = max(most, victim.resident())
-            assert time.monotonic() < begun + seconds + PATIENCE, hostile.errors()
+            assert time.monotonic() < begun + seconds + TIMEOUT_S, hostile.errors()
             time.sleep(0.1)
         took, spent = time.monotonic() - begun, cpu(victim) - used
         for probe in (victim, honest):
-            probe.wait_for("sent", int(seconds / EVERY), PATIENCE)
+            probe.wait_for("sent", int(seconds / EVERY), TIMEOUT_S)
         due, missing = lost(probes)
         cuts = [said["cut"] for said in hostile.said("cut")]
         halves = sum(said["halves"] for said in hostile.said("halves"))

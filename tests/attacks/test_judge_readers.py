@@ -25,7 +25,7 @@ from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, Question
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Task, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.judge.test_serving import address, client, serving
@@ -71,7 +71,7 @@ def attack(
         process, ready = stack.enter_context(serving(folder))
         judge, honest = psutil.Process(process.pid), client(str(ready["url"]), 1)
         clean = trio.run(calls, honest, 0.0, 2)
-        pages = [httpx2.get(f"{ready['url']}/v1/peers/{LONG}", timeout=PATIENCE) for _ in range(2)]
+        pages = [httpx2.get(f"{ready['url']}/v1/peers/{LONG}", timeout=TIMEOUT_S) for _ in range(2)]
         before, connections = judge.memory_info().rss, judge.num_fds()
         for _ in range(readers):
             reader = stack.enter_context(socket.socket())

@@ -17,7 +17,7 @@ import trio
 
 from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
 from judge.figures.leaderboard import LISTED_ANSWERS
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, show
 from tests.judge.peers import SigningPeer, answering, wish
 from tests.judge.test_serving import serving
@@ -56,7 +56,7 @@ class Town:
 
 async def play(url: str, keys: int, networks: int) -> dict[str, Any]:
     limits = httpx2.Limits(max_connections=AT_ONCE + 2)
-    async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False, limits=limits) as http:
+    async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False, limits=limits) as http:
         town = Town(url, http)
         known = [SigningPeer(60_000 + number, url) for number in range(KNOWN)]
         for peer in known:

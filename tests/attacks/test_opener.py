@@ -30,7 +30,7 @@ from p2p.engines.libp2p.metering import (
 )
 from p2p.engines.libp2p.network import ARRIVALS_PER_S, GROUP_FACTOR
 from p2p.rate_limit import RateLimit
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import cpu, key_of, probe_swarm
 from tests.attacks.opening import CONNECTIONS, STREAMS, Count, open_connections, open_streams
@@ -133,9 +133,9 @@ def attack(
         hostile = ProbeProcess(
             folder / "hostile", module="tests.attacks.opening", bootstrap=victim.addresses[:1], more=options
         )
-        stack.enter_context(hostile).wait_for("ready", 1, PATIENCE)
+        stack.enter_context(hostile).wait_for("ready", 1, TIMEOUT_S)
         before, since = cpu(victim), time.monotonic()
-        hostile.wait_for("spent", 1, seconds + PATIENCE)
+        hostile.wait_for("spent", 1, seconds + TIMEOUT_S)
         took, said = time.monotonic() - since, hostile.said("spent")[0]
         cost = round((cpu(victim) - before) / took - usual, 4)
         result = Result(said["opened"], said["answered"], said["dials"], said["refused"], cost)

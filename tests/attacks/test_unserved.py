@@ -28,7 +28,7 @@ from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import key_of
@@ -145,7 +145,7 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, seconds: floa
         bad.wait(lambda: bad.last("up"), 180)
         if how == "deny":
             for node in nodes:
-                node.wait(lambda node=node: set(suspects) & set(node.peers()), PATIENCE)  # type: ignore[misc]
+                node.wait(lambda node=node: set(suspects) & set(node.peers()), TIMEOUT_S)  # type: ignore[misc]
         time.sleep(SETTLE)
         bad.order(begin=True)
         begun = time.time()

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks import exchange, exchange_churn
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 ENGINE = "libp2p"
@@ -16,8 +16,8 @@ ENGINE = "libp2p"
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "ROUND_LIMIT", PATIENCE)
-    monkeypatch.setattr(exchange_churn, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(exchange, "ROUND_LIMIT", TIMEOUT_S)
+    monkeypatch.setattr(exchange_churn, "PATIENCE", TIMEOUT_S)
 
 
 def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:

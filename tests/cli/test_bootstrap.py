@@ -20,7 +20,7 @@ from swarmd.daemon.bootstrap import announcement, relays
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.cli.conftest import Run
 from tests.packaging.checkout import ROOT, parse
 
@@ -64,13 +64,13 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curricu
         options: dict[str, Any] = {"bootstrap": addresses, "digest": digest, "more": ["--swarm", "main"]}
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, **options)) for name in "ab"]
         for probe in probes:
-            probe.wait_for_peers(2, PATIENCE)  # the bootstrap node, and each other
+            probe.wait_for_peers(2, TIMEOUT_S)  # the bootstrap node, and each other
         probes[0].order(publish=1000)
-        probes[1].wait_for_frames(1, PATIENCE)
+        probes[1].wait_for_frames(1, TIMEOUT_S)
 
         assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of theirs
         state = ["--state-dir", tmp_path / "boot"]
-        wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], PATIENCE)
+        wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], TIMEOUT_S)
         status = run("status", *state)
         assert (
             status.code == 0
@@ -82,7 +82,7 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curricu
         assert run("doctor", "network", *state).code == 0
         assert run("bootstrap", *state).code == 5  # it owns the folder
         assert run("stop", *state).code == 0
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.net
@@ -96,7 +96,7 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
             for name in "ab"
         ]
         for probe, other in zip(probes, reversed(probes), strict=True):
-            assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], PATIENCE)
+            assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], TIMEOUT_S)
 
 
 @pytest.mark.net
@@ -109,7 +109,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) ->
             taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
         )
         process.send_signal(number)
-        assert process.wait(PATIENCE) == code
+        assert process.wait(TIMEOUT_S) == code
         assert not (tmp_path / "boot" / "run.json").exists()
     with bootstrap(tmp_path / "boot") as (_, again):
         assert again["peer_id"] == said["peer_id"]

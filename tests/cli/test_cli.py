@@ -22,11 +22,11 @@ import typer
 
 from p2p.identity import Identity
 from swarmd.cli.app import app
-from swarmd.cli.tasks import MAX_LINE_LETTERS
+from swarmd.cli.tasks import MAX_LINE_CHARACTERS
 from swarmd.daemon.local_api.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
-from swarmd.tasks.answers import LONGEST_COMPLETION
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.cli.conftest import Run, Said
 from tests.cli.test_view import document
 from tests.packaging.checkout import ROOT
@@ -84,13 +84,13 @@ def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
     tokens: list[trio.lowlevel.TrioToken] = []
     thread = threading.Thread(target=trio.run, args=(live,))
     thread.start()
-    assert ready.wait(PATIENCE)
+    assert ready.wait(TIMEOUT_S)
     try:
         yield told
     finally:
         with contextlib.suppress(trio.RunFinishedError):
             trio.from_thread.run_sync(halt.set, trio_token=tokens[0])
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("command", ["status", "peers", "pause", "resume", "stop"])
@@ -249,10 +249,10 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
     answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
     right = f"<answer>{answer}</answer>"
     # A line of 1.5 MiB: twelve characters each
-    longest = "\U0001f9ab" * (LONGEST_COMPLETION - len(right)) + right
+    longest = "\U0001f9ab" * (MAX_COMPLETION_CHARACTERS - len(right)) + right
     texts = {"correct": [right, longest], "wrong": ["<answer>x</answer>"], "no answer": ["none"]}
     texts |= {
-        "too long": ["x" + longest, "x" * (MAX_LINE_LETTERS - 11), "x" * 3 * MAX_LINE_LETTERS],
+        "too long": ["x" + longest, "x" * (MAX_LINE_CHARACTERS - 11), "x" * 3 * MAX_LINE_CHARACTERS],
         "correct again": [right],
     }
     lines = [json.dumps({"text": text, "ended": False}) for some in texts.values() for text in some]
@@ -284,7 +284,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
             [sys.executable, "-c", script, *arguments],
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_S,
             check=True,
         )
         assert not heavy & set(done.stderr.split()), arguments
@@ -325,7 +325,7 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
     process.stdin.flush()
     assert process.stdout.readline()  # it is up, and waits for more
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 130
+    assert process.wait(TIMEOUT_S) == 130
     assert b"Traceback" not in process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
@@ -344,7 +344,7 @@ def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> 
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -374,7 +374,7 @@ def test_output_that_cannot_be_written(module: str) -> None:
             os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )
         done = subprocess.run(
-            command, stdout=output, stderr=subprocess.PIPE, env=environment, text=True, timeout=PATIENCE
+            command, stdout=output, stderr=subprocess.PIPE, env=environment, text=True, timeout=TIMEOUT_S
         )
         os.close(output)
         assert (done.returncode, done.stderr.count("\n")) == (
@@ -391,6 +391,6 @@ def test_shell_completion_is_offered() -> None:
         "COMP_CWORD": "2",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert done.stdout.split() == ["show"]

@@ -22,7 +22,7 @@ import trio.testing
 from swarmd.daemon.local_api.control import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 pytestmark = pytest.mark.net
 
@@ -113,7 +113,7 @@ NO_REQUESTS = [
 async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         for line in NO_REQUESTS:
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(TIMEOUT_S):
                 async with await trio.open_unix_socket(path) as connection:
                     await connection.send_all(line)
                     assert not json.loads(await connection.receive_some(1000))["ok"]
@@ -125,12 +125,12 @@ async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_c
 ) -> None:
     async with running(tmp_path) as path:
         held = [await trio.open_unix_socket(path) for _ in range(17)]
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             assert await held[16].receive_some(1) == b""
         for stream in held:
             await stream.aclose()
         while True:
-            with contextlib.suppress(Unreachable), trio.fail_after(PATIENCE):
+            with contextlib.suppress(Unreachable), trio.fail_after(TIMEOUT_S):
                 assert (await ask(tmp_path, "status"))["schema"] == 1
                 break
 

@@ -15,7 +15,7 @@ from benchmarks.probes import ProbeProcess
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.cli.conftest import Run
 
 BOOT = "/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -183,7 +183,7 @@ def test_the_document_and_the_lines_say_the_same() -> None:
 def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
     for patience in ("COMPANY", "SEEN_WITHIN"):
-        monkeypatch.setattr(f"swarmd.daemon.diagnosis.reachability_survey.{patience}", PATIENCE)
+        monkeypatch.setattr(f"swarmd.daemon.diagnosis.reachability_survey.{patience}", TIMEOUT_S)
     digest = swarm_digest(curriculum_of(NodeConfig()))
     with ExitStack() as stack:
         member = stack.enter_context(

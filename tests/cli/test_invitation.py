@@ -21,7 +21,7 @@ from swarmd.daemon.local_api import control
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.cli.conftest import Run
 from tests.swarm.waiting import until
 
@@ -338,15 +338,15 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
 
     def ended(process: "subprocess.Popen[str]", end: Callable[[], None]) -> None:
         end()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_S)
 
     first = start("first", "--model", "tiny", "--swarm", "lab")
     try:
         wait_until(lambda: (tmp_path / "first" / "run.json").exists())
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
         with ThreadPoolExecutor() as threads:  # it listens later than it answers
-            surveyed = threads.submit(control.call, tmp_path / "first", "network", timeout=PATIENCE)
-            at_once = control.call(tmp_path / "first", "invitation", timeout=PATIENCE)["invitation"]
+            surveyed = threads.submit(control.call, tmp_path / "first", "network", timeout=TIMEOUT_S)
+            at_once = control.call(tmp_path / "first", "invitation", timeout=TIMEOUT_S)["invitation"]
         assert len(surveyed.result()["ports"]) == 1
         invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         assert invitation == at_once and len(read_invitation(invitation).bootstrap) == 1

@@ -24,7 +24,7 @@ from swarmd.state.bug_report import redacted, write_report
 from swarmd.state.folder import IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
 from swarmd.state.logs import follow, for_people
 from swarmd.state.service import user_service
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.cli.conftest import Run
 from tests.cli.test_cli import node
 from tests.packaging.checkout import ROOT
@@ -96,7 +96,7 @@ def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp
         while some := os.read(ours, 65536):
             said += some
     os.close(ours)
-    assert process.wait(PATIENCE) != 0 and (folder / IDENTITY_FILE).exists()
+    assert process.wait(TIMEOUT_S) != 0 and (folder / IDENTITY_FILE).exists()
     lines = said.decode().splitlines()
     assert all(len(line) <= 80 or " " not in line for line in lines)
     assert f"would be removed: {', '.join(sorted(names(folder) - {'notes of mine.txt'}))}" in " ".join(

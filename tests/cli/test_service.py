@@ -15,7 +15,7 @@ import pytest
 
 from swarmd.errors import ConfigError
 from swarmd.state.service import user_service
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.cli.conftest import Run
 
 MANAGER = """#!/bin/sh
@@ -112,7 +112,7 @@ def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

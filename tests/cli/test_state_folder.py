@@ -13,7 +13,7 @@ import pytest
 
 from swarmd.errors import ConfigError, StateFolderInUse
 from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 OWNER = """
 import os, sys
@@ -64,7 +64,7 @@ def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: 
         with pytest.raises(StateFolderInUse, match=f"pid {owner.pid}"):
             StateFolder.open(tmp_path)
         owner.kill()
-        owner.wait(PATIENCE)
+        owner.wait(TIMEOUT_S)
         os.kill(child, 0)  # alive
         StateFolder.open(tmp_path).close()
     finally:

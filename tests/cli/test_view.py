@@ -25,7 +25,7 @@ from swarmd.daemon.local_api.status_words import (
     status_lines,
     workers_words,
 )
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.processes import killed_after
 
 PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
@@ -268,7 +268,7 @@ def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
         process.stdin.write("\n")
         process.stdin.flush()
         said = process.stderr.read()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT_S) == 0
     assert said.count("\n") == 1 and "nobody reads standard output" in said
     closed = io.StringIO()
     closed.close()
@@ -308,7 +308,7 @@ def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no
             break
         shown += some
     os.close(ours)
-    assert process.wait(PATIENCE) == 0, shown.decode()
+    assert process.wait(TIMEOUT_S) == 0, shown.decode()
     text = shown.decode()
     assert "you paused it" in text
     assert "peer connected" in text
@@ -463,7 +463,7 @@ def test_imports_before_the_first_status_are_no_blind_wait() -> None:
             told.set()
 
     view = StartView(Told(out), every=0.01)
-    assert told.wait(PATIENCE)
+    assert told.wait(TIMEOUT_S)
     view.status(document())
     view.close()
     lines = [

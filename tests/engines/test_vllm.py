@@ -29,7 +29,7 @@ from swarmd.policy.inference.engine import GROUP, EngineFailed, EngineOptions, N
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import seeded
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.policy.conftest import config_of, local, make_model, open_policy
 from tests.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
 from tests.processes import killed_after
@@ -64,7 +64,7 @@ def asked(folder: Path, **changes: Any) -> EngineOptions:
         "dtype": "float32",
         "lora_rank": None,
         "context": 128,
-        "start_seconds": PATIENCE,
+        "start_seconds": TIMEOUT_S,
     }
     return EngineOptions(**usual | changes)
 
@@ -72,7 +72,7 @@ def asked(folder: Path, **changes: Any) -> EngineOptions:
 def policy_on_vllm(folder: Path, python: str, **changes: Any) -> LanguagePolicy:
     config = config_of(folder, **changes)
     generate = GenerateConfig(
-        engine="vllm", engine_python=python, engine_start_seconds=PATIENCE, max_new_tokens=8
+        engine="vllm", engine_python=python, engine_start_seconds=TIMEOUT_S, max_new_tokens=8
     )
     return LanguagePolicy.open(config.model_copy(update={"generate": generate}), 0)
 
@@ -116,7 +116,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
 
         held = psutil.Process(engine._end.__self__._process.pid)  # the guard of the server, which now dies
         held.children()[0].kill()
-        psutil.wait_procs([held], timeout=PATIENCE)
+        psutil.wait_procs([held], timeout=TIMEOUT_S)
         with pytest.raises(
             EngineFailed,
             match=r"(?s)cannot be reached .*Its last lines:\n    stand-in: starting.*: ready.*Join again",
@@ -148,7 +148,7 @@ def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
         while len(below := held.children(recursive=True)) < 2:
             assert held.is_running()
         process.send_signal(signal.SIGKILL)
-        _, alive = psutil.wait_procs([held, *below], timeout=PATIENCE)
+        _, alive = psutil.wait_procs([held, *below], timeout=TIMEOUT_S)
         for left in alive:
             left.kill()
         assert alive == []
@@ -225,7 +225,7 @@ def plain(serve: Any) -> str:
 
 
 def calls(url: str) -> Any:
-    return httpx2.get(f"{url}/standin/calls", timeout=PATIENCE).json()
+    return httpx2.get(f"{url}/standin/calls", timeout=TIMEOUT_S).json()
 
 
 @pytest.mark.net
@@ -244,7 +244,7 @@ def test_a_server_that_runs_already_is_used_and_left_alone(able: str, folder: Pa
     # Another path, so that nothing cached of the old one is used
     assert calls(able)["adapters"][ADAPTER] != first
     engine.close()
-    assert httpx2.get(f"{able}/health", timeout=PATIENCE).status_code == 200
+    assert httpx2.get(f"{able}/health", timeout=TIMEOUT_S).status_code == 200
 
 
 @pytest.mark.net
@@ -310,7 +310,7 @@ def test_what_the_server_refuses_is_passed_on(able: str, folder: Path) -> None:
 
 @pytest.mark.net
 def test_its_own_server_sleeps_while_the_network_is_trained(able: str, tmp_path: Path) -> None:
-    client = Client(httpx2.Client(base_url=able, timeout=PATIENCE), able, str)
+    client = Client(httpx2.Client(base_url=able, timeout=TIMEOUT_S), able, str)
     engine = VllmEngine(client, "their-name", tmp_path / "scratch", sleeps=True, end=lambda: None)
     engine.sleep()
     assert calls(able)["asleep"]

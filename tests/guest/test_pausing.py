@@ -16,7 +16,7 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.testing import PATIENCE, Clock
+from swarmd.testing import TIMEOUT_S, Clock
 from tests.guest.test_guest import Swarm
 
 PAUSES = 200
@@ -68,7 +68,7 @@ async def test_two_hundred_pauses_lose_no_round(tmp_path: Path) -> None:
         {"swarm": {"engine": "none"}, "limits": {"priority": "normal"}, "model": {"device": "cpu"}}
     )
     paused = PausedTrainer(tmp_path / "paused", config)
-    with trio.fail_after(2 * PATIENCE):
+    with trio.fail_after(2 * TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(paused.child.run)
             await paused.until("training")

@@ -10,7 +10,7 @@ import pytest
 from p2p import durable
 from swarmd.daemon.guest.meters import FIND_EVERY_S, ProcessMeter
 from swarmd.daemon.local_api.status_words import cost_words
-from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY, Usage, UsageLedger
+from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY_S, Usage, UsageLedger
 from swarmd.testing import Clock
 
 DAY = 86_400.0
@@ -48,7 +48,7 @@ def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
     ledger.save_where_due(bytes_at_most=2999)
     assert UsageLedger(path, clock).document() == ledger.document()
     ledger.add(ONE)
-    clock.now += SAVE_EVERY
+    clock.now += SAVE_EVERY_S
     ledger.save_where_due()
     assert UsageLedger(path, clock).document()["total"]["cpu_seconds"] == 20.0
 

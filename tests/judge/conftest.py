@@ -17,7 +17,7 @@ from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import PATIENCE, Clock
+from swarmd.testing import TIMEOUT_S, Clock
 from tests.judge.databases import KINDS, cluster
 from tests.judge.peers import ORIGIN, SigningPeer, answering, encode, wish
 
@@ -27,7 +27,7 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
 
     Returns what the condition gave; raises TimeoutError.
     """
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (found := await condition()):
             await asyncio.sleep(0.01)
     return found
@@ -86,7 +86,7 @@ def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A test of slow ones sets a time of its own.
     """
-    monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", PATIENCE)
+    monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")

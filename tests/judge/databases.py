@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from swarmd.tasks.sandbox.seccomp import die_with_parent
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 
 USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
@@ -73,7 +73,7 @@ def cluster() -> Iterator[Callable[[], str]]:
             yield databases(folder, process)
         finally:
             process.send_signal(signal.SIGINT)  # at once: SIGTERM waits for whoever is still connected
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

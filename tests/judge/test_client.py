@@ -38,15 +38,15 @@ from swarmd.daemon.judging.judging import Evaluation, ReceiptFile
 from swarmd.daemon.judging.reader import exchanged
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import CURRICULA, TINY_9
-from swarmd.testing import PATIENCE, Clock
+from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import Completion
 
 pytestmark = pytest.mark.net
 
 ME = Identity.from_seed(b"\x07" * 32)
-PATIENT = Timeouts(PATIENCE, PATIENCE, PATIENCE)
+PATIENT = Timeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S)
 # For a judge that never answers: any other may take its time on a busy machine
-SHORT = Timeouts(connect=PATIENCE, read=0.4, whole=0.8)
+SHORT = Timeouts(connect=TIMEOUT_S, read=0.4, whole=0.8)
 ID = "ab" * 16
 COMMITMENT = "0123456789abcdef" * 4
 QUESTION: Mapping[str, Any] = {
@@ -152,7 +152,7 @@ def honest(request: bytes) -> bytes:
 
 async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
     # Sooner than a patient client gives up: the judge's fault is what ends the call
-    with trio.fail_after(PATIENCE / 2):
+    with trio.fail_after(TIMEOUT_S / 2):
         outcome = await call()
     assert isinstance(outcome, NotJudged), outcome
     for words in (outcome.cause, outcome.remedy):

@@ -19,7 +19,7 @@ from judge.store import moderation
 from judge.store.moderation import NothingToModerate
 from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer
 
@@ -172,7 +172,7 @@ def test_a_key_is_banned_while_the_judge_writes_without_a_pause(database: str) -
                 moderation.act(database, "ban", SigningPeer(number).identity.peer_id, "spam", 1_800_000_000.0)
         finally:
             ended.set()
-        writing.result(PATIENCE)
+        writing.result(TIMEOUT_S)
     assert failed == [] and len(moderation.history(database)) == 3
 
 

@@ -25,7 +25,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import PATIENCE, Clock, identity
+from swarmd.testing import TIMEOUT_S, Clock, identity
 from swarmd.types import Task, TaskRef
 from tests.judge.conftest import Court
 from tests.judge.peers import ORIGIN, wish
@@ -71,7 +71,7 @@ class HangingTasks:
     def task(self, ref: TaskRef) -> Task | None:
         self.calls += 1
         self.hangs.set()
-        assert self.let_go.wait(PATIENCE)
+        assert self.let_go.wait(TIMEOUT_S)
         return tasks_of("tiny-9").task(ref) if self.makes else None
 
 
@@ -100,11 +100,11 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(
     async with judge_of(tasks := HangingTasks(), tmp_path) as court:
         peer = court.peer()
         asking = [asyncio.create_task(court.ask(peer))]
-        await asyncio.to_thread(tasks.hangs.wait, PATIENCE)
+        await asyncio.to_thread(tasks.hangs.wait, TIMEOUT_S)
         assert not asking[0].done()
         assert (await court.http.get("/healthz")).status_code == 200
         asking.append(asyncio.create_task(court.ask(peer)))  # it waits too
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while court.service._question_thread.waiting < 2:
                 await asyncio.sleep(0.001)
         refused = await court.ask(court.peer())
@@ -119,7 +119,7 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(
 async def test_a_judge_stops_while_a_plug_in_hangs(tmp_path: Path) -> None:
     async with judge_of(tasks := HangingTasks(makes=False), tmp_path) as court:
         asking = asyncio.create_task(court.ask(court.peer()))
-        await asyncio.to_thread(tasks.hangs.wait, PATIENCE)
+        await asyncio.to_thread(tasks.hangs.wait, TIMEOUT_S)
         stopping = asyncio.create_task(court.service.close())
         await asyncio.sleep(0)
         tasks.let_go.set()

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.judge.peers import SigningPeer, encode
 from tests.judge.test_serving import address, serving
 from tests.packaging.checkout import ROOT
@@ -112,7 +112,7 @@ def running(command: Command, port: int, folder: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_S)
 
 
 def home(folder: Path) -> dict[str, str]:
@@ -131,14 +131,14 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
     with serving(tmp_path / "judge", "--proxy", "127.0.0.1", "--origin", origin) as (_, ready):
         check, run = proxy(tmp_path, port, "{}:{}".format(*address(ready)))
         checked = subprocess.run(
-            check, capture_output=True, text=True, timeout=PATIENCE, check=False, env=home(tmp_path)
+            check, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=home(tmp_path)
         )
         assert checked.returncode == 0, checked.stderr
         trust = ssl.create_default_context(cafile=str(tmp_path / "fullchain.pem"))
         peer = SigningPeer(1, origin)
         with (
             running(run, port, tmp_path),
-            httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=PATIENCE) as client,
+            httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=TIMEOUT_S) as client,
         ):
 
             def post(target: str, body: bytes) -> httpx2.Response:

@@ -33,12 +33,12 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question, Timeouts
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.types import Completion
 
 pytestmark = pytest.mark.net
 
-PATIENT = Timeouts(PATIENCE, PATIENCE, PATIENCE)
+PATIENT = Timeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S)
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
     watchdog = ThreadPoolExecutor(1)
     try:
         assert process.stdout is not None
-        ready = watchdog.submit(process.stdout.readline).result(PATIENCE)
+        ready = watchdog.submit(process.stdout.readline).result(TIMEOUT_S)
         assert ready, f"the judge did not start: {process.communicate()}"
         yield process, json.loads(ready)
     finally:
@@ -91,7 +91,7 @@ async def evaluate(judge: JudgeClient, rounds: int) -> list[Graded]:
 
 
 def board(url: str) -> list[dict[str, Any]]:
-    return list(httpx2.get(f"{url}/v1/leaderboard", timeout=PATIENCE).json()["peers"])
+    return list(httpx2.get(f"{url}/v1/leaderboard", timeout=TIMEOUT_S).json()["peers"])
 
 
 def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
             await trio.sleep(after)
             process.kill()
 
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kill)
                 while True:
@@ -151,7 +151,7 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
     for i in range(3):
         with serving(tmp_path) as (process, ready):
             found = httpx2.get(
-                f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=PATIENCE
+                f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=TIMEOUT_S
             )
             answered = found.json()["answered"] if found.status_code == 200 else 0
             # At most the one answer of each kill that was written and not yet told
@@ -174,20 +174,20 @@ def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
         half_open = socket.create_connection(address(ready))
         half_open.sendall(b"POST /v1/eval")
         process.send_signal(number)
-        assert process.wait(PATIENCE) == code
+        assert process.wait(TIMEOUT_S) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
         half_open.close()
 
 
 def test_a_request_under_way_that_takes_too_long_is_told_that_the_judge_stops(tmp_path: Path) -> None:
-    with serving(tmp_path) as (process, ready), socket.create_connection(address(ready), PATIENCE) as slow:
+    with serving(tmp_path) as (process, ready), socket.create_connection(address(ready), TIMEOUT_S) as slow:
         slow.sendall(
             b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n"
         )
         assert slow.recv(4_096).startswith(b"HTTP/1.1 100 ")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT_S) == 0
         assert process.stderr is not None
         (said,) = process.stderr.read().splitlines()
         assert "timeout graceful shutdown exceeded" in said
@@ -210,7 +210,7 @@ def test_slow_peers_are_cut_and_harm_nobody(tmp_path: Path) -> None:
     halves = [b"", head, head + b"content-length: 50\r\n\r\n{"]
     with serving(tmp_path) as (_, ready):
         begun = time.monotonic()
-        held = [socket.create_connection(address(ready), PATIENCE) for _ in range(400)]
+        held = [socket.create_connection(address(ready), TIMEOUT_S) for _ in range(400)]
         for i, connection in enumerate(held):
             connection.sendall(halves[i % 3])
         grades = trio.run(evaluate, client(str(ready["url"]), 1), 5)
@@ -281,7 +281,7 @@ def test_who_connects_while_it_ends_does_not_hold_it_up(turns: int) -> None:
                 half_open.sendall(b"POST /v1/eval")
                 for _ in range(turns):
                     await asyncio.sleep(0)
-                await asyncio.wait_for(server.shutdown(), PATIENCE)
+                await asyncio.wait_for(server.shutdown(), TIMEOUT_S)
 
     asyncio.run(end())
     gc.collect()
@@ -296,7 +296,7 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int,
         held = [socket.create_connection(listener.getsockname()[:2]) for _ in range(readers)]
         for reader in held:
             reader.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False) as honest:
+        async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as honest:
             assert len((await honest.get(url_of(listener) + asked)).content) == size_of(asked)
         await asyncio.to_thread(wait_until, lambda: len(server.server_state.connections) == until)
         for reader in held:
@@ -311,7 +311,7 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int,
 def test_who_does_not_take_its_answer_is_cut_off(
     take: float, of_a_network: int, until: int, asked: str
 ) -> None:
-    asyncio.run(asyncio.wait_for(readers_left(take, of_a_network, 5, until, asked), PATIENCE))
+    asyncio.run(asyncio.wait_for(readers_left(take, of_a_network, 5, until, asked), TIMEOUT_S))
 
 
 def test_trickling_buys_no_time() -> None:
@@ -330,12 +330,12 @@ def test_trickling_buys_no_time() -> None:
             writer.close()
             return time.monotonic() - begun
 
-    assert asyncio.run(asyncio.wait_for(trickle(), PATIENCE)) > 0.45
+    assert asyncio.run(asyncio.wait_for(trickle(), TIMEOUT_S)) > 0.45
 
 
 def failed(folder: Path, *options: str) -> tuple[int, str]:
     done = subprocess.run(
-        command(folder, *options), capture_output=True, text=True, timeout=PATIENCE, check=False
+        command(folder, *options), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -397,7 +397,7 @@ def test_the_log_as_json_lines() -> None:
         " log.exception('cannot use\\nthe %s', 'database')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     (line,) = done.stderr.splitlines()
     said = json.loads(line)
@@ -418,14 +418,14 @@ def test_plain_line_and_environment(tmp_path: Path) -> None:
         assert str(tmp_path / "j") in line
     finally:
         process.terminate()
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("package", ["fastapi", "sqlalchemy", "uvicorn"])
 def test_without_its_extra_it_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert (
@@ -440,7 +440,7 @@ def test_the_version_as_an_option() -> None:
         [sys.executable, "-m", "judge.cli", "--version"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         check=True,
     )
     assert done.stdout.startswith("swarmd-judge") and done.stdout.count("\n") == 1
@@ -456,6 +456,6 @@ def test_the_version_as_an_option() -> None:
 def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:
     code = f"import {modules}, sys; print(sorted({{m.split('.')[0] for m in sys.modules}} & {absent}))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert done.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.judge.peers import SigningPeer, encode
 from tests.judge.test_serving import serving
 from tests.judge.test_store import ALICE, question
@@ -42,7 +42,7 @@ class TwoJudges:
 
     def post(self, judge: int, target: str, body: bytes, headers: dict[str, str]) -> Answered:
         answer = httpx2.post(
-            self.urls[judge] + target, content=body, headers=headers, timeout=PATIENCE, trust_env=False
+            self.urls[judge] + target, content=body, headers=headers, timeout=TIMEOUT_S, trust_env=False
         )
         return answer.status_code, answer.json()
 

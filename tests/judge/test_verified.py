@@ -35,7 +35,7 @@ from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import PATIENCE, Clock
+from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import TaskRef
 from tests.judge.conftest import eventually
 from tests.judge.hostile_uploads import HostileUpload, uploads
@@ -114,7 +114,7 @@ def folder_of(settings: JudgeSettings) -> Path:
 
 
 @asynccontextmanager
-async def judging(settings: JudgeSettings, seconds: float = PATIENCE) -> AsyncIterator[Uploader]:
+async def judging(settings: JudgeSettings, seconds: float = TIMEOUT_S) -> AsyncIterator[Uploader]:
     clock = Clock(1_000.0)
     evaluator = Evaluator(seconds, STANDIN)
     async with open_service(settings, random.Random(11), clock, Clock(1_800_000_000.0), evaluator) as service:
@@ -210,7 +210,7 @@ async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path)
     talks = Evaluator(1.0, (sys.executable, "-c", "import os\nwhile True: os.write(1, bytes(65536))"))
     request = AnswerRequest("good", None, "", ("x" * 10**6,), answers=1, seed=0, cpu=1, memory=0)
     with pytest.raises(EvaluationFailed, match="longer than 1 s"):
-        await asyncio.wait_for(talks.answers(tmp_path / "weights", request), PATIENCE)
+        await asyncio.wait_for(talks.answers(tmp_path / "weights", request), TIMEOUT_S)
 
 
 async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.held_out import commitment, place_in_set
 from swarmd.tasks.source import CurriculumTasks, Task, tasks_of
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import TaskRef
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer
@@ -131,7 +131,7 @@ def test_two_judges_of_one_database_agree(request: pytest.FixtureRequest) -> Non
     """Both make windows at the same moments, each with seeds of its own."""
     address = request.getfixturevalue("postgresql")()
     Store(address, "tiny-9 0123").close()  # makes the schema
-    judges, moment = [Database(address, alone=False) for _ in range(2)], Barrier(2, timeout=PATIENCE)
+    judges, moment = [Database(address, alone=False) for _ in range(2)], Barrier(2, timeout=TIMEOUT_S)
 
     def turn_all(place: int) -> list[tuple[int, str]]:
         found, rng = [], random.Random(place)
@@ -191,7 +191,7 @@ def test_questions_are_made_ahead_of_those_who_ask() -> None:
 @pytest.mark.anyio
 async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> None:
     async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while court.service._questions.missing(court.service._next_window) == (
                 court.service._questions.window,
                 0,
@@ -204,7 +204,7 @@ async def test_nothing_ends_the_work_that_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(config, "EXPIRE_SECONDS", 0.01)
-    async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court, asyncio.timeout(PATIENCE):
+    async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court, asyncio.timeout(TIMEOUT_S):
         before, court.wall.now = court.wall.now, float("inf")  # a fault that nobody foresaw
         while "failed, and goes on" not in caplog.text:
             await asyncio.sleep(0.01)

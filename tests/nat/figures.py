@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.nat.lab import BootstrapProcess, Lab, Place
 
-SECONDS = PATIENCE
+SECONDS = TIMEOUT_S
 PORT = 4001
 
 

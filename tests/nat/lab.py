@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.processes import killed_after
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ class Place:
     address: str  # its own
     python: Path  # a program that runs the interpreter in this place
 
-    def run(self, *arguments: str, timeout: float = PATIENCE) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, timeout: float = TIMEOUT_S) -> "subprocess.CompletedProcess[str]":
         """`python -m …` here, until it ends."""
         return subprocess.run(
             [str(self.python), "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
@@ -215,7 +215,7 @@ class BootstrapProcess:
     def __exit__(self, *_: object) -> None:
         with killed_after(self._process):
             self._process.terminate()
-            self._process.wait(PATIENCE)
+            self._process.wait(TIMEOUT_S)
 
 
 def _ip(arguments: str) -> None:

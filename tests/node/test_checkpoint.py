@@ -17,7 +17,7 @@ import pytest
 from p2p.types import PeerId
 from swarmd.errors import SwarmdError
 from swarmd.trainer.checkpoint import (
-    DAY,
+    DAY_S,
     CheckpointRefused,
     Checkpoints,
     DiskFull,
@@ -55,14 +55,14 @@ def test_a_checkpoint_is_due_each_interval() -> None:
 def test_large_ones_come_less_often() -> None:
     timetable = Timetable(60, 50e9, last=0.0)
     timetable.wrote(6_000_000_000, 60.0)
-    assert timetable.until_due(60.0) == pytest.approx(6 / 50 * DAY) and not timetable.due(3600.0)
+    assert timetable.until_due(60.0) == pytest.approx(6 / 50 * DAY_S) and not timetable.due(3600.0)
 
 
 def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
     """A judge that asks whenever a checkpoint is affordable, and a pause each hour besides."""
     size, now, written = 100_000_000, 0.0, 0
     timetable = Timetable(60, 50e9, last=0.0)
-    while now < DAY:
+    while now < DAY_S:
         asked = timetable.affordable(now) or now % 3600 == 0
         for _ in range(timetable.due(now) + asked):
             timetable.wrote(size, now)

@@ -30,7 +30,7 @@ from swarmd.daemon.judging.discovery import (
     usable,
 )
 from swarmd.errors import ConfigError
-from swarmd.testing import PATIENCE, memory_member, until
+from swarmd.testing import TIMEOUT_S, memory_member, until
 
 TOPIC = Topic("main", "0123456789abcdef")
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -203,7 +203,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
         )
         members[1].answers[PeerRequest.JUDGES] = advertiser.answer
         nursery.start_soon(advertiser.run)
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             assert await search.run() == Found(url, (B,))
         assert [peer["id"] for peer in search.document()["advertised_by"]] == [B]
         nursery.cancel_scope.cancel()

@@ -10,7 +10,7 @@ import pytest
 
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.trainer.trainer_link import TrainerLink
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
@@ -31,7 +31,7 @@ class Ends(NamedTuple):
 def ends() -> Iterator[Ends]:
     before, gone = set(threading.enumerate()), threading.Event()
     ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE)
+    ours.settimeout(TIMEOUT_S)
     trainer = TrainerLink(theirs, on_eof=gone.set)
     ours.sendall(link.pack(START))
     assert trainer.open() == START
@@ -52,7 +52,7 @@ def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) ->
     for message in (*messages, link.Stop()):
         sock.sendall(link.pack(message))
     while not trainer.stopping:
-        trainer.wait(PATIENCE)
+        trainer.wait(TIMEOUT_S)
 
 
 def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends) -> None:
@@ -118,12 +118,12 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     daemon.sendall(link.pack(link.Pause(brief=True)))  # the pause is over, the CPU share is not
     assert read(daemon, 1) == [link.TrainerState("training")] and resting.is_alive()
     daemon.sendall(link.pack(link.Resume()))
-    resting.join(PATIENCE)
+    resting.join(TIMEOUT_S)
     assert not resting.is_alive() and not trainer.must_rest and trainer.rested > 0
     resting = during(link.Pause())
     assert read(daemon, 1) == [link.TrainerState("paused", "you paused it", "swarmd resume")]
     daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
-    resting.join(PATIENCE)
+    resting.join(TIMEOUT_S)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
     assert rests == [False, True, True, True, False, True, False]
 
@@ -147,7 +147,7 @@ def test_who_begins_to_rest_along_is_told_what_holds_now_and_then_what_is_new(en
 def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
     daemon, _, gone, _ = ends
     daemon.close()
-    assert gone.wait(PATIENCE)
+    assert gone.wait(TIMEOUT_S)
 
 
 def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
@@ -184,7 +184,7 @@ def test_no_word_is_ever_dropped_and_of_frames_the_oldest() -> None:
 
 def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> None:
     daemon, trainer, *_ = ends
-    flood = range(link.FRAMES_WAITING + 10)
+    flood = range(link.MAX_WAITING_FRAMES + 10)
     say(daemon, trainer, *(ReceivedBody(PeerId("p"), "", "rollouts", b"", n) for n in flood))
     assert [e.heard for e in trainer.received()] == list(flood)[10:]
 
@@ -199,7 +199,7 @@ def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
     trainer.close()
     assert read(daemon, 1) == [link.Stopped(1)] and daemon.recv(1) == b""
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
     assert not gone.is_set()
 
 
@@ -213,11 +213,11 @@ def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(
     trainer.publish("rollouts", b"unread")
     daemon.recv(1)
     daemon.close()
-    assert gone.wait(PATIENCE)
+    assert gone.wait(TIMEOUT_S)
     trainer.publish("rollouts", bytes(1 << 20))
     trainer.close()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
     assert raised == []
 
 
@@ -227,8 +227,8 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
     begun = time.monotonic()
     for _ in range(2):  # also where it was asked before the loop began to wait
-        trainer.wait(PATIENCE)
-    assert time.monotonic() - begun < PATIENCE
+        trainer.wait(TIMEOUT_S)
+    assert time.monotonic() - begun < TIMEOUT_S
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
         isinstance(message, kind) for kind in (link.Stop, link.Pause, link.JudgeQuestion)
     )

@@ -16,7 +16,7 @@ from p2p.member import Member
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_LETTERS
+from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
@@ -166,7 +166,7 @@ def test_what_the_tokenizer_has_no_letters_for_is_dropped(verifier: Verifier, na
     plain = (tasks[1], [right(tasks[1]), WRONG])
     swarm = MemorySwarm()
     report = heard(join(swarm, 1, verifier, narrow)[0], swarm, foreign, plain)
-    assert (report.unfit, report.external) == ({UNKNOWN_LETTERS: 1}, 1)
+    assert (report.unfit, report.external) == ({UNKNOWN_CHARACTERS: 1}, 1)
 
 
 def test_a_question_longer_than_our_context_is_dropped(verifier: Verifier, narrow: Path) -> None:

@@ -23,7 +23,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
 from swarmd.trainer.trainer_link import TrainerLink
@@ -40,7 +40,7 @@ class SlowDisk(Checkpoints):
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         self.asked.set()
-        self.let_go.wait(PATIENCE)
+        self.let_go.wait(TIMEOUT_S)
         threading.Event().wait(self.late)  # long enough for whoever does not wait to be seen
         return super().save(state, files)
 
@@ -71,7 +71,7 @@ def test_whoever_saves_goes_on_and_settling_waits_until_it_is_durable(tmp_path: 
     disk = SlowDisk(tmp_path)
     with Saver(disk) as saver:
         saver.begin(state(1), policy())
-        assert disk.asked.wait(PATIENCE) and disk.durable() == 0 and not saver.over
+        assert disk.asked.wait(TIMEOUT_S) and disk.durable() == 0 and not saver.over
         disk.let_go.set()
         saver.settle()
         assert disk.durable() == 1 and not saver.over
@@ -135,7 +135,7 @@ def trainer_in(
     config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
     folder.mkdir(exist_ok=True)
     ours, theirs = socket.socketpair()
-    ours.settimeout(PATIENCE)
+    ours.settimeout(TIMEOUT_S)
     daemon = TrainerLink(theirs, on_eof=lambda: None)
     ours.sendall(
         link.pack(
@@ -236,7 +236,7 @@ def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_pa
         assert trainer.round == 1
         daemon.sendall(link.pack(link.Stop()))
         while not trainer.link.stopping:
-            trainer.link.wait(PATIENCE)
+            trainer.link.wait(TIMEOUT_S)
         trainer.run()
         (ready,) = [m for m in heard(daemon) if isinstance(m, link.TrainerReady)]
     assert (
@@ -316,7 +316,7 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(t
 def test_a_full_disk_pauses_the_run_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "RETRY_FULL_DISK", 0.01)
+    monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.01)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
         disk = SmallDisk(trainer.checkpoints.folder)
         wait = trainer.link.wait
@@ -340,7 +340,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(
 def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "RETRY_FULL_DISK", 0.05)
+    monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
         disk, took = SmallDisk(trainer.checkpoints.folder), list[float]()
         wait = trainer.link.wait
@@ -348,7 +348,7 @@ def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(
         def waited(seconds: float, **kinds: bool) -> None:
             if not took:
                 daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
-                wait(PATIENCE)
+                wait(TIMEOUT_S)
             disk.room = disk.tries >= 4
             begun = time.monotonic()
             wait(seconds, **kinds)
@@ -371,7 +371,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path)
         trainer._one_round()
         daemon.sendall(link.pack(link.Stop()))
         while not trainer.link.stopping:
-            trainer.link.wait(PATIENCE)
+            trainer.link.wait(TIMEOUT_S)
         with pytest.raises(DiskFull, match="Free some space"):
             trainer.run()
     with trainer_in(tmp_path, 0) as (trainer, _):
@@ -392,7 +392,7 @@ def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
         trainer._one_round()
         daemon.sendall(link.pack(link.Pause()))
         while not trainer.link.paused:
-            trainer.link.wait(PATIENCE)
+            trainer.link.wait(TIMEOUT_S)
         threading.Timer(0.05, disk.let_go.set).start()
         trainer.run()
         assert link.Stopped(1) in heard(daemon)
@@ -405,7 +405,7 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
         disk.let_go.set()
         trainer.saver, trainer.policy.answer = Saver(disk), noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
         daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
-        trainer.link.wait(PATIENCE)
+        trainer.link.wait(TIMEOUT_S)
         trainer.run()
         assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
     assert durable == [1]
@@ -414,7 +414,7 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
 def test_a_large_policy_is_saved_before_the_next_round_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "COPIED", 1000)
+    monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
         disk, begun = SlowDisk(trainer.checkpoints.folder), list[int]()
         disk.let_go.set()

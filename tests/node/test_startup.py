@@ -21,7 +21,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon import daemon as daemon_module
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.trainer_process import TrainerChild
-from swarmd.testing import PATIENCE, until
+from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.priority import NICE
 
 
@@ -53,7 +53,7 @@ async def test_each_step_is_said_and_priority_is_low_only_after_the_first_round(
             nices["later"] = threads(child.pid) | threads(message.verifier_pid)
 
     child = TrainerChild(start, tmp_path / "trainer.log", heard, print)
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(TIMEOUT_S):
         await child.run()
     assert steps == [
         "loading PyTorch",

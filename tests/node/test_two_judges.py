@@ -24,7 +24,7 @@ from swarmd.daemon.judging import client, discovery
 from swarmd.daemon.judging.discovery import JudgeAdvertiser, JudgeSearch, judges_topic
 from swarmd.daemon.judging.judging import Judging
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE, identity, memory_member, until
+from swarmd.testing import TIMEOUT_S, identity, memory_member, until
 from tests.judge.test_client import graded, honest, judge, reply
 from tests.node.test_judge_records import TOPIC, build_real
 
@@ -92,7 +92,7 @@ async def test_the_other_judge_is_used_when_one_dies(tmp_path: Path, monkeypatch
                 advertiser = JudgeAdvertiser(member, [url])
                 member.answers[PeerRequest.JUDGES] = advertiser.answer
                 nursery.start_soon(advertiser.run)
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(TIMEOUT_S):
                 while len(set(await members[2].engine.find(judges_topic(TOPIC)))) < 2:
                     await trio.sleep(0.05)
             node = Judged(members[2], config, tmp_path)

@@ -14,8 +14,8 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
 from swarmd.state.logs import LOG_BYTES
-from swarmd.testing import PATIENCE
-from swarmd.workers.restarts import HOPELESS, Death, Deaths, exit_words
+from swarmd.testing import TIMEOUT_S
+from swarmd.workers.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 
 TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
 
@@ -150,7 +150,7 @@ def test_imports_that_hold_up_every_thread_are_not_silence() -> None:
 def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> None:
     deaths = Deaths()
     died = []
-    for _ in range(HOPELESS):
+    for _ in range(HOPELESS_DEATHS):
         for number in (11, 12, 13):  # lost each time, and run again
             deaths.progress(number)
         died.append(deaths.died("out of memory"))
@@ -183,7 +183,7 @@ def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_rest
     )
 
     async def run() -> None:
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             await child.run()
 
     trio.run(run)
@@ -210,7 +210,7 @@ def test_a_trainer_of_another_version_is_a_death_with_its_cause(
     )
 
     async def run() -> None:
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             await child.run()
 
     trio.run(run)
@@ -231,7 +231,7 @@ def test_what_a_trainer_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.M
     )
 
     async def run() -> None:
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             await child.run()
 
     trio.run(run)
@@ -257,7 +257,7 @@ def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(
     child = TrainerChild(start, log_file, print, died, module="tests.node.lingering", lingers=0.1)
 
     async def run() -> None:
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             await child.run()
 
     trio.run(run)
@@ -304,7 +304,7 @@ def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> N
         child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(TIMEOUT_S):
                 await done.wait()
             nursery.cancel_scope.cancel()
 

@@ -11,10 +11,10 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, Verdict
-from swarmd.testing import PATIENCE, until
+from swarmd.testing import TIMEOUT_S, until
 
 TOPIC = Topic("main", "0123456789abcdef")
-SECONDS = PATIENCE  # a failure, not a measure
+SECONDS = TIMEOUT_S  # a failure, not a measure
 QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
 
 

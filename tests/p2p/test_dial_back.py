@@ -36,7 +36,7 @@ from p2p.nat.dial_back import (
 )
 from p2p.nat.noise_probe import Handshake, Silent, Stranger, knock
 from p2p.types import Peer, PeerId
-from swarmd.testing import PATIENCE, memory_member
+from swarmd.testing import TIMEOUT_S, memory_member
 from tests.p2p.real import real_engine
 
 ASKER = Identity.from_seed(bytes(32)).peer_id
@@ -206,7 +206,7 @@ async def knocked_at(*said: bytes) -> PeerId:
         port = listeners[0].socket.getsockname()[1]
         found: PeerId | Stranger
         try:
-            found = await knock("127.0.0.1", port, patience=PATIENCE)
+            found = await knock("127.0.0.1", port, patience=TIMEOUT_S)
         except Stranger as error:
             found = error
         nursery.cancel_scope.cancel()
@@ -340,4 +340,4 @@ async def test_both_engines_are_recognised(name: str, nursery: trio.Nursery) -> 
     """And one that was knocked at goes on."""
     [address] = await nursery.start(real_engine(name, ME.seed[0]).run)
     for _ in range(3):
-        assert await knock("127.0.0.1", int(address.split("/")[4]), patience=PATIENCE) == ME.peer_id
+        assert await knock("127.0.0.1", int(address.split("/")[4]), patience=TIMEOUT_S) == ME.peer_id

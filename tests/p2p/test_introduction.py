@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from p2p.engines.memory import MemorySwarm
 from p2p.peers.introduction import (
     MAX_ANSWER_BYTES,
-    SHOWN_LETTERS,
+    SHOWN_CHARACTERS,
     TRAINING,
     Introduced,
     Introducer,
@@ -42,7 +42,7 @@ def test_it_says_nothing_to_whoever_does_not_know_the_swarms_name() -> None:
 def test_a_long_name_is_cut_and_the_answer_fits() -> None:
     message = introducer(trains="ä" * 1000)(ASKER, question(TOPIC.name))
     said = answered(message, NOW)
-    assert said is not None and said.trains == "ä" * SHOWN_LETTERS and len(message) <= MAX_ANSWER_BYTES
+    assert said is not None and said.trains == "ä" * SHOWN_CHARACTERS and len(message) <= MAX_ANSWER_BYTES
 
 
 def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -> None:

@@ -33,7 +33,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.types import Handlers, PeerId, Verdict
-from swarmd.testing import PATIENCE, until
+from swarmd.testing import TIMEOUT_S, until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import QUIET, SECONDS, TOPIC, heard, real_engine, real_member
 
@@ -184,14 +184,14 @@ async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery
             refused = sum(a.rejected.values())
             await until(lambda: me in {peer.id for peer in a.peers()})
             await until(lambda: stack.pubsub.peers)
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(TIMEOUT_S):
                 while sum(a.rejected.values()) == refused:  # what it sends arrives
                     await stack.pubsub.publish(str(TOPIC), b"no frame" + os.urandom(4))
                     await trio.sleep(0.1)
             if n == 0:
                 streams = [await stack.host.new_stream(target, ["/meshsub/1.1.0"]) for _ in range(5)]
                 for stream in streams[:-1]:
-                    with trio.fail_after(PATIENCE), pytest.raises(Exception, match=r".*"):  # reset
+                    with trio.fail_after(TIMEOUT_S), pytest.raises(Exception, match=r".*"):  # reset
                         while await stream.read(1000):
                             pass
                         raise EOFError

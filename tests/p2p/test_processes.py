@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 ENGINES = ["libp2p", pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]
@@ -44,7 +44,7 @@ def swarm(nodes: Nodes, folder: Path, count: int) -> list[ProbeProcess]:
     probes = [nodes.start(folder / "0")]
     probes += [nodes.start(folder / str(n), bootstrap=probes[0].addresses) for n in range(1, count)]
     for probe in probes:
-        probe.wait_for_peers(1, PATIENCE)
+        probe.wait_for_peers(1, TIMEOUT_S)
     return probes
 
 
@@ -54,14 +54,14 @@ def frames_from(probe: ProbeProcess, author: str) -> list[int]:
 
 def latest(probe: ProbeProcess) -> int:
     """The number of the frame that it sent last."""
-    probe.wait_for("sent", 1, PATIENCE)
+    probe.wait_for("sent", 1, TIMEOUT_S)
     return int(probe.said("sent")[-1]["sent"])
 
 
 def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> None:
     """Waits for so many frames of the author, numbered higher than `beyond`."""
     probe.wait(
-        lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, PATIENCE
+        lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, TIMEOUT_S
     )
 
 
@@ -83,18 +83,18 @@ def test_a_killed_node_is_back_soon_after_it_is_up(nodes: Nodes, tmp_path: Path,
     probes[victim].order(publish=32 * 1024)
     for probe in others:
         hears(probe, peer_id)
-        probe.wait_for_peers_to_be(2, PATIENCE)  # each other, too
+        probe.wait_for_peers_to_be(2, TIMEOUT_S)  # each other, too
     last = latest(probes[victim])
     probes[victim].kill()
     for probe, other in itertools.permutations(others):  # the rest go on without it, and know that it is gone
-        probe.wait_for_peers_to_be(1, PATIENCE)
+        probe.wait_for_peers_to_be(1, TIMEOUT_S)
         hears(probe, other.peer_id, beyond=latest(other))
 
     bootstrap = [] if victim == 0 else probes[0].addresses  # the first one has only its address book
     back = nodes.start(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap)
     assert back.peer_id == peer_id and back.addresses[0] == address
     up = time.monotonic()
-    back.wait_for_frames(1, PATIENCE)
+    back.wait_for_frames(1, TIMEOUT_S)
     received_after = time.monotonic() - up
     back.order(publish=1024, count=ENDLESS, every=0.25)
     for probe in others:
@@ -114,9 +114,9 @@ def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Pa
     sent: list[int] = []
     for _ in range(3 if nodes.mixed else 2):  # mixed: with the other engine, and back
         sender = nodes.start(tmp_path / "sender", bootstrap=hearer.addresses)
-        sender.wait_for_peers(1, PATIENCE)
+        sender.wait_for_peers(1, TIMEOUT_S)
         sender.order(publish=200, count=ENDLESS, every=0.05)
-        sender.wait_for("sent", rng.randint(20, 40), PATIENCE)
+        sender.wait_for("sent", rng.randint(20, 40), TIMEOUT_S)
         hears(hearer, sender.peer_id, beyond=sent[-1] if sent else 0)
         sender.kill()
         numbers = [message["sent"] for message in sender.said("sent")]
@@ -133,7 +133,7 @@ def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(
     with ExitStack() as stack:
         hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))
         first = stack.enter_context(ProbeProcess(tmp_path / "first", engine=engine, bootstrap=hub.addresses))
-        first.wait_for_peers(1, PATIENCE)
+        first.wait_for_peers(1, TIMEOUT_S)
         first.order(publish=100, count=ENDLESS, every=0.2)
         hears(hub, first.peer_id)
         (tmp_path / "second").mkdir()
@@ -141,12 +141,12 @@ def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(
         second = stack.enter_context(
             ProbeProcess(tmp_path / "second", engine=engine, bootstrap=hub.addresses)
         )
-        second.wait(lambda: second.last("twin") == {"twin": "later"}, PATIENCE)
-        first.wait(lambda: first.last("twin") == {"twin": "earlier"}, PATIENCE)
-        second.wait(lambda: second.peers() == [], PATIENCE)
+        second.wait(lambda: second.last("twin") == {"twin": "later"}, TIMEOUT_S)
+        first.wait(lambda: first.last("twin") == {"twin": "earlier"}, TIMEOUT_S)
+        second.wait(lambda: second.peers() == [], TIMEOUT_S)
         hears(hub, first.peer_id, beyond=latest(first))
         second.order(publish=77)
-        second.wait_for("sent", 1, PATIENCE)
+        second.wait_for("sent", 1, TIMEOUT_S)
         second.kill()
         hears(hub, first.peer_id, beyond=latest(first), count=3)
         assert not [got for got in hub.said("got") if got["bytes"] == 77]

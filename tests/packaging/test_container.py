@@ -22,7 +22,7 @@ from judge.config import settings_of
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
 from swarmd.state.folder import IDENTITY_FILE
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"
@@ -201,7 +201,7 @@ def test_caddy_takes_the_name_and_the_judge_from_the_compose_file() -> None:
     ]
     environment = {**os.environ, "JUDGE": said["JUDGE"], "DOMAIN": "ours.example"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert '"host":["ours.example"]' in done.stdout and f'"dial":"{said["JUDGE"]}"' in done.stdout
@@ -211,7 +211,7 @@ def docker_has_compose() -> bool:
     try:
         return (
             subprocess.run(
-                ["docker", "compose", "version"], capture_output=True, timeout=PATIENCE, check=False
+                ["docker", "compose", "version"], capture_output=True, timeout=TIMEOUT_S, check=False
             ).returncode
             == 0
         )
@@ -229,7 +229,7 @@ def test_docker_compose_accepts_the_files() -> None:
     ):
         words = f"docker compose {files} config --quiet".split()
         checked = subprocess.run(
-            words, cwd=ROOT, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False
+            words, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
         assert checked.returncode == 0, checked.stderr
 
@@ -298,7 +298,7 @@ def test_what_an_operator_got_wrong_is_one_line(
         env=ENTRY | environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert ran.returncode == 1 and said in ran.stderr
@@ -319,5 +319,5 @@ def test_it_becomes_the_program_and_hands_it_the_address_that_it_waited_for(tmp_
         [*PROGRAM, "swarmd", "join"], env=environment, stdout=subprocess.PIPE, text=True
     ) as second:
         address = entrypoint().announce(tmp_path / "one", "/ip4/127.0.0.1/tcp/4001", tmp_path / "bootstrap")
-        said, _ = second.communicate(timeout=PATIENCE)
+        said, _ = second.communicate(timeout=TIMEOUT_S)
     assert (second.returncode, said) == (0, f"join --bootstrap {address}\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]
@@ -89,7 +89,7 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
         env={name: value for name, value in {**os.environ, **own, **environment}.items() if value},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         check=False,
     )
 
@@ -109,7 +109,7 @@ def test_scripts_are_posix_shell_that_can_be_run(script: Path) -> None:
     assert script.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
     assert os.access(script, os.X_OK)
     for shell in filter(shutil.which, ("sh", "dash")):
-        subprocess.run([shell, "-n", str(script)], check=True, timeout=PATIENCE)
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=TIMEOUT_S)
 
 
 def test_ci_runs_every_test_in_a_clone() -> None:
@@ -141,7 +141,7 @@ def test_what_scripts_test_runs(checkout: Path, words: str, lanes: list[str]) ->
         [checkout / "scripts" / "test", *words.split()],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         check=False,
     )
     ran = [re.sub(r"-n \d --dist worksteal | --durations \d+", "", line).strip() for line in asked(checkout)]

@@ -15,7 +15,7 @@ import pytest
 
 from swarmd.daemon.daemon import GRACE_S
 from swarmd.state.service import UNITS
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import node_config
 
 UNIT, AGENT = UNITS / "swarmd.service", UNITS / "org.swarmd.node.plist"
@@ -73,7 +73,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
     command = ["systemd-analyze", "--user", "verify", str(copy)]
     checked = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 
 PACKAGES = ("swarmd", "p2p", "judge")
@@ -38,7 +38,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("source") / "swarmd"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
     made = subprocess.run(
-        [sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", BUILD],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert made.returncode == 0, made.stderr
     return copy / "built"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -81,7 +81,7 @@ class Tab:
         return result["result"].get("value")
 
     def until(self, condition: str) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT_S
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < end, f"never: {condition}"
             time.sleep(0.05)

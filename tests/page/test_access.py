@@ -13,7 +13,7 @@ import trio
 
 from swarmd.daemon.page import access
 from swarmd.daemon.page.http import MAX_CONNECTIONS
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.page.served import Node, served
 
 pytestmark = pytest.mark.net
@@ -187,7 +187,7 @@ async def test_connections_that_say_nothing_leave_room_once_they_are_gone() -> N
         assert await node.send(REQUEST) == b""  # no room: hung up on
         for stream in silent:
             await stream.aclose()
-        with trio.fail_after(PATIENCE):
+        with trio.fail_after(TIMEOUT_S):
             while not await node.send(REQUEST):
                 await trio.sleep(0.01)
 

@@ -20,7 +20,7 @@ from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Scored
 from tests.policy.conftest import CHAT, SPECIALS, external, local, make_model, open_policy
 
@@ -193,7 +193,7 @@ def test_join_and_doctor_say_it_and_end_with_exit_code_3(
         "1",
     ]
     joined = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
+        command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False
     )
     for status, said in (
         (joined.returncode, joined.stderr),

@@ -26,7 +26,7 @@ from swarmd.policy.export.model_card import Origin, card, figures_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.checkpoint import CheckpointUnfit
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved, read_snapshot
 from tests.policy.conftest import edit_json, local, make_model, open_policy
@@ -227,7 +227,7 @@ def test_the_snippet_of_the_card_runs(folders: dict[str, Path], tmp_path: Path, 
         cwd=out,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ import pytest
 
 from swarmd.daemon.local_api import control
 from swarmd.policy.models.progress import Download, Progress
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.policy.conftest import make_model
 from tests.processes import killed_after
 
@@ -193,7 +193,7 @@ def find(
         capture_output=True,
         text=True,
         env=surroundings(server, home) | environment,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -321,7 +321,7 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
         )
         assert download["total"] > 1_000
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=PATIENCE)
+        _, rest = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130 and "Traceback" not in rest
 
 

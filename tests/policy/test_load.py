@@ -23,7 +23,7 @@ from swarmd.policy.models.device import (
 )
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.load import load_model
-from swarmd.policy.models.memory_plan import WORKSPACE
+from swarmd.policy.models.memory_plan import WORKSPACE_BYTES
 from tests.policy.conftest import QWEN_05B, edit_json, make_model, open_policy
 
 CPU = torch.device("cpu")
@@ -188,9 +188,9 @@ def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:
 
 def test_what_is_loaded_is_what_was_planned(folders: dict[str, Path]) -> None:
     whole = load(folders["llama"])
-    assert load(folders["llama"], free=(whole.plan.least + WORKSPACE) * 10 // 9 + 2).plan.fits
+    assert load(folders["llama"], free=(whole.plan.least + WORKSPACE_BYTES) * 10 // 9 + 2).plan.fits
     with pytest.raises(NoModel, match="not enough memory"):
-        load(folders["llama"], free=(whole.plan.least + WORKSPACE) * 10 // 9 - 2)
+        load(folders["llama"], free=(whole.plan.least + WORKSPACE_BYTES) * 10 // 9 - 2)
     adapted = load(folders["llama"], lora="on", lora_rank=4)
     assert (adapted.plan.lora_rank, adapted.plan.dtype) == (4, "float32")
     assert adapted.plan.trained == sum(p.numel() for p in adapted.network.parameters() if p.requires_grad)

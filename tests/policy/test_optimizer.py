@@ -134,7 +134,7 @@ def test_rounding_at_random_goes_by_its_seed() -> None:
 def test_what_is_kept_is_all_there_is(
     kind: str, precision: str, dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer, "PIECE", piece)
+    monkeypatch.setattr(optimizer, "PIECE_NUMBERS", piece)
     weights = weights_of(dtype)
     adam = Optimizer(weights, kind, precision)
     for step in range(3):
@@ -163,7 +163,7 @@ def test_what_is_kept_is_all_there_is(
 
 def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one piece and of several; nothing that it knew is lost."""
-    monkeypatch.setattr(optimizer, "PIECE", 5000)
+    monkeypatch.setattr(optimizer, "PIECE_NUMBERS", 5000)
     weights = weights_of()
     adam = Optimizer(weights)
     for step in range(3):

@@ -31,7 +31,7 @@ from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, require, work_of
 from swarmd.policy.models.load import with_adapter
-from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Workload, make_plan
+from swarmd.policy.models.memory_plan import MAX_TOKENS, Shape, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
 from swarmd.tasks.curriculum import SAPO_9
@@ -236,7 +236,7 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert not make_plan(shape, "float32", None, 8 * GB, Workload()).fits
     roomy = make_plan(shape, "bfloat16", 16, 80 * GB, Workload())
     assert not roomy.checkpointing
-    assert roomy.micro_batch_tokens == MOST_TOKENS
+    assert roomy.micro_batch_tokens == MAX_TOKENS
     assert roomy.context == 32_768
 
 

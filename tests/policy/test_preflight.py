@@ -10,7 +10,7 @@ import torch
 
 from swarmd.config.config import ModelConfig
 from swarmd.policy.models import preflight
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 MODEL = {"model_type": "qwen2", "num_hidden_layers": 2}
 JOIN = (
@@ -21,7 +21,7 @@ JOIN = (
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", JOIN, "join", "--state-dir", str(state), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointUnfit
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import UpdateReport
 from tests.policy.conftest import config_of, edit_json, external, local, make_model, open_policy
 
@@ -71,7 +71,7 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
         tmp_path / "three elsewhere",
     ]
     done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=os.environ, timeout=PATIENCE
+        command, check=True, capture_output=True, text=True, env=os.environ, timeout=TIMEOUT_S
     )
     assert done.stdout.strip() == repr(one_round(policy, 3))
     save(policy, tmp_path / "three")

@@ -13,7 +13,7 @@ from swarmd.cli.app import main
 from swarmd.lab.demo.demo import duration
 from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.processes import ended, killed_after
 
 ROUNDS = 12
@@ -24,7 +24,7 @@ ROUNDS = 12
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["demo", "--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * PATIENCE
+        [sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * TIMEOUT_S
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
@@ -72,7 +72,7 @@ def test_kill_9_of_the_demo_ends_its_judge_and_nodes(tmp_path: Path) -> None:
         with killed_after(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as demo:
             assert demo.stdout is not None and demo.stdout.readline() == b"started\n"
             started = psutil.Process(demo.pid).children()
-        wait_until(lambda: all(map(ended, started)), PATIENCE)
+        wait_until(lambda: all(map(ended, started)), TIMEOUT_S)
         assert len(started) == 2
     finally:
         for process in started:

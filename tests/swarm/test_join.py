@@ -18,7 +18,7 @@ import pytest
 from swarmd.daemon.local_api import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
 from tests.engines.p2pd import p2pd_missing
 from tests.processes import killed_after
@@ -34,7 +34,7 @@ def swarmd(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "swarmd", *words],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_S,
         env=os.environ | environment,
     )
 
@@ -140,10 +140,10 @@ def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(
     assert json.loads(swarmd("peers", "--json", *state).stdout)["peers"] == []
 
     address = swarmd("ui", "--no-browser", *state).stdout.strip()
-    with urllib.request.urlopen(address, timeout=PATIENCE) as page:
+    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as page:
         assert page.status == 200 and status["peer_id"] in page.read().decode()
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(address.partition("?")[0], timeout=PATIENCE)
+        urllib.request.urlopen(address.partition("?")[0], timeout=TIMEOUT_S)
 
     assert swarmd("pause", *state).returncode == 0
     paused = until(tmp_path / "state", lambda s: s["state"] == "paused", running)
@@ -168,7 +168,7 @@ def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(
     ), "the connection stayed up"
 
     assert swarmd("stop", *state).returncode == 0
-    assert running.wait(PATIENCE) == 0
+    assert running.wait(TIMEOUT_S) == 0
     assert running.stderr is not None
     said = running.stderr.read().splitlines()
     assert not any("Traceback" in line for line in said)
@@ -194,7 +194,7 @@ def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path
     with killed_after(node(tmp_path / "state")) as process:
         until(tmp_path / "state", lambda _: True, process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0 and process.stderr is not None
+        assert process.wait(TIMEOUT_S) == 0 and process.stderr is not None
         said = [line for line in process.stderr.read().splitlines() if line.startswith("stop")]
     assert said == [
         (
@@ -275,7 +275,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
             (state / "ballast").unlink()
             until(state, lambda s: s["state"] == "training", process)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0
+            assert process.wait(TIMEOUT_S) == 0
         found = Checkpoints(state / "checkpoints").newest()
         rounds = [line["round"] for line in read_metrics(state / "metrics.jsonl")]
         assert found is not None and found[0].round == rounds[-1] and found[2] == []
@@ -338,7 +338,7 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_save
             assert status["exchange"]["bytes_in"] > 0
         for node, way in zip(nodes, (signal.SIGTERM, signal.SIGINT), strict=True):
             node.send_signal(way)
-        assert [node.wait(PATIENCE) for node in nodes] == [0, 130]
+        assert [node.wait(TIMEOUT_S) for node in nodes] == [0, 130]
     finally:
         for node in nodes:
             node.kill()

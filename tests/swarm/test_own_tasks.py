@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.daemon.local_api import control
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.swarm.test_join import COMMON, until
 from tests.swarm.test_meeting import first_line, started
 
@@ -59,7 +59,7 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
         copy.write_text(copy.read_text() + "\n# edited")
         # The next one reads the file again
         os.kill(control.call(tmp_path / "second", "status")["trainer"]["pid"], signal.SIGKILL)
-        assert nodes["second"].wait(timeout=PATIENCE) == 2
+        assert nodes["second"].wait(timeout=TIMEOUT_S) == 2
         assert (
             "the tasks sums have changed since this node started"
             in (tmp_path / "second" / "swarmd.log").read_text()

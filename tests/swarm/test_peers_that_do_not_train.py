@@ -29,7 +29,7 @@ from swarmd.daemon.local_api import control
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.testing import until as waited
 from tests.p2p.real import real_member
 from tests.packaging.checkout import ROOT
@@ -50,7 +50,7 @@ class Learner(NamedTuple):
     address: str
 
     def says(self, operation: str) -> dict[str, Any]:
-        return control.call(self.state, operation, timeout=PATIENCE)
+        return control.call(self.state, operation, timeout=TIMEOUT_S)
 
     def peer(self, peer_id: str) -> dict[str, Any]:
         """What it knows of one."""
@@ -105,7 +105,7 @@ class Terminal:
     def wait_for(self, pattern: str) -> str:
         """What it said up to here; it is not looked at again."""
         while (found := re.search(pattern, self._said)) is None:
-            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {pattern!r} in {self._said!r}"
+            assert select.select([self._ours], [], [], TIMEOUT_S)[0], f"no {pattern!r} in {self._said!r}"
             try:
                 self._said = (self._said + self._decoder.decode(os.read(self._ours, 4096))).replace(
                     "\r\n", "\n"
@@ -117,7 +117,7 @@ class Terminal:
 
     def said_last(self) -> str:
         """What it said on standard error, once it is gone."""
-        return self.process.communicate(timeout=PATIENCE)[1]
+        return self.process.communicate(timeout=TIMEOUT_S)[1]
 
     def __enter__(self) -> "Terminal":
         return self
@@ -200,7 +200,7 @@ def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None
                 capture_output=True,
                 text=True,
             )
-            assert (done.returncode, rule.wait(PATIENCE)) == (0, 0)
+            assert (done.returncode, rule.wait(TIMEOUT_S)) == (0, 0)
         finally:
             rule.kill()
 

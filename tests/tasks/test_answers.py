@@ -7,7 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, GradeReason, answer_end, extract, read
+from swarmd.tasks.answers import (
+    MAX_ANSWER_CHARACTERS,
+    MAX_COMPLETION_CHARACTERS,
+    GradeReason,
+    answer_end,
+    extract,
+    read,
+)
 from swarmd.tasks.curriculum import CURRICULA
 
 PIECES = [
@@ -55,23 +62,23 @@ def test_a_flood_of_tags_takes_no_time(flood: str) -> None:
 
 
 def test_every_specialty_has_a_limit() -> None:
-    assert {specialty for c in CURRICULA.values() for specialty in c.configs} == set(LONGEST_ANSWER)
+    assert {specialty for c in CURRICULA.values() for specialty in c.configs} == set(MAX_ANSWER_CHARACTERS)
 
 
-@pytest.mark.parametrize("specialty", sorted(LONGEST_ANSWER))
+@pytest.mark.parametrize("specialty", sorted(MAX_ANSWER_CHARACTERS))
 @pytest.mark.parametrize("character", "\0\t\r\x1b\x7f\u200b\u202e\u2066\ufeff\ud800\udfff５١−é")
 def test_unsafe_characters_are_refused(specialty: str, character: str) -> None:
     assert read(specialty, f"<answer>1{character}1</answer>") is GradeReason.UNSAFE
     assert read(specialty, f"{character}<answer>1</answer>{character}") == "1"  # only the answer is looked at
 
 
-@pytest.mark.parametrize("specialty", sorted(LONGEST_ANSWER))
+@pytest.mark.parametrize("specialty", sorted(MAX_ANSWER_CHARACTERS))
 def test_lengths_are_limited(specialty: str) -> None:
-    most = LONGEST_ANSWER[specialty]
+    most = MAX_ANSWER_CHARACTERS[specialty]
     assert read(specialty, f"<answer>{'1' * most}</answer>") == "1" * most
     assert read(specialty, f"<answer>{'1' * (most + 1)}</answer>") is GradeReason.TOO_LONG
-    assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION)) == "1"
-    assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION + 1)) is GradeReason.TOO_LONG
+    assert read(specialty, "<answer>1</answer>".rjust(MAX_COMPLETION_CHARACTERS)) == "1"
+    assert read(specialty, "<answer>1</answer>".rjust(MAX_COMPLETION_CHARACTERS + 1)) is GradeReason.TOO_LONG
     assert read(specialty, "1") is GradeReason.NO_ANSWER
 
 

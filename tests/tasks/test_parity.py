@@ -17,7 +17,7 @@ import pytest
 import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import PASS, GradeReason
+from swarmd.tasks.answers import PASS_SCORE, GradeReason
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.grading import grade, grade_text, solution
 from swarmd.tasks.logic import proves, table
@@ -97,7 +97,7 @@ def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str
         assert entry["question"] == task.question
         for answer in [right, *rng.sample(solutions, 4), *slips(task, right, rng)]:
             text = f"I think <answer>{answer}</answer>"
-            theirs = dataset.score_answer(extract_answer(text), entry) >= PASS
+            theirs = dataset.score_answer(extract_answer(text), entry) >= PASS_SCORE
             ours = grade_text(tasks, task, text)
             assert (ours is GradeReason.CORRECT) == theirs, (task.ref, answer, ours)
             marks[theirs] += 1
@@ -125,7 +125,7 @@ def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(
             given = [str(decimal.Decimal(task.entry["answer"]) + x) for x in off]
         with decimal.localcontext():
             dataset, entry = upstream(name, task.ref)  # leaves its precision behind, and scores with it
-            theirs = [dataset.score_answer(answer, entry) >= PASS for answer in given]
+            theirs = [dataset.score_answer(answer, entry) >= PASS_SCORE for answer in given]
         with decimal.localcontext(decimal.Context(prec=ambient)):
             assert [grade(tasks, task, answer) is GradeReason.CORRECT for answer in given] == theirs, given
         marks.update(theirs)
@@ -173,7 +173,7 @@ def test_formulas_bind_and_follow_as_upstreams_do() -> None:
         dataset = tasks.dataset("propositional_logic")
         for _ in range(20):
             answer = formula(rng, "".join(task.entry["metadata"]["variables"]), 3)
-            theirs = dataset.score_answer(answer, task.entry) >= PASS
+            theirs = dataset.score_answer(answer, task.entry) >= PASS_SCORE
             assert (grade(tasks, task, answer) is GradeReason.CORRECT) == theirs, (task.ref, answer)
             marks[theirs] += 1
     assert min(marks.values()) > 300

@@ -9,7 +9,7 @@ import pytest
 
 from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
-from swarmd.tasks.answers import LONGEST_COMPLETION
+from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
@@ -32,7 +32,7 @@ def test_reasons(verifier: Verifier, right: str) -> None:
         right: GradeReason.NO_ANSWER,
         f"<answer>{right}": GradeReason.NO_ANSWER,
         f"<answer>{right * 40}</answer>": GradeReason.TOO_LONG,
-        "x" * LONGEST_COMPLETION + f"<answer>{right}</answer>": GradeReason.TOO_LONG,
+        "x" * MAX_COMPLETION_CHARACTERS + f"<answer>{right}</answer>": GradeReason.TOO_LONG,
         f"<answer>{right}\u202e</answer>": GradeReason.UNSAFE,
         f"<answer>{right}\ud800</answer>": GradeReason.UNSAFE,
         f"\ud800\0<answer>{right}</answer>": GradeReason.CORRECT,

@@ -20,7 +20,7 @@ from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
 from swarmd.tasks.gym import bf_optimizer
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
@@ -222,13 +222,13 @@ def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None
         "print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
     )
     ours = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
     )
     plain = (
         "import reasoning_gym; print(reasoning_gym.create_dataset('game_of_life', seed=3,"
         " size=1)[0]['answer'])"
     )
     theirs = subprocess.run(
-        [sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=PATIENCE
+        [sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
     )
     assert ours.stdout == theirs.stdout != ""

@@ -29,7 +29,7 @@ from swarmd.tasks.sandbox.pipe import (
     VerifierRefused,
 )
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from tests.tasks.watched import descendants
 
 pytestmark = pytest.mark.net
@@ -93,7 +93,9 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
     good = msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
     bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
     # Well-formed, and too long
-    bodies += [msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.LONGEST_FRAME,)),)))]
+    bodies += [
+        msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.MAX_FRAME_BYTES,)),)))
+    ]
     bodies += [
         msgspec.msgpack.encode(x)
         for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])
@@ -134,8 +136,8 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
     raw.send(msgspec.msgpack.encode(Request("tiny-9", ())))
     assert raw.reply() == Judgements(())
     raw.stdin.close()
-    assert raw.process.wait(timeout=PATIENCE) == 0
-    psutil.wait_procs([worker], timeout=PATIENCE)
+    assert raw.process.wait(timeout=TIMEOUT_S) == 0
+    psutil.wait_procs([worker], timeout=TIMEOUT_S)
     assert not worker.is_running()
 
 
@@ -154,7 +156,7 @@ def test_it_leaves_when_its_client_is_killed() -> None:
     assert len(family) == 2
     client.kill()
     client.communicate()
-    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    assert psutil.wait_procs(family, timeout=TIMEOUT_S)[1] == []
 
 
 def test_it_is_alone_in_an_empty_environment(verifier: Verifier) -> None:
@@ -278,7 +280,7 @@ def test_what_never_runs_is_an_error_with_cause_and_remedy(command: tuple[str, .
 
 
 def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "START_SECONDS", 0.02)
+    monkeypatch.setattr(client_module, "START_TIMEOUT_S", 0.02)
     begun = time.monotonic()
     command = (sys.executable, "-c", "import time; time.sleep(600)")
     with Verifier("tiny-9", command) as slow, pytest.raises(VerifierFailed, match="did not answer in time"):

@@ -20,7 +20,7 @@ from benchmarks.tiny_models.warm_start import Phase, new_model, train
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import PATIENCE
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Task
 
 SOURCE = tasks_of("tiny-9")
@@ -49,7 +49,7 @@ def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=3 * PATIENCE,
+        timeout=3 * TIMEOUT_S,
         cwd=Path(__file__).parents[2],
     )
     assert "clean: step" in done.stderr

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from swarmd.types import Completion, Generation, Task, TaskRef, Tokens
-from swarmd.workers.question_queue import PASSED_OVER, TRIES, QuestionQueue
+from swarmd.workers.question_queue import MAX_PASSED_OVER, MAX_TRIES, QuestionQueue
 
 
 def flow(ahead: int = 4, enough: int = 100) -> QuestionQueue:
@@ -36,7 +36,7 @@ def test_each_generator_has_its_questions_in_hand_and_gets_as_many_as_it_answers
 def test_what_a_dead_generator_had_is_asked_again_before_anything_new_and_given_up_in_the_end() -> None:
     work = flow(ahead=2)
     asked = work.hand_out(0)
-    for deaths in range(1, TRIES):
+    for deaths in range(1, MAX_TRIES):
         work.lost(0)
         assert work.put_back == 2 * deaths and work.in_flight == 0
         assert work.hand_out(0) == asked
@@ -57,7 +57,7 @@ def test_the_freshest_are_taken_and_what_is_passed_over_too_often_is_dropped() -
     work = flow(ahead=100)
     asked = work.hand_out(0)
     work.answered(0, [(number, answer("old")) for number, _ in asked[:2]])
-    for n in range(PASSED_OVER):
+    for n in range(MAX_PASSED_OVER):
         assert work.finished == 2 and work.overtaken == 0
         work.answered(0, [(asked[2 + n][0], answer("new"))])
         ((task, taken),) = work.take(1)

@@ -15,7 +15,7 @@ from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Generation, Rollout, Scored, Task
 from swarmd.workers.generator_pool import Generators, WorkerFailed
@@ -47,7 +47,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
     with open_workers(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
         newest: list[int] = []
         within = False
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while not (within and crew.generators.alive == 2 and len(newest) > 8):
             assert time.monotonic() < deadline, crew.report(time.monotonic())
             if not crew.generators.wait(2, 1.0):
@@ -76,7 +76,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             "two answers of each were on their way when they heard of it, at most"
         )
         crew.generators.rest(False)
-        assert crew.generators.wait(2, PATIENCE)
+        assert crew.generators.wait(2, TIMEOUT_S)
         pids = crew.generators.pids
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -104,7 +104,7 @@ def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(
         ) as working,
         pytest.raises(WorkerFailed, match="/no/such/model") as failure,
     ):
-        working.wait(1, PATIENCE)
+        working.wait(1, TIMEOUT_S)
     assert failure.value.exit_code == 3
 
 
@@ -121,7 +121,7 @@ def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path:
         Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working,
         pytest.raises(WorkerFailed, match=said),
     ):
-        working.wait(1, PATIENCE)
+        working.wait(1, TIMEOUT_S)
     assert lives == [0, 1, 2, 3, 4]
 
 
@@ -141,7 +141,7 @@ def test_what_goes_wrong_while_questions_are_drawn_is_heard(
         Generators(1, start, QuestionQueue(draw, 2, 4), lambda: None) as working,
         pytest.raises(RuntimeError, match="keeps a generator busy"),
     ):
-        working.wait(1, PATIENCE)
+        working.wait(1, TIMEOUT_S)
 
 
 def test_one_that_starts_while_all_rest_hears_of_the_end_after_the_rest(flow: QuestionQueue) -> None:

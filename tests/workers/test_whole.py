@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.processes import ended
 from tests.swarm.waiting import until
 
@@ -100,7 +100,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
             assert workers(again)["version"] > 0
             wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
             node.send_signal(signal.SIGTERM)
-            assert node.wait(PATIENCE) == 0
+            assert node.wait(TIMEOUT_S) == 0
         finally:
             node.kill()
     lines = read_metrics(state / "metrics.jsonl")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2p.peers.introduction import HELPING, PAUSED, SHOWN_LETTERS, Introduced
+from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
 from p2p.types import PeerId, Reason
 from swarmd.daemon.diagnosis.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
@@ -194,7 +194,7 @@ def _another_curriculum(facts: Facts) -> Trouble:
 
 def another(said: Introduced) -> str:
     """Name a swarm whose digest this version of swarmd does not know."""
-    return f"{printable(said.trains)[:SHOWN_LETTERS]} with {printable(said.runs)[:SHOWN_LETTERS]}"
+    return f"{printable(said.trains)[:SHOWN_CHARACTERS]} with {printable(said.runs)[:SHOWN_CHARACTERS]}"
 
 
 def _nobody_answers(facts: Facts) -> Trouble | None:

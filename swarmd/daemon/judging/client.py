@@ -36,12 +36,12 @@ RECEIPT = b"swarmd judge receipt v1"
 # An honest response has less than 4 KiB.
 MAX_RESPONSE_BYTES = 64 * 1024
 # The longest question of sapo-9 has about 1,000.
-MAX_QUESTION_LETTERS = 8_192
+MAX_QUESTION_CHARACTERS = 8_192
 # A judge takes no longer answer.
-MAX_ANSWER_LETTERS = 16_384
-MAX_MODEL_LETTERS = 100
+MAX_ANSWER_CHARACTERS = 16_384
+MAX_MODEL_CHARACTERS = 100
 # An honest refusal has about 200.
-MAX_REFUSAL_LETTERS = 1_000
+MAX_REFUSAL_CHARACTERS = 1_000
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -87,7 +87,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 class _AskedQuestion(msgspec.Struct, frozen=True):
     evaluation: _Id
-    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION_LETTERS)]
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION_CHARACTERS)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
     commitment: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -246,7 +246,7 @@ class JudgeClient:
             return NotJudged(cause, f"nothing to do; it is asked again in {math.ceil(wait)} s")
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
-        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL_LETTERS] or "unnamed"
+        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL_CHARACTERS] or "unnamed"
         wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
         asked = await self._call("/v1/evaluations", wish, 201, _Asked)
         if isinstance(asked, NotJudged):
@@ -287,7 +287,7 @@ class JudgeClient:
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
         # A lone surrogate has no UTF-8
-        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER_LETTERS]
+        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER_CHARACTERS]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):
@@ -441,4 +441,4 @@ class JudgeClient:
 
 def _readable(text: str) -> str:
     """Return a stranger's words for the operator's terminal: one line, nothing that moves the cursor."""
-    return "".join(c if c.isprintable() else " " for c in text[:MAX_REFUSAL_LETTERS]).strip()
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_REFUSAL_CHARACTERS]).strip()

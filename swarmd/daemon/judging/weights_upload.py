@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from p2p.identity import Identity, verify
-from swarmd.daemon.judging.client import MAX_REFUSAL_LETTERS, RECEIPT, judge_origin, signed_headers
+from swarmd.daemon.judging.client import MAX_REFUSAL_CHARACTERS, RECEIPT, judge_origin, signed_headers
 from swarmd.daemon.judging.reader import exchanged, read
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
@@ -205,5 +205,7 @@ def _decoded(body: bytes, kind: type[K]) -> K:
 
 
 def _refused(error: str, remedy: str) -> UploadRefused:
-    said = f"the judge refused: {error[:MAX_REFUSAL_LETTERS].rstrip('.')}. {remedy[:MAX_REFUSAL_LETTERS]}"
+    said = (
+        f"the judge refused: {error[:MAX_REFUSAL_CHARACTERS].rstrip('.')}. {remedy[:MAX_REFUSAL_CHARACTERS]}"
+    )
     return UploadRefused(printable(said).strip())

@@ -24,15 +24,18 @@ from swarmd.lab.demo.figures import Curve, NoMatplotlib, draw_rewards
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
 MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
-# Seconds a round takes at least, so that all are at about the same round, and the killed node catches the
-# others
-PACE = 0.8
-CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
-PATIENCE = 300.0  # seconds without any node finishing a round before the demo gives up
+# All nodes are at about the same round, and the killed node catches the others.
+MIN_ROUND_S = 0.8
+# What the killed node loses at most. The default is a minute, of a demo of two.
+CHECKPOINT_S = 5.0
+# The demo gives up when no node has finished a round for so long.
+STALL_S = 300.0
 TRAINS = "trains"
-LOOK = 0.25  # seconds between two refreshes
-START = 30.0  # seconds until all nodes have finished a round, on two cores
-NEWS = 4.0  # seconds after which a demo that starts says again how far it is
+REFRESH_S = 0.25
+# When all nodes have finished a round, on two cores.
+START_S = 30.0
+# How often a demo that starts says again how far it is.
+NEWS_S = 4.0
 
 
 @dataclass
@@ -89,8 +92,17 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     talk.print(f"Everything is kept in {folder}", soft_wrap=True)
     talk.print("starting the judge …")
     with local_judge(folder) as judge_url:
-        options = ["--model", MODEL, "--judge", judge_url, "--rounds", str(rounds), "--pace", str(PACE)]
-        saves = checkpoints(CHECKPOINT)
+        options = [
+            "--model",
+            MODEL,
+            "--judge",
+            judge_url,
+            "--rounds",
+            str(rounds),
+            "--pace",
+            str(MIN_ROUND_S),
+        ]
+        saves = checkpoints(CHECKPOINT_S)
         with (
             local_swarm(folder, nodes, options, saves) as swarm,
             # Node 1's questions, the same seed
@@ -130,7 +142,7 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
 
 def duration(rounds: int) -> str:
     """Say how long a demo takes on two free cores."""
-    seconds = START + rounds * PACE
+    seconds = START_S + rounds * MIN_ROUND_S
     return f"{seconds // 60:.0f} to {seconds // 60 + 1:.0f} min" if seconds >= 60 else "1 min"
 
 
@@ -160,7 +172,7 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
     start = Start(stories)
     with Live(console=talk, auto_refresh=False, transient=True) as live:
         while any(story.node.running for story in stories):
-            time.sleep(LOOK)
+            time.sleep(REFRESH_S)
             for story in stories:
                 story.refresh()
             _lose_and_find(victim, rounds, talk)
@@ -170,9 +182,9 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
             if total != done:
                 _show(live, talk, stories, rounds, done, total)
                 done, since = total, time.monotonic()
-            elif time.monotonic() - since > PATIENCE:
+            elif time.monotonic() - since > STALL_S:
                 raise LabFailed(
-                    f"no node has finished a round for {PATIENCE:.0f} s; see the logs in"
+                    f"no node has finished a round for {STALL_S:.0f} s; see the logs in"
                     f" {victim.node.folder.parent}"
                 )
         for story in stories:
@@ -188,7 +200,7 @@ class Start:
         self._said, self._looked, self._next = "", self._begun, 0.0
 
     def news(self, now: float) -> str | None:
-        """Return a line when a node has come further, and every NEWS seconds; else None."""
+        """Return a line when a node has come further, and every NEWS_S seconds; else None."""
         if self._said == "all train" or (now - self._looked < 1.0 and self._said):
             return None
         self._looked = now
@@ -197,7 +209,7 @@ class Start:
         waited = now - self._begun
         if said == self._said and waited < self._next:
             return None
-        self._said, self._next = said, waited + NEWS
+        self._said, self._next = said, waited + NEWS_S
         if set(steps) == {TRAINS}:
             self._said = "all train"
         return f"{waited:3.0f} s  {said}"

@@ -22,8 +22,10 @@ from swarmd.errors import SwarmdError
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics
 
-UNASKED = range(10_000, 32_000)  # ports below those that Linux and macOS give to whoever asks for any
-TERM_PATIENCE = 60.0  # seconds a process has to leave when it is asked to
+# Ports below those that Linux and macOS give to whoever asks for any.
+UNASKED_PORTS = range(10_000, 32_000)
+# How long a process has to leave when it is asked to.
+TERM_TIMEOUT_S = 60.0
 
 
 def checkpoints(every: float) -> dict[str, str]:
@@ -169,7 +171,7 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
-            one, port = stack.enter_context(socket.socket()), secrets.choice(UNASKED)
+            one, port = stack.enter_context(socket.socket()), secrets.choice(UNASKED_PORTS)
             with contextlib.suppress(OSError):  # somebody has it
                 one.bind(("127.0.0.1", port))
                 ports.append(port)
@@ -181,7 +183,7 @@ def end(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(TERM_PATIENCE)
+            process.wait(TERM_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait()

@@ -13,9 +13,10 @@ from swarmd.policy.attention.attention import Rules, masked
 # Spans are attended to in tiles of like size: a tile may hold this many query-key pairs whatever it wastes on
 # padding (a call costs as much as about so many), and any number where no more than this share of them is
 # padding.
-SMALL_TILE: Final = 16_384
-WASTE: Final = 0.25
-LARGEST_TILE: Final = 2**20  # pairs: bounds what an attention kernel without tiling of its own would hold
+SMALL_TILE_PAIRS: Final = 16_384
+MAX_WASTE: Final = 0.25
+# It bounds what an attention kernel without tiling of its own would hold.
+MAX_TILE_PAIRS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +123,15 @@ class _Tile:
 
 
 def _group(spans: Sequence[Span]) -> list[list[Span]]:
-    """Group spans of similar size; see SMALL_TILE."""
+    """Group spans of similar size; see SMALL_TILE_PAIRS."""
     groups: list[list[Span]] = []
     queries = keys = pairs = 0
     for span in sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)):
         wide, high, used = max(keys, span.keys), max(queries, span.length), pairs + span.length * span.keys
         padded = wide * high * (len(groups[-1]) + 1) if groups else 0
-        if groups and (padded <= SMALL_TILE or (padded - used <= WASTE * padded and padded <= LARGEST_TILE)):
+        if groups and (
+            padded <= SMALL_TILE_PAIRS or (padded - used <= MAX_WASTE * padded and padded <= MAX_TILE_PAIRS)
+        ):
             groups[-1].append(span)
             queries, keys, pairs = high, wide, used
         else:

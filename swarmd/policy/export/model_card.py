@@ -12,7 +12,8 @@ from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 
 APACHE: Final = "apache-2.0"  # of every model that has a short name
-EDGE: Final = 10  # rounds at either end that the first and last reward are the mean of
+# The first and last reward are the mean of so many rounds at either end.
+EDGE_ROUNDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
         for line in lines
         if _number(line.get("reward_mean")) and line.get("tokens", {}).get("generated", 1)
     ]
-    edge = max(1, min(EDGE, len(rewards) // 2))
+    edge = max(1, min(EDGE_ROUNDS, len(rewards) // 2))
     local, external = (sum(line.get(key) or 0 for line in lines) for key in ("local", "external"))
     judged: Mapping[str, Any] = next((line["judge"] for line in reversed(lines) if line.get("judge")), {})
     return Figures(

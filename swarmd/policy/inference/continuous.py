@@ -20,12 +20,13 @@ from swarmd.policy.inference.engine import BuiltInEngine, EngineFailed, NoEngine
 
 # Tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
 PAGE: Final = {"cuda": 256}
-SMALL_PAGE: Final = 32  # elsewhere
+SMALL_PAGE_TOKENS: Final = 32  # elsewhere
 # Architectures whose answers were compared with plain forward passes (tests/policy/test_engine.py).
 COMPARED: Final = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "olmo2"}
 )
-BATCH_TOKENS: Final = 2048  # of one forward pass, at most: bounds the prompts that are computed at once
+# The size of one forward pass, at most: bounds the prompts that are computed at once.
+BATCH_TOKENS: Final = 2048
 
 
 class ContinuousEngine(BuiltInEngine):
@@ -104,7 +105,7 @@ class ContinuousEngine(BuiltInEngine):
         self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int
     ) -> ContinuousBatchingConfig:
         """Return settings with pages for all rows, or for as many as the budget holds (at least 1)."""
-        page = PAGE.get(self._network.device.type, SMALL_PAGE)
+        page = PAGE.get(self._network.device.type, SMALL_PAGE_TOKENS)
 
         def pages(tokens: int) -> int:
             return -(-tokens // page) + 1

@@ -12,10 +12,11 @@ from swarmd.policy.attention.attention import adopt
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 
-# Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
-COMPACT: Final = 0.98
+# Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
+COMPACT_AT: Final = 0.98
 
-STRIDE: Final = 64  # tokens: about the square root of a vocabulary, small ones and large
+# About the square root of a vocabulary, of small ones and large.
+STRIDE_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def decode_rows(
         left = int(alive.sum())
         if left == 0:
             break
-        if left <= COMPACT * len(alive):
+        if left <= COMPACT_AT * len(alive):
             keep = alive.nonzero()[:, 0]
             row, token, alive = row[keep], token[keep], alive[keep]
             rows.keep(keep)
@@ -169,7 +170,7 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a token of each row: [B, V] -> [B]."""
     rows, vocabulary = probabilities.shape
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
-    strides = F.pad(probabilities, (0, -vocabulary % STRIDE)).view(rows, -1, STRIDE)
+    strides = F.pad(probabilities, (0, -vocabulary % STRIDE_TOKENS)).view(rows, -1, STRIDE_TOKENS)
     above = strides.sum(-1, dtype=exact).cumsum(-1)
     uniform = (
         torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
@@ -178,11 +179,11 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     # 0.
     stride = torch.searchsorted(above, uniform, right=True).clamp_(max=above.shape[-1] - 1)
     before = F.pad(above, (1, 0)).gather(1, stride)
-    within = strides.gather(1, stride[:, :, None].expand(-1, -1, STRIDE))[:, 0].cumsum(-1, dtype=exact)
+    within = strides.gather(1, stride[:, :, None].expand(-1, -1, STRIDE_TOKENS))[:, 0].cumsum(-1, dtype=exact)
     place = torch.searchsorted(within, uniform - before, right=True)
     # Where rounding leaves the number at the stride's own end, its last token that has a probability.
     last = (within < within[:, -1:]).sum(-1, keepdim=True)
-    return (stride * STRIDE + place.minimum(last))[:, 0]
+    return (stride * STRIDE_TOKENS + place.minimum(last))[:, 0]
 
 
 def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:

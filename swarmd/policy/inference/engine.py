@@ -38,7 +38,8 @@ BUILT_IN: Final = ("own", "continuous")
 # importance sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL
 # framework secretly brings you off-policy RL training").
 FOREIGN_CAP: Final = 2.0
-_SLACK: Final = 1e-3  # above 0, of a log-probability: rounding
+# How far above 0 rounding may lift a log-probability.
+_SLACK: Final = 1e-3
 
 
 class NoEngine(SwarmdError):

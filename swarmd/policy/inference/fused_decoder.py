@@ -18,7 +18,8 @@ from swarmd.policy.models.lora import adapted, lora_factors
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-LARGEST_COPY: Final = 2**28  # bytes of projections laid side by side: their second copy of the weights
+# Projections laid side by side are a second copy of the weights.
+MAX_COPY_BYTES: Final = 2**28
 
 
 class Blocks:
@@ -36,7 +37,7 @@ class Blocks:
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
         self._layers = [
-            _Block(layer, i, frozen, frozen and size <= LARGEST_COPY)
+            _Block(layer, i, frozen, frozen and size <= MAX_COPY_BYTES)
             for i, layer in enumerate(decoder.layers)
         ]
         self._norm: Any = decoder.norm

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-# Probability that may be elsewhere; more than rounding moves
-AGREES = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
+# The probability that may be elsewhere: more than rounding moves.
+MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
 
 
 class PaddedRows:
@@ -90,4 +90,4 @@ def agrees_with_itself(network: nn.Module) -> bool:
         return False
     together = torch.stack(steps, dim=1).float().softmax(-1)  # [prompts, steps, V]
     moved = (together - torch.stack([alone(p) for p in prompts])).abs().sum(-1) / 2
-    return bool(moved.max() <= AGREES[weight.dtype])
+    return bool(moved.max() <= MAX_DIFFERENCE[weight.dtype])

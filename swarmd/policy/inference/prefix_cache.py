@@ -10,7 +10,8 @@ from swarmd.policy.attention.attention import Rules, capped, run
 from swarmd.policy.attention.packed_layout import PackedLayout, Span, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 
-PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not one prompt is longer
+# Prompt tokens of one forward pass, at most, where no single prompt is longer.
+PREFILL_TOKENS: Final = 8192
 
 
 class SharedPrefix:
@@ -247,11 +248,11 @@ class _Prefill:
 
 
 def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield blocks of prompt indices, of at most PREFILL tokens together."""
+    """Yield blocks of prompt indices, of at most PREFILL_TOKENS tokens together."""
     block: list[int] = []
     tokens = 0
     for i, prompt in enumerate(prompts):
-        if block and tokens + len(prompt) > PREFILL:
+        if block and tokens + len(prompt) > PREFILL_TOKENS:
             yield block
             block, tokens = [], 0
         block.append(i)

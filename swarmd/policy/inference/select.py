@@ -40,14 +40,17 @@ from swarmd.state.logs import installed_version
 
 log = logging.getLogger(__name__)
 
-NO_LIMIT: Final = 2**30  # context of a model that names none
+# The context of a model that names none.
+NO_LIMIT_TOKENS: Final = 2**30
 SCHEMA: Final = 1
-ROUNDS: Final = 2  # timed ones of each engine; the better counts. One more, not timed, comes first
-MARGIN: Final = 0.9  # an engine replaces the first only if it takes at most this share of its time
+# Timed rounds of each engine; the better counts. One more, not timed, comes first.
+ROUNDS: Final = 2
+# An engine replaces the first only if it takes at most this share of its time.
+MARGIN: Final = 0.9
 COPIES: Final = 8
 NEW_TOKENS: Final = 64
-# Tokens: the lengths of eight ReasoningGYM questions in a chat
-PROMPTS: Final = (81, 95, 108, 117, 130, 152, 180, 225)
+# The lengths of eight ReasoningGYM questions in a chat.
+PROMPT_TOKENS: Final = (81, 95, 108, 117, 130, 152, 180, 225)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ def measure(
     It uses random numbers of its own.
     """
     source, longest = seeded(torch.device("cpu"), 0), max(1, sampling.context // 2)
-    prompts = [torch.randint(vocabulary, (min(n, longest),), generator=source).tolist() for n in PROMPTS]
+    prompts = [
+        torch.randint(vocabulary, (min(n, longest),), generator=source).tolist() for n in PROMPT_TOKENS
+    ]
     # No answer ends before its time, so that all engines do the same work.
     asked = Sampling(
         max(1, min(NEW_TOKENS, sampling.limit)),
@@ -257,7 +262,7 @@ def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOpti
         device=loaded.device.type,
         dtype=str(loaded.dtype).removeprefix("torch."),
         lora_rank=loaded.lora_rank,
-        context=sampling.context if sampling.context < NO_LIMIT else None,
+        context=sampling.context if sampling.context < NO_LIMIT_TOKENS else None,
         url=generate.engine_url,
         python=generate.engine_python,
         memory=generate.engine_memory,

@@ -32,7 +32,8 @@ from swarmd.policy.models.memory_plan import Shape
 from swarmd.policy.models.preflight import read_config_json
 from swarmd.terminal import printable
 
-MOST_MODULES: Final = 20_000  # of a network; 512 ordinary layers have some 7,000
+# Modules of a network; 512 ordinary layers have some 7,000.
+MAX_MODULES: Final = 20_000
 # Architectures whose padded batches were compared with single sequences (tests/policy/test_architectures.py).
 PADDED: Final = frozenset(
     (
@@ -89,7 +90,7 @@ def has_other_parts(document: dict[str, Any]) -> bool:
     return "text_config" in document
 
 
-def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.Module:
+def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.Module:
     """Build the network without its weights (meta device), to count before anything is downloaded.
 
     most: modules that are built before it is refused. Raises NoModel for a model that swarmd cannot train.

@@ -2,7 +2,7 @@
 
 A template (Jinja) is a program that came with the model: it may loop without end or fill the memory.
 `python -m swarmd.policy.models.chat` renders it for a made-up question, without files or network, in
-CPU_SECONDS and `containment.MEMORY` at most. What stands around the question is then the same for every
+CPU_S and `containment.MEMORY_BYTES` at most. What stands around the question is then the same for every
 question: a prompt is put together from these pieces, and no template runs during a round.
 """
 
@@ -23,9 +23,11 @@ from swarmd.errors import NoModel
 from swarmd.terminal import printable
 from swarmd.types import Completion
 
-CPU_SECONDS: Final = 2  # an ordinary template takes a few milliseconds
-PATIENCE: Final = 120.0  # seconds, on however busy a machine
-MAX_TEXT: Final = 2**20  # characters of one rendered prompt
+# An ordinary template takes a few milliseconds.
+CPU_S: Final = 2
+# On however busy a machine.
+RENDER_TIMEOUT_S: Final = 120.0
+MAX_PROMPT_CHARACTERS: Final = 2**20
 
 WARM_UP: Final = (
     "{% for m in messages %}{{ m | tojson }}{{ strftime_now('%d %b %Y') }}{% endfor %}",
@@ -105,8 +107,8 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
         (plain, spaced), _ = render_jinja_template(chats, chat_template=template, **more)
     except Exception as error:  # a template is a program and may raise anything
         raise TemplateFails(str(error).strip() or type(error).__name__) from None
-    if max(len(plain), len(spaced)) > MAX_TEXT:
-        raise TemplateFails(f"it makes more than {MAX_TEXT:,} characters of a question")
+    if max(len(plain), len(spaced)) > MAX_PROMPT_CHARACTERS:
+        raise TemplateFails(f"it makes more than {MAX_PROMPT_CHARACTERS:,} characters of a question")
     return plain, spaced
 
 
@@ -125,14 +127,14 @@ def render_contained(template: str, special_tokens: Mapping[str, str], system: s
             input=request,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=RENDER_TIMEOUT_S,
             env=environment,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TemplateFails(f"it takes longer than {PATIENCE:.0f} s") from None
+        raise TemplateFails(f"it takes longer than {RENDER_TIMEOUT_S:.0f} s") from None
     if done.returncode < 0:
-        raise TemplateFails(f"it takes more than {CPU_SECONDS} s of CPU time")
+        raise TemplateFails(f"it takes more than {CPU_S} s of CPU time")
     try:
         reply: dict[str, Any] = json.loads(done.stdout)
         if "error" in reply:
@@ -236,7 +238,7 @@ def main() -> None:
     for first in WARM_UP:  # so that everything is imported
         with contextlib.suppress(TemplateFails):
             render(first, {}, "")
-    most = int(time.process_time()) + 1 + CPU_SECONDS
+    most = int(time.process_time()) + 1 + CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
     limit_resources()
     seccomp.install()

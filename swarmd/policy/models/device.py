@@ -16,8 +16,8 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-# Parameters; larger models get an adapter unless the configuration says otherwise, and all cores
-LORA_FROM: Final = 100_000_000
+# Larger models get an adapter unless the configuration says otherwise, and all cores.
+LORA_FROM_PARAMETERS: Final = 100_000_000
 # In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and
 # their kin; of the CPU (Linux and macOS, then Windows). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED
 # can mean it too; they mostly mean something else.
@@ -26,7 +26,8 @@ OUT_OF_MEMORY: Final = re.compile(
     r" memory",
     re.IGNORECASE,
 )
-BF16_WORTH: Final = 1.5  # how much faster than float32 it must be on a CPU, before we give up its digits
+# How much faster than float32 it must be on a CPU, before we give up its digits.
+BF16_SPEEDUP: Final = 1.5
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -96,7 +97,7 @@ def _cpu_gains_from_bf16() -> bool:
             best = min(best, time.perf_counter() - start)
         return best
 
-    return seconds(torch.float32) > BF16_WORTH * seconds(torch.bfloat16)
+    return seconds(torch.float32) > BF16_SPEEDUP * seconds(torch.bfloat16)
 
 
 SLOW_AT_BF16: Final = {
@@ -157,12 +158,12 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
     """Return torch's threads on a CPU: those of the configuration, or else what measurements suggest.
 
     A second thread makes a small model's round a fifth quicker for a third more CPU, and several such nodes
-    often share a machine: one thread. From LORA_FROM parameters on a round takes as many cores as
+    often share a machine: one thread. From LORA_FROM_PARAMETERS parameters on a round takes as many cores as
     `limits.cpu` allows, shared among the processes of this run (docs/performance.md).
     """
     if config.model.threads:
         return config.model.threads
-    if parameters <= LORA_FROM:
+    if parameters <= LORA_FROM_PARAMETERS:
         return 1
     cores = psutil.cpu_count(logical=False) or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS

@@ -13,7 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.models.device import (
-    LORA_FROM,
+    LORA_FROM_PARAMETERS,
     SLOW_AT_BF16,
     choose_device,
     dtype_name,
@@ -89,7 +89,7 @@ class Examination:
     def dtype(self) -> str:
         """The data type in words, with the reason where a large model is in float32."""
         fit, dtype = self.fit, self.fit.plan.dtype
-        if dtype != "float32" or fit.shape.parameters <= LORA_FROM or quick_at_bf16(fit.device):
+        if dtype != "float32" or fit.shape.parameters <= LORA_FROM_PARAMETERS or quick_at_bf16(fit.device):
             return dtype
         return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}, and float16 is not used"
 
@@ -168,11 +168,13 @@ def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memor
     return Examination(fit(config.model, work_of(config), free))
 
 
-MEASURE: Final = 0.1  # seconds of each measurement of the device
-ON_THE_HUB: Final = 2  # bytes of a weight there: bfloat16
-# Seconds of a round: with fewer than 60 rounds an hour nothing is seen to rise while one waits
-SLOW: Final = 60.0
-CHECKPOINTS: Final = 2  # kept on the disk
+# The time of each measurement of the device.
+MEASURE_S: Final = 0.1
+# Most weights there are bfloat16.
+HUB_BYTES_PER_WEIGHT: Final = 2
+# With fewer than 60 rounds an hour nothing is seen to rise while one waits.
+SLOW_ROUND_S: Final = 60.0
+KEPT_CHECKPOINTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +272,9 @@ def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Return the shortest time of the runs that fit into MEASURE seconds."""
+    """Return the shortest time of the runs that fit into MEASURE_S seconds."""
     best, begun = float("inf"), time.perf_counter()
-    while time.perf_counter() - begun < MEASURE:
+    while time.perf_counter() - begun < MEASURE_S:
         start = time.perf_counter()
         work().reshape(-1)[0].item()  # waits for the device
         best = min(best, time.perf_counter() - start)
@@ -288,13 +290,13 @@ def _to_fetch(name: str, shape: Shape) -> int:
         try_to_load_from_cache(REPOSITORIES[name], "model.safetensors"), str
     ):
         return 0
-    return ON_THE_HUB * shape.parameters
+    return HUB_BYTES_PER_WEIGHT * shape.parameters
 
 
 def _checkpoints(plan: Plan) -> int:
     """Return the bytes of all kept checkpoints: the trained weights and Adam's two moments each."""
     moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4)
-    return CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
+    return KEPT_CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
 
 
 def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
@@ -305,7 +307,9 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
         seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
         hourly = f"{_two_digits(model.rounds_an_hour):g}"
-        slow = f"slow: {hourly} round{'s' * (hourly != '1')} an hour" if model.seconds > SLOW else "yes"
+        slow = (
+            f"slow: {hourly} round{'s' * (hourly != '1')} an hour" if model.seconds > SLOW_ROUND_S else "yes"
+        )
         here = (
             slow + ", with LoRA" * bool(plan.lora_rank)
             if plan.fits

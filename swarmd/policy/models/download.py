@@ -36,10 +36,9 @@ from swarmd.errors import NoModel, Unreachable
 from swarmd.policy.models.progress import Download, Progress
 
 PART: Final = ".swarmd-part"
-# Bytes that `http_get` hands on at once, and that are lost with the process; by itself it takes ten times as
-# many
-CHUNK: Final = 2**20
-constants.DOWNLOAD_CHUNK_SIZE = CHUNK
+# What `http_get` hands on at once, and what is lost with the process. Its default is ten times as much.
+CHUNK_BYTES: Final = 2**20
+constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
 
 
 def fetch(repository: str, revision: str | None, patterns: Sequence[str], choices: str) -> Path:
@@ -166,7 +165,7 @@ def _is(file: io.BufferedRandom, etag: str) -> bool:
     else:
         return True
     file.seek(0)
-    while block := file.read(CHUNK):
+    while block := file.read(CHUNK_BYTES):
         found.update(block)
     return found.hexdigest() == etag
 

@@ -22,7 +22,13 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
-from swarmd.policy.models.device import LORA_FROM, choose_device, choose_dtype, dtype_name, free_memory
+from swarmd.policy.models.device import (
+    LORA_FROM_PARAMETERS,
+    choose_device,
+    choose_dtype,
+    dtype_name,
+    free_memory,
+)
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import optimizer
@@ -42,9 +48,12 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
 )
 
 
-SAMPLES: Final = 32  # questions of each specialty
-FRAME: Final = 32  # tokens that a chat template puts around a question, where it is not known
-STEP: Final = 64  # tokens: lengths are rounded up to it, so that an estimate and a count give the same plan
+# Questions of each specialty.
+SAMPLES: Final = 32
+# What a chat template puts around a question, where it is not known.
+FRAME_TOKENS: Final = 32
+# Lengths are rounded up to it, so that an estimate and a count give the same plan.
+STEP_TOKENS: Final = 64
 _PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
 
 
@@ -72,11 +81,11 @@ def estimated_tokens(text: str) -> int:
 
 
 def prompt_tokens(questions: Sequence[str], count: Callable[[str], int]) -> int:
-    """Return the tokens of the longest prompt, rounded up to STEP.
+    """Return the tokens of the longest prompt, rounded up to STEP_TOKENS.
 
     count: the tokens of a question's whole prompt.
     """
-    return -(-max(map(count, questions)) // STEP) * STEP
+    return -(-max(map(count, questions)) // STEP_TOKENS) * STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,7 @@ def work_of(config: NodeConfig) -> Workload:
     """
     tiny, lengths = config.model.name in TINY, dict[str, Any]()
     if not tiny and (asked := longest_questions(config.swarm.curriculum)):
-        around = FRAME + estimated_tokens(system_prompt_of(config.model))
+        around = FRAME_TOKENS + estimated_tokens(system_prompt_of(config.model))
         lengths = {
             "asked": asked,
             "prompt_tokens": prompt_tokens(asked, lambda text: around + estimated_tokens(text)),
@@ -170,7 +179,9 @@ def plan_on(
     rank = _lora_rank(config, shape)
     # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in
     # float32.
-    dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
+    dtype = choose_dtype(
+        config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM_PARAMETERS
+    )
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work
     return dtype, make_plan(shape, dtype_name(dtype), rank, free, on_device)
@@ -217,7 +228,7 @@ def gigabytes(count: int) -> str:
 
 
 def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
-    on = config.lora == "on" or (config.lora == "auto" and shape.parameters > LORA_FROM)
+    on = config.lora == "on" or (config.lora == "auto" and shape.parameters > LORA_FROM_PARAMETERS)
     return config.lora_rank if on else None
 
 

@@ -35,17 +35,24 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-USABLE: Final = 0.9  # of what is free: allocators leave gaps
-# Bytes that libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU
-WORKSPACE: Final = 2**28
-MOST_TOKENS: Final = 8_192  # of a micro-batch: a larger one is no quicker
-ENOUGH_TOKENS: Final = 4_096  # of a micro-batch: below it, checkpointing costs less than it saves
-CACHE_BYTES: Final = 2**31  # keys and values held at once while answering, at most
+# Of what is free: allocators leave gaps.
+USABLE_SHARE: Final = 0.9
+# What libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU.
+WORKSPACE_BYTES: Final = 2**28
+# Tokens of a micro-batch: a larger one is no quicker.
+MAX_TOKENS: Final = 8_192
+# Tokens of a micro-batch below which checkpointing costs less than it saves.
+ENOUGH_TOKENS: Final = 4_096
+# Keys and values held at once while answering, at most.
+CACHE_BYTES: Final = 2**31
 # Of one chunk of logits: 4 MiB in float32, which caches hold while it is gone over several times
 HEAD_NUMBERS: Final = 2**20
-HEAD_TOKENS: Final = 256  # tokens of a chunk, however large the vocabulary: fewer make poor matrix products
-LOGIT_BYTES: Final = 12  # logits, log-probabilities and their gradient, in float32
-BLOCK: Final = 256  # numbers of an 8-bit moment that share a scale
+# Tokens of a chunk, however large the vocabulary: fewer make poor matrix products.
+HEAD_TOKENS: Final = 256
+# A logit, its log-probability and its gradient, in float32.
+LOGIT_BYTES: Final = 12
+# Numbers of an 8-bit moment that share a scale.
+BLOCK: Final = 256
 
 
 Precision = Literal["master", "stochastic"]  # of trained weights in 16 bits; see optimizer.py
@@ -174,7 +181,7 @@ def _plan(
 ) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
     always = _always(shape, size, lora_rank, work.optimizer, precision, start_copy)
-    held, usable = sum(item.bytes for item in always), max(0, int(USABLE * free) - WORKSPACE)
+    held, usable = sum(item.bytes for item in always), max(0, int(USABLE_SHARE * free) - WORKSPACE_BYTES)
     room = max(0, usable - held)
 
     head_tokens = chunk_of(shape.vocabulary)
@@ -185,7 +192,7 @@ def _plan(
         tokens, checkpointing = work.micro_batch_tokens, work.micro_batch_tokens > most_plain
     else:
         checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
-        tokens = max(work.row, min(MOST_TOKENS, _power_of_two(most if checkpointing else most_plain)))
+        tokens = max(work.row, min(MAX_TOKENS, _power_of_two(most if checkpointing else most_plain)))
 
     rows = work.questions * work.completions
     head_rows = f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B"

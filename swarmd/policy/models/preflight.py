@@ -99,8 +99,10 @@ def driver_there(
 
 
 MAX_BYTES: Final = 2**22
-MOST_LAYERS: Final = 512  # the largest models have some 130
-LARGEST_SIZE: Final = 2**22  # of a width, a number of heads, a vocabulary
+# The largest models have some 130.
+MAX_LAYERS: Final = 512
+# A width, a number of heads, a vocabulary.
+MAX_SIZE: Final = 2**22
 # Parts of keys' names
 OURS: Final = ("attn_implementation", "experts_implementation", "use_kernels", "kernel_config")
 
@@ -164,9 +166,9 @@ def _sections(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _limit(key: str) -> int | None:
     """Return the largest value that a number of this name may have, or None for no limit."""
     if "layer" in key:
-        return MOST_LAYERS
+        return MAX_LAYERS
     return (
-        LARGEST_SIZE
+        MAX_SIZE
         if any(
             part in key for part in ("size", "dim", "width", "heads", "n_head", "n_embd", "experts", "depth")
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-EVERY: Final = 5.0  # seconds between two reports
+REPORT_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Progress:
 
     def got(self, size: int) -> None:
         self._there, self._got = self._there + size, self._got + size
-        if self._there >= self._total or self._clock() >= self._said + EVERY:
+        if self._there >= self._total or self._clock() >= self._said + REPORT_EVERY_S:
             self._say()
 
     def _say(self) -> None:

@@ -36,10 +36,14 @@ from swarmd.workers.worker import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-BUCKET: Final = 2**25  # bytes of gradients added up at once
-CHECK_EVERY: Final = 100  # updates between two comparisons of all weights
-MEETING: Final = timedelta(minutes=2)  # for all ranks to join, once each has its weights
-SLOWEST: Final = timedelta(minutes=30)  # between the first rank that has its gradients and the last
+# Gradients that are added up at once.
+BUCKET_BYTES: Final = 2**25
+# How often all weights are compared.
+CHECK_EVERY_UPDATES: Final = 100
+# For all ranks to join, once each has its weights.
+JOIN_TIMEOUT: Final = timedelta(minutes=2)
+# Between the first rank that has its gradients and the last.
+UPDATE_TIMEOUT: Final = timedelta(minutes=30)
 _LOOPBACK: Final = ("lo", "lo0")
 
 _rows = msgspec.msgpack.Decoder(list[Row])
@@ -85,10 +89,10 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
     # A meeting that failed stays counted, and under another name nobody would be met
     c10d._world.group_count = 0
     try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MEETING)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
     except RuntimeError as error:
         raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
-    c10d._set_pg_timeout(SLOWEST)
+    c10d._set_pg_timeout(UPDATE_TIMEOUT)
 
 
 def leave() -> None:
@@ -136,7 +140,7 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     held = 0
     for gradient in gradients:
-        if bucket and (held + gradient.nbytes > BUCKET or gradient.dtype != bucket[0].dtype):
+        if bucket and (held + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
             yield bucket
             bucket, held = [], 0
         bucket.append(gradient)
@@ -165,7 +169,7 @@ class Trainers:
         policy: LanguagePolicy,
         start: Callable[[int], WorkerProcess],
         folder: Path,
-        check_every: int = CHECK_EVERY,
+        check_every: int = CHECK_EVERY_UPDATES,
     ) -> None:
         """Prepare to train in `size` ranks.
 

@@ -78,9 +78,9 @@ class ReferencePolicy:
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-SKIPS_IN_A_ROW: Final = 5
+MAX_SKIPS_IN_A_ROW: Final = 5
 # Elements of a padded micro-batch's logits: half a GiB in float32, held about three times over
-PADDED_LOGITS: Final = 2**27
+MAX_PADDED_LOGITS: Final = 2**27
 
 
 class Diverged(SwarmdError):
@@ -205,7 +205,9 @@ class Learner:
     def _micro_batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         if self._decoder:
             return micro_batches(rows, self._budget)
-        return padded_micro_batches(rows, self._budget, max(1, PADDED_LOGITS // self._head.weight.shape[0]))
+        return padded_micro_batches(
+            rows, self._budget, max(1, MAX_PADDED_LOGITS // self._head.weight.shape[0])
+        )
 
     def _shrink(self, groups: Sequence[Sequence[Row]]) -> None:
         release_cached(self._device)
@@ -382,7 +384,7 @@ class Learner:
         self.optimizer.clear()
         self.skipped += 1
         log.warning("step left out: loss %s, gradient norm %s (%d in a row)", loss, norm, self.skipped)
-        if self.skipped >= SKIPS_IN_A_ROW:
+        if self.skipped >= MAX_SKIPS_IN_A_ROW:
             raise Diverged(
                 f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient"
                 f" norm {norm}); nothing was changed by those steps. Lower train.learning_rate, set"

@@ -86,7 +86,8 @@ def _cosine(done: float) -> float:
 SHAPES: Final = MappingProxyType({"constant": _constant, "linear": _linear, "cosine": _cosine})
 
 
-PIECE: Final = 2**24  # numbers of a 16-bit weight that are in float32 at once while they are stepped: 64 MiB
+# Numbers of a 16-bit weight that are in float32 at once while they are stepped: 64 MiB.
+PIECE_NUMBERS: Final = 2**24
 
 
 class NoOptimizer(SwarmdError):
@@ -294,17 +295,17 @@ class _Piece:
 
 def _pieces(name: str, weight: nn.Parameter) -> Iterator[_Piece]:
     count = weight.numel()
-    if count <= PIECE:
+    if count <= PIECE_NUMBERS:
         yield _Piece(name, weight, slice(0, count), weight.shape)
         return
-    for i, begin in enumerate(range(0, count, PIECE)):
-        end = min(begin + PIECE, count)
+    for i, begin in enumerate(range(0, count, PIECE_NUMBERS)):
+        end = min(begin + PIECE_NUMBERS, count)
         yield _Piece(f"{name}#{i}", weight, slice(begin, end), torch.Size([end - begin]))
 
 
 def _joined(name: str, tensors: Mapping[str, Tensor], weight: Tensor) -> Tensor:
     """Join a weight's float32 copy from its pieces; return `weight` where there is none."""
-    keys = [f"{MASTER}/{name}"] + [f"{MASTER}/{name}#{i}" for i in range(-(-weight.numel() // PIECE))]
+    keys = [f"{MASTER}/{name}"] + [f"{MASTER}/{name}#{i}" for i in range(-(-weight.numel() // PIECE_NUMBERS))]
     parts = [tensors[key].reshape(-1) for key in keys if key in tensors]
     return torch.cat(parts).view(weight.shape) if sum(map(len, parts)) == weight.numel() else weight
 

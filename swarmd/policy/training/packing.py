@@ -12,10 +12,10 @@ from swarmd.policy.attention.packed_layout import Span, common_length, shared_pr
 from swarmd.policy.models.chat import Chat
 from swarmd.types import Scored
 
-# Padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in
-# calls
-WASTE_FROM: Final = 512
-RAGGED: Final = 0.75  # a row shorter than this share of the longest starts a new one
+# From so many padded tokens on a micro-batch is rather ended than padded: smaller ones cost more in calls.
+WASTE_FROM_TOKENS: Final = 512
+# A row shorter than this share of the longest starts a new micro-batch.
+RAGGED: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> 
         if group:
             longest = len(group[0])
             full = (len(group) + 1) * longest > budget or head + len(row.completion) > head_tokens
-            ragged = len(group) * longest >= WASTE_FROM and len(row) < RAGGED * longest
+            ragged = len(group) * longest >= WASTE_FROM_TOKENS and len(row) < RAGGED * longest
             if full or ragged:
                 yield group
                 group, head = [], 0

@@ -44,11 +44,16 @@ __all__ = ["Completion", "GradeReason", "TaskRef", "Verifier", "VerifierFailed",
 
 COMMAND = (sys.executable, "-m", *Curriculum.command)
 ATTEMPTS = 3
-MOST_ANSWERS = 1024  # in one request
-FAULT_KINDS = 100  # of a plug-in, that are told apart
-START_SECONDS = 60.0  # ReasoningGYM takes two to load on an idle machine
-ITEM_SECONDS = 2.0  # time for the two answers of an item that may time out, on a busy machine
-SLACK = 4.0  # times as long as the attempt before: a machine may be slow, and no answer can use it up
+# Answers in one request.
+MAX_ANSWERS = 1024
+# Kinds of faults of a plug-in that are told apart.
+MAX_FAULT_KINDS = 100
+# ReasoningGYM takes two seconds to load on an idle machine.
+START_TIMEOUT_S = 60.0
+# For the two answers of an item that may time out, on a busy machine.
+ITEM_TIMEOUT_S = 2.0
+# So much longer than the attempt before: a machine may be slow, and no answer can use it up.
+SLACK_FACTOR = 4.0
 
 log = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply", VerifierReady, Judgements, Made)
@@ -90,7 +95,7 @@ class Verifier:
     def __enter__(self) -> Self:
         """Start the process, without waiting for it."""
         with self._lock, contextlib.suppress(_Failed):  # the first call to `judge` tries again, and reports
-            self._child = self._child or _Child(self._command, START_SECONDS)
+            self._child = self._child or _Child(self._command, START_TIMEOUT_S)
         return self
 
     def __exit__(
@@ -163,7 +168,7 @@ class Verifier:
     def _note(self, ref: TaskRef, fault: str) -> None:
         """Log what a plug-in did wrong: of each kind the first time, the tenth, the hundredth."""
         kind = ref.specialty + " " + re.sub("[0-9]+", "#", ":".join(fault.split(":")[:2]))[:80]
-        if len(self.faults) >= FAULT_KINDS and kind not in self.faults:
+        if len(self.faults) >= MAX_FAULT_KINDS and kind not in self.faults:
             kind = "others"
         self.faults[kind] += 1
         if str(self.faults[kind]).strip("0") == "1":
@@ -178,8 +183,8 @@ class Verifier:
             )
 
     def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, GradeReason]]:
-        for start in range(0, len(pending), MOST_ANSWERS):
-            part = pending[start : start + MOST_ANSWERS]
+        for start in range(0, len(pending), MAX_ANSWERS):
+            part = pending[start : start + MAX_ANSWERS]
             items = []
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
@@ -199,7 +204,7 @@ class Verifier:
         with self._lock:
             for attempt in range(ATTEMPTS):
                 try:
-                    self._child = self._child or _Child(self._command, START_SECONDS, SLACK**attempt)
+                    self._child = self._child or _Child(self._command, START_TIMEOUT_S, SLACK_FACTOR**attempt)
                     return ask(self._child)
                 except _Failed as failure:
                     cause = str(failure)
@@ -221,7 +226,7 @@ class Verifier:
         )
 
 
-def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
+def describe(source: str, seconds: float = START_TIMEOUT_S) -> PluginDescription:
     """Load a task plug-in in a process of its own, which ends, and say what it is.
 
     ConfigError, with what is wrong with it.
@@ -288,7 +293,7 @@ class _Child:
         """
         answers = [len(item.answers) for item in request.items]
         judged = self._exchange(
-            request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED * len(answers))
+            request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED_FACTOR * len(answers))
         )
         if [len(row) for row in judged.reasons] != answers or len(judged.faults) not in (0, len(answers)):
             raise _Failed(f"it sent {sum(map(len, judged.reasons))} answers to {sum(answers)} questions")
@@ -299,12 +304,12 @@ class _Child:
 
         Raises _Failed.
         """
-        return self._exchange(request, Made, 2 * pipe.STARVED * patience)
+        return self._exchange(request, Made, 2 * pipe.STARVED_FACTOR * patience)
 
     def _exchange(self, request: Request, kind: type[_Reply], patience: float) -> _Reply:
         if self.seccomp is None:
             self.ready()
-        deadline = time.monotonic() + self._slack * (ITEM_SECONDS * (1 + len(request.items)) + patience)
+        deadline = time.monotonic() + self._slack * (ITEM_TIMEOUT_S * (1 + len(request.items)) + patience)
         with self._failing():
             pipe.send(self._stdin.fileno(), request, deadline)
         return self._receive(kind, deadline)

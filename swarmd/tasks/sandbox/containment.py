@@ -14,8 +14,10 @@ from pathlib import Path
 
 from swarmd.tasks.sandbox import seccomp
 
-MEMORY = 256 * 2**20  # bytes of address space beyond what the process has already
-CPU_SECONDS = 60  # in the life of a worker; it is replaced long before
+# Address space beyond what the process has already.
+MEMORY_BYTES = 256 * 2**20
+# CPU time in the life of a worker, which is replaced long before.
+CPU_S = 60
 
 _REFUSED = (  # Python's own table of audit events: docs.python.org/3/library/audit_events.html
     "open",
@@ -58,7 +60,7 @@ _REFUSED_WHILE_MARKING = ("compile", "exec")
 _marking = False
 
 
-def contain(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> bool:
+def contain(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> bool:
     """Give up files, sockets, processes, executable memory and most memory.
 
     True if the kernel enforces it (seccomp).
@@ -88,7 +90,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
         raise PermissionError(f"refused in the verifier: {event}")
 
 
-def limit_resources(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> None:
+def limit_resources(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> None:
     """Forbid files, processes and core dumps, and limit memory and CPU time."""
     limits = {
         resource.RLIMIT_CORE: 0,

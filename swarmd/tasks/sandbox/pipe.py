@@ -15,13 +15,15 @@ import msgspec
 
 from swarmd.tasks.answers import GradeReason
 
-# Bytes; a full request (client.MOST_ANSWERS answers of LONGEST_OWN_ANSWER characters) is below that
-LONGEST_FRAME = 4 * 2**20
-LONGEST_OWN_ANSWER = 1000  # characters, of tasks that are not swarmd's own
-LONGEST_OWN_QUESTION = 16_384  # characters
-LONGEST_FAULT = 300  # characters
-STARVED = 5.0  # times its seconds of CPU time that an answer may take, where others keep the processor busy
-_CHUNK = 65_536
+# A full request (client.MAX_ANSWERS answers of MAX_OWN_ANSWER_CHARACTERS) is below that.
+MAX_FRAME_BYTES = 4 * 2**20
+# For tasks that are not swarmd's own.
+MAX_OWN_ANSWER_CHARACTERS = 1000
+MAX_OWN_QUESTION_CHARACTERS = 16_384
+MAX_FAULT_CHARACTERS = 300
+# An answer may take so many times its CPU time, where others keep the processor busy.
+STARVED_FACTOR = 5.0
+_CHUNK_BYTES = 65_536
 
 
 class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -34,8 +36,8 @@ class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
     # Bytes, beyond what it has when it is loaded
     memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20
-    longest_question: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_QUESTION)] = 8192  # characters
-    longest_answer: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_ANSWER)] = 256  # characters
+    longest_question: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_QUESTION_CHARACTERS)] = 8192  # characters
+    longest_answer: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_ANSWER_CHARACTERS)] = 256  # characters
 
 
 class PluginDescription(msgspec.Struct, frozen=True):
@@ -114,7 +116,7 @@ def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> Non
         if deadline is not None:
             await_event(fd, select.POLLOUT, deadline)
         try:
-            view = view[os.write(fd, view[:_CHUNK]) :]
+            view = view[os.write(fd, view[:_CHUNK_BYTES]) :]
         except BlockingIOError:  # less room than a chunk; wait for more
             continue
 
@@ -125,12 +127,12 @@ def receive(fd: int, deadline: float | None = None) -> bytes:
     Raises EOFError at the end of the stream, TimeoutError after the deadline, FrameTooLong.
     """
     size = int.from_bytes(_read(fd, 4, deadline), "big")
-    if size <= LONGEST_FRAME:
+    if size <= MAX_FRAME_BYTES:
         return _read(fd, size, deadline)
     left = size
     while left:
-        left -= len(_read(fd, min(left, _CHUNK), deadline))
-    raise FrameTooLong(f"a frame of {size} bytes is over the limit of {LONGEST_FRAME}")
+        left -= len(_read(fd, min(left, _CHUNK_BYTES), deadline))
+    raise FrameTooLong(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
 
 
 def await_event(fd: int, event: int, deadline: float) -> None:
@@ -147,7 +149,7 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
     while len(body) < size:
         if deadline is not None:
             await_event(fd, select.POLLIN, deadline)
-        piece = os.read(fd, min(size - len(body), _CHUNK))
+        piece = os.read(fd, min(size - len(body), _CHUNK_BYTES))
         if not piece:
             raise EOFError
         body += piece

@@ -16,7 +16,8 @@ from swarmd.tasks.plugin import LoadedPlugin, load
 from swarmd.tasks.sandbox.containment import address_space
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Work, run
 
-LOADING_MEMORY = 4 * 2**30  # bytes of address space beyond what the process has already
+# Address space beyond what the process has already.
+LOADING_MEMORY_BYTES = 4 * 2**30
 
 
 def work(source: str, digest: str) -> Work:
@@ -25,7 +26,7 @@ def work(source: str, digest: str) -> Work:
         with _little_memory():
             plugin = load(source)
     except MemoryError:
-        raise PluginRefused(f"it takes more than {LOADING_MEMORY >> 30} GiB to load") from None
+        raise PluginRefused(f"it takes more than {LOADING_MEMORY_BYTES >> 30} GiB to load") from None
     found = plugin.description
     if digest and found.digest != digest:
         raise PluginRefused(
@@ -55,7 +56,7 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
 def _little_memory() -> Iterator[None]:
     """Limit address space until the block ends, where the system can, which macOS cannot."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = address_space() + LOADING_MEMORY
+    wanted = address_space() + LOADING_MEMORY_BYTES
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(
             resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)

@@ -19,7 +19,8 @@ from typing import NamedTuple
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 # linux/seccomp.h
 ALLOW, KILL_PROCESS, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCHITECTURE, THIRD_ARGUMENT = 0, 4, 32  # byte offsets; the third argument's low half, little-endian
+# Byte offsets; the third argument's is of its low half, little-endian.
+NUMBER, ARCHITECTURE, THIRD_ARGUMENT = 0, 4, 32
 PROT_EXEC = 4
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 

@@ -26,7 +26,7 @@ import psutil
 
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.sandbox import pipe, seccomp
-from swarmd.tasks.sandbox.containment import MEMORY, contain, marking
+from swarmd.tasks.sandbox.containment import MEMORY_BYTES, contain, marking
 from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
@@ -37,11 +37,15 @@ from swarmd.tasks.sandbox.pipe import (
     VerifierRefused,
 )
 
-SECONDS = 0.2  # of CPU time that an answer may take, the regeneration of its task included
-MOST_LOST = 2  # workers that one item may cost
-WORKER_LIFE = 4096  # answers after which a worker is replaced
-START_LIMIT = 10.0  # seconds a worker may take to be contained
-PARENT_CHECK = 2.0  # seconds
+# CPU time that an answer may take, the regeneration of its task included.
+ANSWER_CPU_S = 0.2
+# Workers that one item may cost.
+MAX_LOST_WORKERS = 2
+# A worker is replaced after so many answers.
+WORKER_ANSWERS = 4096
+# How long a worker may take to be contained.
+START_TIMEOUT_S = 10.0
+PARENT_CHECK_S = 2.0
 
 # A worker sends one byte per answer, an index into this: nothing is parsed
 _CODES: Sequence[GradeReason] = tuple(GradeReason)
@@ -62,7 +66,7 @@ class TaskFault(Exception):
 
         fatal: whether the worker is of no further use (it ran out of memory).
         """
-        super().__init__(what[: pipe.LONGEST_FAULT])
+        super().__init__(what[: pipe.MAX_FAULT_CHARACTERS])
         self.fatal = fatal
 
 
@@ -76,8 +80,8 @@ class Work:
 
     # (curriculum, specialty, n); None: no such task. Raises TaskFault
     prepare: Callable[[str, str, int], Prepared | None]
-    seconds: float = SECONDS  # of CPU time; pipe.STARVED times as many in all
-    memory: int = MEMORY
+    seconds: float = ANSWER_CPU_S  # of CPU time; pipe.STARVED_FACTOR times as many in all
+    memory: int = MEMORY_BYTES
     plugin: PluginDescription | None = None
     check: Callable[["Marker"], None] = lambda _: None  # before the first request; raises PluginRefused
 
@@ -107,7 +111,8 @@ class Worker:
         self._process = psutil.Process(self._pid)
         self.answered = 0
         started = msgspec.msgpack.decode(
-            pipe.receive(self._results, time.monotonic() + START_LIMIT), type=VerifierReady | VerifierRefused
+            pipe.receive(self._results, time.monotonic() + START_TIMEOUT_S),
+            type=VerifierReady | VerifierRefused,
         )
         if isinstance(started, VerifierRefused):
             raise OSError(f"the worker cannot be contained: {started.why}")
@@ -163,7 +168,7 @@ class Worker:
         return float(times.user + times.system)
 
     def _latest(self) -> float:
-        return time.monotonic() + pipe.STARVED * self._seconds
+        return time.monotonic() + pipe.STARVED_FACTOR * self._seconds
 
     def _receive(self, deadline: float) -> Made:
         try:
@@ -196,7 +201,7 @@ class Marker:
         self._renew()
         reasons: list[GradeReason] = []
         fault, lost = "", 0
-        while len(reasons) < len(item.answers) and lost < MOST_LOST:
+        while len(reasons) < len(item.answers) and lost < MAX_LOST_WORKERS:
             try:
                 self.worker.hand(
                     Request(curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),))
@@ -208,7 +213,7 @@ class Marker:
             except WorkerLost as loss:
                 self._replace()
                 lost += 1
-                if loss.reason is GradeReason.TIMEOUT or lost == MOST_LOST:
+                if loss.reason is GradeReason.TIMEOUT or lost == MAX_LOST_WORKERS:
                     reasons.append(loss.reason)
                     fault = fault or self._told("score", loss)
         return (*reasons, *[GradeReason.SKIPPED] * (len(item.answers) - len(reasons))), fault
@@ -232,7 +237,7 @@ class Marker:
         return f"{function}: its process died twice, as it may where it takes too much memory"
 
     def _renew(self) -> None:
-        if self.worker.answered >= WORKER_LIFE:
+        if self.worker.answered >= WORKER_ANSWERS:
             self._replace()
 
     def _replace(self) -> None:
@@ -262,7 +267,7 @@ def _wait_for_request(requests: int, parent: int) -> bool:
     """
     while os.getppid() == parent:
         try:
-            pipe.await_event(requests, select.POLLIN, time.monotonic() + PARENT_CHECK)
+            pipe.await_event(requests, select.POLLIN, time.monotonic() + PARENT_CHECK_S)
         except TimeoutError:
             continue
         return True
