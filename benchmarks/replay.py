@@ -34,7 +34,7 @@ from typing import Any
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -292,7 +292,7 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
 def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundParts, LanguagePolicy]:
     identity = Identity.from_seed(bytes([seed]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
-    member = Member(
+    member = QueuedMember(
         identity,
         topic,
         partial(MemorySwarm().join, identity.peer_id),

@@ -34,7 +34,7 @@ from benchmarks import compare
 from benchmarks.pairs import add_options, parser_of, plan_of, positive
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -142,7 +142,7 @@ def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
 def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifier) -> RoundParts:
     identity = Identity.from_seed(bytes([number]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
-    member = Member(
+    member = QueuedMember(
         identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time
     )
     exchange = RolloutExchange(member, config.model.name, curriculum_of(config))

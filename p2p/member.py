@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -74,11 +75,11 @@ class _FirstStart:
 
 
 class Member:
-    """Implements `Transport` over an engine.
+    """One member of a swarm, over an engine.
 
     Args:
         build_engine: called once, with the engine's handlers; `run` runs the engine.
-        admitted: called with each admitted envelope; without it bodies wait for `received`.
+        admitted: called with each admitted envelope.
         folder: for the replay log and the scores of peers.
         knows: whether this version can use a kind; frames of other kinds are passed on at a low rate.
         also: other swarms whose members this node helps to meet. An inbox of their own admits their frames,
@@ -93,8 +94,8 @@ class Member:
         *,
         sequence: Iterator[int],
         clock: Callable[[], float],
+        admitted: Callable[[Envelope], None],
         limits: AdmissionLimits | None = None,
-        admitted: Callable[[Envelope], None] | None = None,
         folder: Path | None = None,
         also: Sequence[Topic] = (),
         knows: Callable[[str], bool] = lambda _: True,
@@ -124,8 +125,7 @@ class Member:
         self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned
         self._sequence = sequence
         self._clock = clock
-        self.queue: FairQueue[ReceivedBody] = FairQueue()
-        self._admitted = self._keep if admitted is None else admitted
+        self._admitted = admitted
         self.blobs = BlobStore()
         self.server = BlobServer(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # whoever runs this member runs it, too
@@ -259,12 +259,6 @@ class Member:
         if left is not None:
             left.set()
 
-    def received(self) -> Sequence[ReceivedBody]:
-        return self.queue.drain()
-
-    def _keep(self, envelope: Envelope) -> None:
-        self.queue.put(ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body))
-
     def hold(self, blob: bytes) -> None:
         self.blobs.put(blob)
 
@@ -365,3 +359,20 @@ class Member:
             group = share_group_of(peer.address) if "/p2p-circuit" not in peer.address else None
             if group is not None:
                 self.reputation.met(peer.id, group, now)
+
+
+class QueuedMember(Member):
+    """A member that is a `Transport` in its own process, in the lab and in tests.
+
+    What is admitted waits for `received`; in a daemon it goes on to the trainer, which has the one queue.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.queue: FairQueue[ReceivedBody] = FairQueue()
+        super().__init__(*args, admitted=self._keep, **options)
+
+    def received(self) -> Sequence[ReceivedBody]:
+        return self.queue.drain()
+
+    def _keep(self, envelope: Envelope) -> None:
+        self.queue.put(ReceivedBody(envelope.author, envelope.group, envelope.kind, envelope.body))

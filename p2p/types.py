@@ -131,24 +131,28 @@ class Peer:
     connected_at: float
 
 
-class Transport(Protocol):
-    """The swarm as the trainer sees it. No call waits for the network.
-
-    In a node `swarmd.link` carries the calls over the socket pair; in the lab it is a `p2p.member.Member`
-    over the memory engine.
-    """
+class Sender(Protocol):
+    """What sends to the swarm. No call waits for the network."""
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal `body` and send it to everybody in the swarm."""
+
+    def hold(self, blob: bytes) -> None:
+        """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
+
+
+class Transport(Sender, Protocol):
+    """The swarm as the trainer sees it.
+
+    In a node `swarmd.link` carries the calls over the socket pair; in the lab it is a
+    `p2p.member.QueuedMember` over the memory engine.
+    """
 
     def received(self) -> Sequence[ReceivedBody]:
         """Return the bodies admitted since the last call, oldest first.
 
         The queue is bounded: where there is too much, the oldest are dropped.
         """
-
-    def hold(self, blob: bytes) -> None:
-        """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """Report that an admitted frame of this author proved to have bad content."""

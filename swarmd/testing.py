@@ -18,7 +18,7 @@ import trio
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine
 from swarmd.experience.advantages import unweighed
@@ -77,14 +77,14 @@ def memory_member(
     topic: Topic = TOPIC,
     engine: Callable[[Handlers], P2pEngine] | None = None,
     **options: Any,
-) -> Member:
-    """Build a real `Member` over the memory engine.
+) -> QueuedMember:
+    """Build a real member over the memory engine, a `Transport`.
 
     engine: used instead, if given. options: passed on to `Member`.
     """
     me = identity(who) if isinstance(who, int) else who
     options.setdefault("sequence", itertools.count(1))
-    return Member(
+    return QueuedMember(
         me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options
     )
 

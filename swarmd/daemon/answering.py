@@ -41,7 +41,7 @@ from swarmd.daemon.membership import introduce, nearby, run, sharing_member, top
 from swarmd.errors import ConfigError
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter
-from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.rollout_exchange import share as share_rollouts
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.strategies import SHARES
 from swarmd.state.folder import IDENTITY_FILE
@@ -103,7 +103,7 @@ class AnsweringPeer:
             self._engine, self.identity, self._topic, config.swarm, folder, self._on_envelope
         )
         self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
-        self._exchange = RolloutExchange(self.member, author, curriculum)
+        self._author, self._specialties = author, curriculum.specialties
         self._verifier = Verifier(curriculum)
         self.tasks = open_tasks(curriculum, self._verifier, config.tasks.specialties)
         self._rng = random.Random(secrets.randbits(64) if config.seed is None else config.seed)
@@ -250,7 +250,7 @@ class AnsweringPeer:
         while True:
             while self._waiting and self.present:
                 rollout, number = self._waiting[0]
-                self._exchange.share([rollout], number)
+                share_rollouts(self.member, [rollout], number, self._author, self._specialties)
                 self._waiting.popleft()
             await trio.sleep(POLL_S)
 

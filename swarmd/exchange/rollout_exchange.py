@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
-from p2p.types import PeerId, Reason, Transport
+from p2p.types import PeerId, Reason, Sender, Transport
 from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Rollout
@@ -17,60 +17,59 @@ MAX_AUTHORS = 4096
 log = logging.getLogger(__name__)
 
 
+def share(
+    sender: Sender,
+    rollouts: Sequence[Rollout],
+    round_number: int,
+    model: str,
+    specialties: Sequence[str],
+    whole: int = offers.WHOLE_BYTES,
+) -> int:
+    """Gossip a small set whole; offer the rollouts of a larger one, for others to fetch.
+
+    specialties: the curriculum's. whole: bytes up to which a set is gossiped. Returns the rollouts shared.
+    """
+    if not rollouts:
+        return 0
+    encoded = [wire.encode_rollout(rollout) for rollout in rollouts]
+    body = wire.join(encoded, round_number, model)
+    if len(body) <= whole:
+        sender.publish(wire.KIND, body)
+        return len(rollouts)
+    bodies, blobs = offers.encode(rollouts, round_number, model, specialties, encoded)
+    if len(blobs) < len(rollouts):
+        log.warning(
+            "%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens"
+            " or round.completions",
+            len(rollouts) - len(blobs),
+            MAX_CONTENT_BYTES,
+            MAX_BLOB_BYTES,
+        )
+    for blob in blobs:
+        sender.hold(blob)
+    for offer in bodies:
+        sender.publish(offers.KIND, offer)
+    return len(blobs)
+
+
 class RolloutExchange:
-    """The `Swarm` protocol over a `Transport`. Reports authors that send invalid rollouts."""
+    """The `Swarm` protocol over a `Transport`. Reports authors that send invalid rollouts.
+
+    whole: as in `share`.
+    """
 
     def __init__(
-        self,
-        transport: Transport,
-        model: str,
-        curriculum: Curriculum,
-        whole: int = offers.WHOLE_BYTES,
-        modality: str = wire.TEXT,
+        self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE_BYTES
     ) -> None:
-        """Exchange over this transport.
-
-        whole: bytes up to which a set is gossiped as it is; a larger one is offered. modality: of what is
-        shared and collected.
-        """
-        self.transport, self.model, self.curriculum, self._whole, self._modality = (
-            transport,
-            model,
-            curriculum,
-            whole,
-            modality,
-        )
+        self.transport, self.model, self.curriculum, self._whole = transport, model, curriculum, whole
         self.shared = 0  # rollouts
         # Author -> (its last round, its model), as it says itself
         self.authors: dict[PeerId, tuple[int, str]] = {}
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        """Gossip a small set whole; offer the rollouts of a larger one, for others to fetch."""
-        if not rollouts:
-            return
-        encoded = [wire.encode_rollout(rollout) for rollout in rollouts]
-        whole = wire.join(encoded, round_number, self.model)
-        if len(whole) <= self._whole:
-            self.transport.publish(wire.tagged(wire.KIND, self._modality), whole)
-            self.shared += len(rollouts)
-            return
-        bodies, blobs = offers.encode(
-            rollouts, round_number, self.model, self.curriculum.specialties, encoded
-        )
-        if len(blobs) < len(rollouts):
-            log.warning(
-                "%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens"
-                " or round.completions",
-                len(rollouts) - len(blobs),
-                MAX_CONTENT_BYTES,
-                MAX_BLOB_BYTES,
-            )
-        self.shared += len(blobs)
-        for blob in blobs:
-            self.transport.hold(blob)
-        for body in bodies:
-            self.transport.publish(wire.tagged(offers.KIND, self._modality), body)
+        specialties = self.curriculum.specialties
+        self.shared += share(self.transport, rollouts, round_number, self.model, specialties, self._whole)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         """Return the rollouts received since the last call, oldest first, and refusals by reason.
@@ -80,10 +79,8 @@ class RolloutExchange:
         rollouts: list[Rollout] = []
         refused: Counter[str] = Counter()
         for received in self.transport.received():
-            if received.kind != wire.tagged(wire.KIND, self._modality):
-                if wire.modality_of(received.kind) not in (None, self._modality):
-                    refused[Reason.OTHER_MODALITY.value] += 1  # its author is not to blame: others can use it
-                continue  # or a kind of a later version
+            if received.kind != wire.KIND:
+                continue  # of a later version
             decoded = wire.decode(received.body, received.author)
             if isinstance(decoded, Reason):
                 refused[decoded.value] += 1

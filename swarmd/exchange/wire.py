@@ -66,14 +66,6 @@ _decoder = msgspec.msgpack.Decoder(_Body)
 _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def tagged(kind: str, modality: str) -> str:
-    """Return the envelope's kind of rollouts or of an offer in this modality.
-
-    modality: lower-case letters, digits and hyphens.
-    """
-    return kind if modality == TEXT else f"{kind}-{modality}"
-
-
 def modality_of(kind: str) -> str | None:
     """Return the modality of rollouts or of an offer; None where the kind is neither."""
     base, tag, modality = kind.partition("-")

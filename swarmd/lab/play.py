@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from p2p.engines.memory import MemorySwarm
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import Member, QueuedMember
 from p2p.topic import Topic
-from p2p.types import Envelope, PeerId
+from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
@@ -52,6 +52,7 @@ EPOCH_S = 1_700_000_000.0
 ROUND_S = 5.0
 # Sets up to this size are gossiped whole, in a setting where they are.
 WHOLE_BYTES = 2**18
+M = TypeVar("M", bound=Member)
 # The report of a node that is away.
 NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())
 # The seed of the held-out questions, the same for every run.
@@ -148,32 +149,32 @@ class PlayedSwarm:
     def _identity(self, number: int) -> Identity:
         return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
 
-    def _member(self, number: int, admitted: Callable[[Envelope], None] | None = None) -> Member:
+    def _member(self, number: int, kind: type[M], **options: Any) -> M:
         identity = self._identity(number)
         join = partial(self._memory.join, identity.peer_id)
-        return Member(
+        return kind(
             identity,
             self._topic,
             join,
             sequence=itertools.count(1),
             clock=lambda: self._now,
-            admitted=admitted,
+            **options,
         )
 
     def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, NotedExchange]:
         if whole:
             return self.ids[number], self._exchange(
-                self._member(number), config.model.name, self.curriculum, whole=WHOLE_BYTES
+                self._member(number, QueuedMember), config.model.name, self.curriculum, whole=WHOLE_BYTES
             )
         rng = random.Random(f"{self._seed} {number} offers")
         transport = FetchingMember(
-            partial(self._member, number), config, self.curriculum, lambda: self._now, rng
+            partial(self._member, number, Member), config, self.curriculum, lambda: self._now, rng
         )
         self._fetching.append(transport)
         return self.ids[number], self._exchange(transport, config.model.name, self.curriculum, whole=0)
 
     def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
-        member = self._member(number)
+        member = self._member(number, QueuedMember)
         exchange = RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE_BYTES if whole else 0)
         rng = random.Random(f"{self._seed} {number} hostile")
         return HostilePeer(

@@ -34,19 +34,19 @@ from swarmd.types import Completion, Lead, Rollout, Task
 class FetchingMember:
     """A `Transport` that fetches when the round collects.
 
-    join: builds the member, which is told what to do with each envelope.
+    join: builds the member; takes `admitted`.
     """
 
     def __init__(
         self,
-        join: Callable[[Callable[[Envelope], None]], Member],
+        join: Callable[..., Member],
         config: NodeConfig,
         curriculum: Curriculum,
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
         self._heard: FairQueue[Envelope] = FairQueue()
-        self._member = join(self._heard.put)
+        self._member = join(admitted=self._heard.put)
         self._here: list[ReceivedBody] = []
         hand_on = self._here.append
         self._gatherer, self._choice = gatherer_of(

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import BatchBuilder
@@ -106,7 +106,7 @@ class Swarm:
     # Is shown every batch that is trained on
     batches: Callable[[Sequence[Scored]], None] = lambda batch: None
 
-    def member(self, number: int) -> Member:
+    def member(self, number: int) -> QueuedMember:
         identity = Identity.from_seed(f"{self.seed} {number}".encode().ljust(32, b"."))
         return memory_member(self.memory, identity, self.clock)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer, gatherer_of
 from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import Clock, memory_member
+from swarmd.testing import TOPIC, Clock, identity
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 
@@ -59,7 +60,9 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
     def admitted(envelope: Envelope) -> None:
         party.gatherer.on_envelope(envelope)
 
-    member = memory_member(swarm, number, Clock(), sequence=itertools.count(sequence), admitted=admitted)
+    me = identity(number)
+    join = partial(swarm.join, me.peer_id)
+    member = Member(me, TOPIC, join, sequence=itertools.count(sequence), clock=Clock(), admitted=admitted)
     gatherer = Gatherer(
         member,
         Board(TINY_9.trains_on, kept_rounds=2),

@@ -5,24 +5,22 @@ What is shared is collected by all others, what is no rollout is refused and its
 
 from typing import Any
 
-import pytest
-
 from p2p.engines.memory import MemorySwarm
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.types import Reason
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import NOW, Clock, memory_member
+from swarmd.testing import Clock, memory_member
 from swarmd.types import Completion, Rollout, TaskRef
 
 
-def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[Member, RolloutExchange]:
+def join(swarm: MemorySwarm, number: int, **options: Any) -> tuple[QueuedMember, RolloutExchange]:
     member = memory_member(swarm, number, Clock())
     return member, RolloutExchange(member, f"model-{number}", TINY_9, **options)
 
 
-def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
+def rollouts(member: QueuedMember, *ns: int, specialty: str = "bf") -> list[Rollout]:
     return [
         Rollout(
             TaskRef(specialty, n), (Completion("a", True), Completion("b", False)), member.identity.peer_id
@@ -75,17 +73,3 @@ def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None
     swarm.inject(b"noise")
     assert from_a.collect() == ([], {Reason.MALFORMED.value: 1})
     assert from_a.collect() == ([], {})
-
-
-@pytest.mark.parametrize("whole", [10**6, 0])
-def test_another_modality_is_counted_and_left_and_nobody_is_blamed(whole: int) -> None:
-    """Sets and offers alike; those who can use it collect it."""
-    swarm = MemorySwarm()
-    (a, from_a), (_, from_b) = (join(swarm, i, modality="image", whole=whole) for i in (1, 2))
-    c, from_c = join(swarm, 3)
-    from_a.share(rollouts(a, 1, 2), round_number=1)
-    assert from_c.collect() == ([], {Reason.OTHER_MODALITY.value: 1})
-    assert from_b.collect() == (rollouts(a, 1, 2) if whole else [], {})
-    assert c.reports == {} and c.reputation.score(a.identity.peer_id, NOW) == 0 and c.inbox.counts == {}
-    from_c.share(rollouts(c, 1), round_number=1)
-    assert from_b.collect() == ([], {Reason.OTHER_MODALITY.value: 1})

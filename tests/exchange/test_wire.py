@@ -138,7 +138,8 @@ MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)
 @pytest.mark.parametrize("kind", [wire.KIND, offers.KIND])
 @given(modality=MODALITIES)
 def test_the_modality_of_a_kind_is_the_one_it_was_tagged_with(kind: str, modality: str) -> None:
-    frame = seal(identity(1), TOPIC.swarm_id, 1, NOW, wire.tagged(kind, modality), b"")
+    tagged = kind if modality == wire.TEXT else f"{kind}-{modality}"
+    frame = seal(identity(1), TOPIC.swarm_id, 1, NOW, tagged, b"")
     parsed = parse(frame, TOPIC.swarm_id)
     assert isinstance(parsed, Frame)
     envelope = check(parsed, frame)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import Member
+from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -22,7 +22,7 @@ from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 def join(
     swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig
-) -> tuple[RoundParts, LanguagePolicy, Member]:
+) -> tuple[RoundParts, LanguagePolicy, QueuedMember]:
     """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
     member = memory_member(swarm, number, map(float, itertools.count(1_700_000_000)).__next__)
     policy = LanguagePolicy.open(settings, seed=number)
@@ -45,7 +45,9 @@ def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def share(member: Member, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
+def share(
+    member: QueuedMember, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = ""
+) -> None:
     """Right sums, and as many wrong ones, to other questions each round."""
     tasks = [
         task
@@ -63,7 +65,7 @@ def share(member: Member, node: RoundParts, t: int, count: int, prefix: str = ""
 
 
 def play(
-    node: RoundParts, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = ""
+    node: RoundParts, other: QueuedMember, rounds: Sequence[int], prefix: str = "evil ", suffix: str = ""
 ) -> list[RoundReport]:
     reports = []
     for t in rounds:

@@ -13,7 +13,7 @@ import trio
 from p2p.engines import engine
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
 from swarmd.daemon.judging import discovery
@@ -190,7 +190,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(
     members = []
     async with trio.open_nursery() as nursery:
         for identity in identities:
-            member = Member(
+            member = QueuedMember(
                 identity, TOPIC, build(identity, bootstrap), sequence=itertools.count(), clock=time.time
             )
             addresses = await nursery.start(member.run) if net != "memory" else nursery.start_soon(member.run)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import Member
+from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -124,7 +124,7 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
 def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
     """The round in which it hears these of a peer."""
     clock = itertools.count(1_700_000_000)
-    peer: Member = memory_member(swarm, 8, lambda: float(next(clock)))
+    peer: QueuedMember = memory_member(swarm, 8, lambda: float(next(clock)))
     sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]
     RolloutExchange(peer, "another", TINY_9, whole=2**18).share(sent, 1)
     report = run_round(1, node)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
@@ -33,7 +33,7 @@ def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on"
     return NodeConfig.model_validate({**sections, "gate": {"mode": gate}, "model": {"device": "cpu"}})
 
 
-def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, Member, Member]:
+def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, QueuedMember, QueuedMember]:
     """A node, its member, and another member of its swarm."""
     swarm = MemorySwarm()
     node, _, member = join(swarm, 1, verifier, settings)
@@ -391,7 +391,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     """
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
 
-    def new() -> tuple[RoundParts, LanguagePolicy, Member]:
+    def new() -> tuple[RoundParts, LanguagePolicy, QueuedMember]:
         swarm = MemorySwarm()
         return (*join(swarm, 1, verifier, settings)[:2], join(swarm, 2, verifier, settings)[2])
 

@@ -16,7 +16,7 @@ import trio.testing
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import nickname
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.types import PeerRequest
 from swarmd import link
 from swarmd.config.config import NodeConfig
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.net
 class Judged:
     """A node's side of being judged, with a trainer that gives the same answer to every question."""
 
-    def __init__(self, member: Member, config: NodeConfig, folder: Path) -> None:
+    def __init__(self, member: QueuedMember, config: NodeConfig, folder: Path) -> None:
         self.said: list[str] = []
         self._asked, self._questions = trio.open_memory_channel[link.JudgeQuestion](10)
         self.judging = Judging(member, config, TINY_9, folder, lambda: "cpu", self._told, self.said.append)
@@ -68,12 +68,14 @@ async def grade(stream: trio.SocketStream, request: bytes) -> None:
     await stream.send_all(reply(graded(peer=peer, answers=digests), 200))
 
 
-async def joined(nursery: trio.Nursery) -> tuple[list[Member], str]:
+async def joined(nursery: trio.Nursery) -> tuple[list[QueuedMember], str]:
     """Three members on loopback, and the address of the first."""
     build, bootstrap, members = build_real, list[str](), []
     for number in (1, 2, 3):
         me = identity(number)
-        members.append(Member(me, TOPIC, build(me, bootstrap), sequence=itertools.count(), clock=time.time))
+        members.append(
+            QueuedMember(me, TOPIC, build(me, bootstrap), sequence=itertools.count(), clock=time.time)
+        )
         addresses = await nursery.start(members[-1].run)
         bootstrap = bootstrap or list(addresses)
     return members, bootstrap[0]

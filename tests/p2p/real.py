@@ -8,7 +8,7 @@ from typing import Any
 
 from p2p.engines import engine
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, Verdict
 from swarmd.testing import TIMEOUT_S, until
@@ -34,9 +34,9 @@ def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TO
     )
 
 
-def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> Member:
+def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> QueuedMember:
     numbers = itertools.count(int(time.time() * 1000))
-    return Member(
+    return QueuedMember(
         Identity.from_seed(bytes([n]) * 32),
         topic,
         lambda handlers: real_engine(name, n, handlers, topic, **options),
@@ -45,7 +45,7 @@ def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> Memb
     )
 
 
-async def heard(sender: Member, receiver: Member) -> None:
+async def heard(sender: QueuedMember, receiver: QueuedMember) -> None:
     """The sender is heard, sooner or later."""
     receiver.received()
 

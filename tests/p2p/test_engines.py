@@ -25,7 +25,7 @@ from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm
 from p2p.errors import BadAddress, CannotListen, EngineMissing, NoSuchEngine, OperatorError, PortInUse
 from p2p.identity import Identity
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
@@ -88,21 +88,23 @@ def real(request: pytest.FixtureRequest) -> Any:
     return make(request.param)
 
 
-def member(net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC, **options: Any) -> Member:
+def member(
+    net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC, **options: Any
+) -> QueuedMember:
     identity = Identity.from_seed(bytes([n]) * 32)
     numbers = itertools.count(int(time.time() * 1000))
-    return Member(
+    return QueuedMember(
         identity, topic, net.build(identity, topic, bootstrap, **options), sequence=numbers, clock=time.time
     )
 
 
-async def started(nursery: trio.Nursery, net: Any, n: int, *bootstrap: str, **options: Any) -> Member:
+async def started(nursery: trio.Nursery, net: Any, n: int, *bootstrap: str, **options: Any) -> QueuedMember:
     found = member(net, n, bootstrap, **options)
     await nursery.start(found.run)
     return found
 
 
-async def together(nursery: trio.Nursery, net: Any, count: int) -> list[Member]:
+async def together(nursery: trio.Nursery, net: Any, count: int) -> list[QueuedMember]:
     first = await started(nursery, net, 1)
     members = [first, *[await started(nursery, net, n, first.addresses()[0]) for n in range(2, count + 1)]]
     await until(lambda: all(m.peers() for m in members))

@@ -9,13 +9,15 @@ from p2p.blobs.fetch import Fetcher, Want, answer
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import MAX_BODY_BYTES, seal
 from p2p.identity import Identity
-from p2p.member import UNKNOWN_BURST, UNKNOWN_RATE, Member
+from p2p.member import UNKNOWN_BURST, UNKNOWN_RATE, QueuedMember
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
 from swarmd.testing import NOW, TOPIC, Clock, memory_member
 
 
-def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None) -> Member:
+def member(
+    swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None
+) -> QueuedMember:
     return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
 
 
@@ -27,7 +29,7 @@ def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
         kept.append(handlers)
         return MemorySwarm().join(Identity.from_seed(b"b" * 32).peer_id, handlers)
 
-    helper = Member(
+    helper = QueuedMember(
         Identity.from_seed(b"b" * 32),
         TOPIC,
         build,

@@ -24,7 +24,7 @@ from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
-from p2p.member import Member
+from p2p.member import QueuedMember
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verdict
 from tests.p2p.real import real_engine
@@ -176,7 +176,7 @@ class Life:
     def __post_init__(self) -> None:
         me, self.swarm = Identity.from_seed(b"m" * 32), MemorySwarm()
         build = partial(Placed, self.swarm, self.where, self.told, me.peer_id)
-        self.member = Member(
+        self.member = QueuedMember(
             me, TOPIC, build, sequence=itertools.count(1), clock=lambda: self.now, folder=self.folder
         )
 

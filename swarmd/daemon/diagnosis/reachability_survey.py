@@ -222,6 +222,7 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
             engine_builder(engine, identity, topic, config.swarm, folder),
             sequence=iter(()),
             clock=time.time,
+            admitted=lambda _: None,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(member.run)
