@@ -39,7 +39,7 @@ from tests.judge.peers import SigningPeer
 from tests.judge.weights import parts_of
 
 CAP = 8_000_000  # bytes of an upload
-MOST_SECONDS = 1.0
+MOST_S = 1.0
 MOST_MEMORY = 64 * 2**20
 
 
@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     held = (
         loaded == 0
-        and figures["worst_cpu"] < MOST_SECONDS
+        and figures["worst_cpu"] < MOST_S
         and figures["worst_memory"] < MOST_MEMORY
         and good["state"] == "done"
     )
@@ -214,9 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"\nloaded {loaded}, worst {figures['worst_seconds']:.3f} s,"
         f" {figures['worst_memory'] / 2**20:.1f} MiB"
     )
-    print(
-        f"slow ones are ended after {config.VERIFIED_STALL_SECONDS:g} s; then good weights: {figures['good']}"
-    )
+    print(f"slow ones are ended after {config.VERIFIED_STALL_S:g} s; then good weights: {figures['good']}")
     if given.json:
         print(json.dumps({"schema": 1, "work": {"seed": given.seed}, "figures": figures, "held": held}))
     return 0 if held else 1

@@ -30,7 +30,7 @@ from sqlalchemy import insert
 from benchmarks.judge_load import cpu_seconds, serving
 from judge.figures.anytime import always
 from judge.figures.comparison import comparison_document
-from judge.figures.leaderboard import WINDOW, BoardView
+from judge.figures.leaderboard import WINDOW_QUESTIONS, BoardView
 from judge.store.arms import insert_rows, recounted
 from judge.store.database import Database
 from judge.store.reader import Reader
@@ -122,7 +122,7 @@ def history(
             **said,
         }
         rows.append(row)
-    recent = rewards[-WINDOW:]
+    recent = rewards[-WINDOW_QUESTIONS:]
     score = {
         "low": always(int(sum(recent)), len(recent)).low,
         "recent_right": int(sum(recent)),

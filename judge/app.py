@@ -43,8 +43,8 @@ def create_app(service: JudgeService) -> FastAPI:
         title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=refused
     )
     app.state.service = service
-    rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
-    app.state.boards = TokenBuckets[str](config.BOARDS_A_SECOND, config.BOARDS_BURST, config.REMEMBERED_PEERS)
+    rate, burst = config.ANSWER_BYTES_PER_S, config.ANSWER_BYTES_BURST
+    app.state.boards = TokenBuckets[str](config.BOARDS_PER_S, config.BOARDS_BURST, config.REMEMBERED_PEERS)
     app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
     app.add_middleware(_AnswersWhenStopped)
     _add_error_answers(app)
@@ -170,7 +170,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     """Body and signer of a request. Nothing is decoded before the signature is checked. Raises Refused."""
     body = bytearray()
     try:
-        async with asyncio.timeout(config.BODY_SECONDS):
+        async with asyncio.timeout(config.BODY_S):
             async for part in request.stream():
                 body += part
                 if len(body) > limit:

@@ -22,7 +22,8 @@ from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
 from swarmd.tasks.own import find_curriculum
 
-FREE_BYTES = 512 * 2**20  # of disk: a million evaluations take about as much
+# Of disk: a million evaluations take about as much.
+FREE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
         return CheckFinding("uploads", "no weights are evaluated")
     if settings.verified_hub:
         Hub(settings.verified_hub)
-    models = (evaluator or Evaluator(config.VERIFIED_SECONDS)).describe(settings.verified_models)
+    models = (evaluator or Evaluator(config.VERIFIED_S)).describe(settings.verified_models)
     return CheckFinding(
         "uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most"
     )

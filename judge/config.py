@@ -21,61 +21,89 @@ from judge.errors import JudgeError
 from swarmd.terminal import printable
 
 MAX_ASK_BYTES = 4 * 1024
-# All answers to a question; one of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB
+# All answers to a question. One of MAX_ANSWER_CHARACTERS, every one of them escaped, has 192 KiB.
 MAX_ANSWERS_BYTES = 512 * 1024
-MAX_ANSWERS = 16  # to a question
-MAX_QUESTIONS = 8  # asked for at once
+# Answers to a question.
+MAX_ANSWERS = 16
+# Questions asked for at once.
+MAX_QUESTIONS = 8
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
-OPEN_QUESTIONS = 5_000  # of all peers together
-NEWCOMERS_QUESTIONS = 64  # open at once, of the peers of one network that have no record,
-NETWORK_QUESTIONS = 1_000  # and of those that have one
-SCORING_BACKLOG = 128  # answers waiting for the verifier
-QUESTIONS_BACKLOG = 128  # questions waiting to be made
-ASK_BURST = 10  # questions a peer may ask for at once,
-ASK_SECONDS = 1.0  # and then one each so many seconds
-# Questions that the peers of one network that have no record may ask for together,
-NETWORK_ASKS_A_SECOND = 50.0
-NETWORK_ASK_BURST = 500.0  # after so many at once
-REMEMBERED_PEERS = 10_000  # for that
-# Of answers, which are kept, that the peers of one network may send together,
-ANSWER_BYTES_A_SECOND = 32 * 1024.0
-ANSWER_BYTES_BURST = 32 * 2.0**20  # after so many at once
-BODY_SECONDS = 5.0  # for a body to arrive
-REQUEST_SECONDS = 10.0  # for a whole request to arrive, headers included
-RESPONSE_SECONDS = 30.0  # for the answer to be worked out,
-TAKE_SECONDS = 10.0  # and to be taken
-SLOW_READERS = 256  # connections with an answer not yet taken; of one network:
+# Open questions of all peers together.
+OPEN_QUESTIONS = 5_000
+# Open questions of the peers of one network that have no record, and of those that have one.
+NEWCOMERS_QUESTIONS = 64
+NETWORK_QUESTIONS = 1_000
+# Answers waiting for the verifier.
+SCORING_BACKLOG = 128
+# Questions waiting to be made.
+QUESTIONS_BACKLOG = 128
+# A peer may ask for ASK_BURST questions at once, and then for one every ASK_S.
+ASK_BURST = 10
+ASK_S = 1.0
+# The peers of one network that have no record may ask for NETWORK_ASK_BURST questions at once, and then for
+# so many a second.
+NETWORK_ASKS_PER_S = 50.0
+NETWORK_ASK_BURST = 500.0
+# Peers whose asking is remembered.
+REMEMBERED_PEERS = 10_000
+# The peers of one network may send ANSWER_BYTES_BURST of answers, which are kept, and then so many a second.
+ANSWER_BYTES_PER_S = 32 * 1024.0
+ANSWER_BYTES_BURST = 32 * 2.0**20
+# The time for a body to arrive.
+BODY_S = 5.0
+# The time for a whole request to arrive, headers included.
+REQUEST_S = 10.0
+# The time for the answer to be worked out, and for it to be taken.
+RESPONSE_S = 30.0
+TAKE_S = 10.0
+# Connections with an answer that is not yet taken, in all and of one network.
+SLOW_READERS = 256
 SLOW_READERS_OF_A_NETWORK = 16
 CONNECTIONS = 4_096
-ABANDONED_SECONDS = 60.0  # after its deadline a question that is open belongs to a judge that is gone
-EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
-AHEAD_SECONDS = 0.02  # between questions that are made before somebody needs them
-BOARDS_A_SECOND = 8.0  # pages of the leaderboard that are worked out for the readers of one network,
-BOARDS_BURST = 200.0  # after so many at once
-# A page of the leaderboard is worked out once for all who look within so many seconds
-LEADERBOARD_SECONDS = 2.0
-PROBE_SECONDS = 2.0  # for so long /healthz says what it found,
-FAILED_SECONDS = 30.0  # and for so long that a write failed
-COMPARISON_SECONDS = 10.0  # likewise, swarm against solo of a model
-ANSWERS_KEPT = 16  # of each of these two
+# So long after its deadline an open question belongs to a judge that is gone.
+ABANDONED_S = 60.0
+# How often to look for questions that nobody answered.
+EXPIRE_S = 1.0
+# The gap between questions that are made before somebody needs them.
+AHEAD_S = 0.02
+# Pages of the leaderboard that are worked out for the readers of one network.
+BOARDS_PER_S = 8.0
+BOARDS_BURST = 200.0
+# A page of the leaderboard is worked out once for all who look within this time.
+LEADERBOARD_S = 2.0
+# How long /healthz repeats what it found, and how long it tells of a write that failed.
+PROBE_S = 2.0
+FAILED_S = 30.0
+# The same as LEADERBOARD_S for swarm against solo of a model.
+COMPARISON_S = 10.0
+# Answers that are kept of each of these two.
+ANSWERS_KEPT = 16
 
-# An extension of the ASGI scope: its `wait` takes the seconds that this request may take
-PATIENCE = "swarmd.patience"
-VERIFIED_WAITING = 8  # uploads of weights that arrive or wait; of one network:
+# An extension of the ASGI scope: its `wait` takes the seconds that this request may take.
+TIMEOUT_EXTENSION = "swarmd.patience"
+# Uploads of weights that arrive or wait, in all and of one network.
+VERIFIED_WAITING = 8
 VERIFIED_WAITING_OF_A_NETWORK = 2
-VERIFIED_BURST = 2  # uploads of a peer at once,
-VERIFIED_PAUSE = 600.0  # and then one each so many seconds
-VERIFIED_NETWORK_BURST = 8.0  # the same for all peers of one network
-VERIFIED_NETWORK_PAUSE = 120.0
-VERIFIED_STALL_SECONDS = 3.0  # an upload may stand still, or be later than one that has
-VERIFIED_RATE = 32 * 1024  # bytes a second
-VERIFIED_SECONDS = 1_800.0  # for an evaluation, by the clock on the wall,
-VERIFIED_CPU = 900  # and of processor time
-VERIFIED_MEMORY = 512 * 2**20  # bytes beyond the base model, and three times the weights
-HUB_SECONDS = 20.0  # until the hub sends the first byte of a file,
-FETCH_SECONDS = 900.0  # and the last
-VERIFIED_RETRY = 5.0  # seconds until an outcome that could not be written is written again
+# A peer may upload VERIFIED_BURST times at once, and then once every VERIFIED_PAUSE_S.
+VERIFIED_BURST = 2
+VERIFIED_PAUSE_S = 600.0
+# The same for all peers of one network.
+VERIFIED_NETWORK_BURST = 8.0
+VERIFIED_NETWORK_PAUSE_S = 120.0
+# An upload may stand still for so long, or be so much later than one of VERIFIED_BYTES_PER_S.
+VERIFIED_STALL_S = 3.0
+VERIFIED_BYTES_PER_S = 32 * 1024
+# An evaluation's time by the clock on the wall, and of processor time.
+VERIFIED_S = 1_800.0
+VERIFIED_CPU_S = 900
+# Beyond the base model and three times the weights.
+VERIFIED_MEMORY_BYTES = 512 * 2**20
+# The time until the hub sends the first byte of a file, and the last.
+HUB_S = 20.0
+FETCH_S = 900.0
+# When an outcome that could not be written is written again.
+VERIFIED_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,22 +61,23 @@ class SlowReaders(Generic[R]):
         return reader
 
 
-GRACE_SECONDS = 3  # for answers under way when the judge is stopped
+# For answers under way when the judge is stopped.
+GRACE_S = 3
 # More than asyncio takes between accepting a connection and telling its protocol: two turns of its loop
-ACCEPTED_SECONDS = 0.05
+ACCEPTED_S = 0.05
 
 
 class PatientProtocol(H11Protocol):
     """HTTP protocol with deadlines, which uvicorn lacks.
 
-    A connection is cut after REQUEST_SECONDS without a whole request (slow loris), after RESPONSE_SECONDS
-    without a response, after TAKE_SECONDS with a response that the client does not read, and if too many
+    A connection is cut after REQUEST_S without a whole request (slow loris), after RESPONSE_S
+    without a response, after TAKE_S with a response that the client does not read, and if too many
     clients read slowly at once.
     """
 
-    request_seconds = config.REQUEST_SECONDS
-    response_seconds = config.RESPONSE_SECONDS
-    take_seconds = config.TAKE_SECONDS
+    request_seconds = config.REQUEST_S
+    response_seconds = config.RESPONSE_S
+    take_seconds = config.TAKE_S
     readers: SlowReaders["PatientProtocol"]
     _patience: asyncio.TimerHandle | None = None
     _taking: asyncio.TimerHandle | None = None
@@ -107,7 +108,7 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None:
-            self.cycle.scope["extensions"] = {config.PATIENCE: {"wait": self._wait}}
+            self.cycle.scope["extensions"] = {config.TIMEOUT_EXTENSION: {"wait": self._wait}}
         self._watch()
 
     def on_response_complete(self) -> None:
@@ -159,7 +160,7 @@ class JudgeServer(uvicorn.Server):
         """
         for server in self.servers:
             server.close()
-        await asyncio.sleep(ACCEPTED_SECONDS)
+        await asyncio.sleep(ACCEPTED_S)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -211,7 +212,7 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
             forwarded_allow_ips=list(settings.proxies),
             limit_concurrency=config.CONNECTIONS,
             timeout_keep_alive=5,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            timeout_graceful_shutdown=GRACE_S,
             h11_max_incomplete_event_size=16 * 1024,
         )
         # What is loaded by now stays: looking through all of it takes 0.1 s and more, every 10 s under load

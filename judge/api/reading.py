@@ -27,9 +27,9 @@ from judge.evaluation.service import JudgeService
 from judge.figures.anytime import always
 from judge.figures.intervals import Interval
 from judge.figures.leaderboard import (
-    BOARD_PAGE,
+    BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
-    WINDOW,
+    WINDOW_QUESTIONS,
     BoardView,
     LeaderboardPage,
     Record,
@@ -46,10 +46,14 @@ from p2p.identity import nickname
 
 SCHEMA = 1
 
-SEEN_STEP = 60  # seconds; so that answers are the same for a while
-BOARD_POINTS = 24  # of each curve
-WHOLE_ROWS = 40  # of one answer, about as many as it may hold:
-PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
+# So that answers are the same for a while.
+SEEN_STEP_S = 60
+# Points of each curve.
+BOARD_POINTS = 24
+# Rows of one answer, about as many as it may hold.
+WHOLE_ROWS = 40
+# The JSON of the leaderboard's rows.
+PAGE_BYTES = 90_000
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
 # Of a peer or an evaluation; PostgreSQL can look up no NUL
@@ -65,7 +69,7 @@ class BoardQuery(BaseModel):
     """Which part of the leaderboard: the same for the page, JSON and CSV."""
 
     after: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    limit: Annotated[int, Field(ge=1, le=BOARD_PAGE)] = BOARD_PAGE
+    limit: Annotated[int, Field(ge=1, le=BOARD_PAGE_PEERS)] = BOARD_PAGE_PEERS
     q: Choice = ""  # in the node's names, its id or its model
     model: Choice = ""
     tier: Literal["", "reported", "verified"] = ""
@@ -73,7 +77,7 @@ class BoardQuery(BaseModel):
     sort: Literal["rank", "score", "questions", "reward", "seen", "new"] = "rank"
 
     def view(self, now: float, *, whole: bool = False, curves: int = 0) -> BoardView:
-        since = now // SEEN_STEP * SEEN_STEP - DAY if self.active else 0.0
+        since = now // SEEN_STEP_S * SEEN_STEP_S - DAY if self.active else 0.0
         search = "".join(letter for letter in self.q.strip() if letter.isprintable())
         limit = min(self.limit, WHOLE_ROWS) if whole else self.limit
         return BoardView(self.after, limit, search, self.model, self.tier, since, self.sort, curves, whole)
@@ -110,7 +114,7 @@ def add_reading_routes(app: FastAPI) -> None:
             {
                 "schema": SCHEMA,
                 "curriculum": lessons,
-                "window": WINDOW,
+                "window": WINDOW_QUESTIONS,
                 "listed_answers": LISTED_ANSWERS,
                 "new_texts": new_texts(service.curriculum.questions) or None,
                 "tiers": dict(TIERS),

@@ -12,8 +12,10 @@ from judge import config
 from judge.api.signing import HEADERS
 from judge.types import Attributes, QuestionRequest
 
-MARKS = 2  # accents on one letter, at most
-MOST_CHARACTERS = 64  # of a peer's words, whatever NFKC makes of them
+# Accents on one letter.
+MAX_MARKS = 2
+# A peer's words, whatever NFKC makes of them.
+MAX_CHARACTERS = 64
 MIXED = "(mixed scripts)"  # behind words that mix scripts: a Cyrillic а looks like a Latin a
 # Scripts that are written together, and with Latin letters, in Japanese, Chinese and Korean (Unicode TS #39,
 # "highly restrictive").
@@ -39,12 +41,12 @@ def plain(text: str) -> str | None:
         marks = marks + 1 if kind.startswith("M") else 0
         if kind[0] == "Z" or letter in "\t\n\r":
             kept.append(" ")
-        elif kind[0] != "C" and marks <= MARKS:
+        elif kind[0] != "C" and marks <= MAX_MARKS:
             kept.append(letter)
     text = unicodedata.normalize("NFKC", " ".join("".join(kept).split()))
-    text = text[:MOST_CHARACTERS].rstrip()
+    text = text[:MAX_CHARACTERS].rstrip()
     if mixes_scripts(text) and not text.endswith(MIXED):
-        text = f"{text[: MOST_CHARACTERS - len(MIXED) - 1].rstrip()} {MIXED}"
+        text = f"{text[: MAX_CHARACTERS - len(MIXED) - 1].rstrip()} {MIXED}"
     return text or None
 
 

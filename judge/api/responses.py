@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-PAGE_SECONDS = 2  # for so long nobody asks again
+# How long a reader does not ask for a page again.
+PAGE_S = 2
 # For scripts of other pages: all is public
 OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}
 
@@ -51,7 +52,7 @@ def request_of(parameters: Mapping[str, Any]) -> Request:
 def unless_known(request: Request, response: Response) -> Response:
     """Give the response its ETag; return 304 where the request names that ETag."""
     headers = response.headers
-    headers.setdefault("cache-control", f"public, max-age={PAGE_SECONDS}")
+    headers.setdefault("cache-control", f"public, max-age={PAGE_S}")
     headers.setdefault("x-content-type-options", "nosniff")
     if "content-security-policy" not in headers:
         headers.update(OPEN)

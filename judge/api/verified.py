@@ -20,10 +20,11 @@ from judge.evaluation.service import JudgeService
 from judge.figures.verification import found
 from judge.types import Signed
 from judge.verified.tier import OFF, VerifiedTier
-from judge.verified.weights_check import MAX_HEADER
+from judge.verified.weights_check import MAX_HEADER_BYTES
 
 MAX_LORA_RANK = 512
-PAGE_BYTES = 192 * 1024  # of the answers' JSON
+# The answers' JSON.
+PAGE_BYTES = 192 * 1024
 
 
 class WeightsQuery(BaseModel):
@@ -77,7 +78,7 @@ async def models(request: Request) -> Response:
     }
     limits = {
         "bytes": service.settings.verified_bytes,
-        "header": MAX_HEADER,
+        "header": MAX_HEADER_BYTES,
         "questions": service.settings.verified_questions,
     }
     hub = tier.hub.address if tier.hub else None
@@ -170,8 +171,8 @@ def _tier(service: JudgeService) -> VerifiedTier:
 
 async def _parts(request: Request, size: int) -> AsyncIterator[bytes]:
     """Yield the body. The connection may take as long as the slowest upload that is allowed."""
-    if patience := request.scope.get("extensions", {}).get(config.PATIENCE):
-        patience["wait"](config.REQUEST_SECONDS + size / config.VERIFIED_RATE)
+    if patience := request.scope.get("extensions", {}).get(config.TIMEOUT_EXTENSION):
+        patience["wait"](config.REQUEST_S + size / config.VERIFIED_BYTES_PER_S)
     try:
         async for part in request.stream():
             if part:

@@ -145,11 +145,11 @@ class QuestionThread:
         tasks are made when they are asked for: their plug-in may fail.
         """
         while isinstance(self._tasks, CurriculumTasks):
-            pause = config.EXPIRE_SECONDS
+            pause = config.EXPIRE_S
             with survived("making questions"):
                 if missing := questions.missing(following()):
                     await self.make(questions, *missing)
-                    pause = config.AHEAD_SECONDS
+                    pause = config.AHEAD_S
             await asyncio.sleep(pause)
 
     async def close(self) -> None:

@@ -164,10 +164,8 @@ class JudgeService:
         self._questions = WindowQuestions(self._question_thread, window)
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
         self._sessions = Sessions(self._questions, rng, settings.deadline, room)
-        self._buckets = TokenBuckets[PeerId](
-            1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS
-        )
-        rate, burst = config.NETWORK_ASKS_A_SECOND, config.NETWORK_ASK_BURST
+        self._buckets = TokenBuckets[PeerId](1 / config.ASK_S, config.ASK_BURST, config.REMEMBERED_PEERS)
+        rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
         self._sequences = Sequences()
         self.verified: VerifiedTier | None = None  # where it evaluates uploaded weights
@@ -176,12 +174,10 @@ class JudgeService:
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
-        self.boards = Recent[BoardView, LeaderboardPage](
-            self._board, config.LEADERBOARD_SECONDS, keep, monotonic
-        )
-        self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_SECONDS, 1, monotonic)
+        self.boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_S, keep, monotonic)
+        self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_S, 1, monotonic)
         self._comparisons = Recent[str | None, Mapping[str, Any]](
-            self._compared, config.COMPARISON_SECONDS, keep, monotonic
+            self._compared, config.COMPARISON_S, keep, monotonic
         )
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
@@ -341,7 +337,7 @@ class JudgeService:
 
     async def expire_forever(self) -> None:
         while True:
-            await asyncio.sleep(config.EXPIRE_SECONDS)
+            await asyncio.sleep(config.EXPIRE_S)
             with survived("looking for late questions, new windows and bans"):
                 await self.expire()
                 await self._turn_windows()
@@ -354,8 +350,8 @@ class JudgeService:
     async def _void_abandoned(self) -> None:
         # Then the end of a question may not have been written
         now, failed = self._wall(), self._failed > -math.inf
-        if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_SECONDS:
-            grace = self.settings.deadline + config.ABANDONED_SECONDS
+        if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_S:
+            grace = self.settings.deadline + config.ABANDONED_S
             await self.write(
                 self._store.abandoned, self._abandoned and self._abandoned - grace - 3_600.0, now - grace
             )
@@ -412,13 +408,13 @@ class JudgeService:
         """Load figures. Raises Refused if the database cannot be written."""
         async with self._probe_lock:
             now = self._monotonic()
-            if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_SECONDS:
+            if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_S:
                 try:
                     await self.write(self._store.probe, self._wall())
                     self._probed = (now, True)
                 except Refused:
                     self._probed = (now, False)
-            if not self._probed[1] or now - self._failed < config.FAILED_SECONDS:
+            if not self._probed[1] or now - self._failed < config.FAILED_S:
                 raise Refused(UNHEALTHY)
         return {"open": len(self._sessions), "scoring": self._scoring}
 

@@ -32,9 +32,12 @@ from judge.figures.rounds import bin_end
 LEVEL = 0.05
 # Round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is small
 FIRST = 20
-FEWEST = 6  # peers that each side must have at a round that is tested,
-SHARE = 0.1  # and this share of those it had at first: a handful that stayed longest says little of all
-ROUNDING = 1e-12  # a spread below this share of the sum of squares is none
+# A round is tested if each side has so many peers, and SHARE of those it had at first: a handful that stayed
+# longest says little of all.
+FEWEST_PEERS = 6
+SHARE = 0.1
+# A spread below this share of the sum of squares is none.
+ROUNDING = 1e-12
 
 Reals = NDArray[np.float64]
 
@@ -142,7 +145,7 @@ def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[Ro
 
 def _enough(arm: Mapping[int, BinSums]) -> set[int]:
     """Return the bins at which an arm has enough peers for a test."""
-    fewest = max(FEWEST, SHARE * max((sums.peers for sums in arm.values()), default=0))
+    fewest = max(FEWEST_PEERS, SHARE * max((sums.peers for sums in arm.values()), default=0))
     return {bin for bin, sums in arm.items() if sums.peers >= fewest and bin_end(bin) >= FIRST}
 
 
@@ -244,7 +247,7 @@ def comparison_document(view: ArmsView) -> dict[str, Any]:
         "model": view.model,
         "models": _models(view.sizes),
         "level": LEVEL,
-        "fewest_peers": FEWEST,
+        "fewest_peers": FEWEST_PEERS,
         "swarm": _curve(found.swarm),
         "solo": _curve(found.solo),
         "tests": _tests(found.tests),

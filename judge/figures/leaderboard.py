@@ -1,6 +1,6 @@
 """Scores of peers, and their order on the leaderboard. Pure.
 
-The score is pass@1 over a peer's last WINDOW questions, since a model changes while it trains. A question
+The score is pass@1 over a peer's last WINDOW_QUESTIONS, since a model changes while it trains. A question
 that was not answered in time counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the
 lower end of the interval that holds at all moments together (`anytime.always`), so that two lucky answers do
 not beat ninety right ones of a hundred, and so that keys are not worth collecting: of 1,000 keys of a node
@@ -18,12 +18,13 @@ from judge.figures.intervals import Interval, pass_at, wilson
 from judge.figures.ranks import RankRange
 from p2p.types import PeerId
 
-WINDOW = 100  # questions
+WINDOW_QUESTIONS = 100
 LISTED_ANSWERS = 10
-BOARD_PAGE = 50  # peers
+BOARD_PAGE_PEERS = 50
 CURVE_POINTS = 48
 SORTS = ("rank", "score", "questions", "reward", "seen", "new")
-MOST_ROUNDS_AN_HOUR = 36_000.0  # of a node, by what it says: more is not believed
+# Of a node, by what it says: more is not believed.
+MAX_ROUNDS_PER_HOUR = 36_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,13 @@ class Record:
     answered: int  # since the beginning
     unanswered: int  # questions not answered in time
     reward: float  # sum since the beginning
-    score: ScoreTally  # of the last WINDOW questions
-    recent: Sequence[tuple[str, float]] = ()  # (specialty, reward) of the last WINDOW questions, oldest first
+    score: ScoreTally  # of the last WINDOW_QUESTIONS questions
+    recent: Sequence[
+        tuple[str, float]
+    ] = ()  # (specialty, reward) of the last WINDOW_QUESTIONS questions, oldest first
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
     said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/types.py)
-    # (answers, right ones) of those of the last WINDOW questions that wanted several
+    # (answers, right ones) of those of the last WINDOW_QUESTIONS questions that wanted several
     samples: Sequence[tuple[int, int]] = ()
     # Its newest verified evaluation (judge/figures/verification.py)
     verified: Mapping[str, Any] | None = None
@@ -88,7 +91,7 @@ class BoardView:
     """Which part of the leaderboard somebody wants to see."""
 
     after: int = 0  # of those that match
-    limit: int = BOARD_PAGE
+    limit: int = BOARD_PAGE_PEERS
     search: str = ""  # in the names and the id
     model: str = ""
     tier: str = ""  # one of judge/figures/tiers.py
@@ -128,12 +131,12 @@ class LeaderboardPage:
 class SwarmProgress:
     """What the same listed nodes got right at first and lately.
 
-    Those that were asked more than WINDOW questions.
+    Those that were asked more than WINDOW_QUESTIONS questions.
     """
 
     nodes: int
-    before: float  # share of right answers in all their questions but for the last WINDOW of each
-    now: float  # share of right answers in the last WINDOW of each
+    before: float  # share of right answers in all their questions but for the last WINDOW_QUESTIONS of each
+    now: float  # share of right answers in the last WINDOW_QUESTIONS of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ class SwarmHealth:
     hours: Sequence[tuple[int, int]]
     # Of those seen within the last day: by model, version …; null: not said
     groups: Mapping[str, Sequence[tuple[str | None, int]]]
-    progress: SwarmProgress | None  # None: no node has been asked more than WINDOW questions
+    progress: SwarmProgress | None  # None: no node has been asked more than WINDOW_QUESTIONS questions
 
     @property
     def asked_day(self) -> int:

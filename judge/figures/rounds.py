@@ -13,7 +13,7 @@ What counts, for one peer and one model:
 1. It is in the swarm or solo as it said first. Once it says otherwise, it counts no further.
 2. A bin counts when it is over: with the first evaluation of a later one. What comes for an earlier bin
    counts as nothing, so a figure that was shown is never changed.
-3. After more than MISSED bins without an evaluation it counts no further. So does a peer whose first
+3. After more than MISSED_BINS bins without an evaluation it counts no further. So does a peer whose first
    evaluation comes that late.
 """
 
@@ -23,8 +23,9 @@ from functools import cache
 
 BIN_ROUNDS = 5
 PER_DOUBLING = 16
-MISSED = 16  # bins
-ROUNDS = BIN_ROUNDS * 2**20  # later rounds are not compared
+MISSED_BINS = 16
+# Later rounds are not compared.
+MAX_ROUND = BIN_ROUNDS * 2**20
 # Bins that end at round 40, 160, 640, 2,560 and 10,240: the anytime test looks at these
 # (judge/figures/anytime.py).
 HORIZONS = (7, 31, 63, 95, 127)
@@ -67,12 +68,12 @@ def advance(
     before: PeerProgress | None, sharing: str, round_number: int, reward: float
 ) -> tuple[PeerProgress, Sequence[ClosedBin]]:
     """After one more evaluation; and the bins that it closes."""
-    bin = bin_of(round_number) if round_number < ROUNDS else bin_of(ROUNDS) + MISSED
+    bin = bin_of(round_number) if round_number < MAX_ROUND else bin_of(MAX_ROUND) + MISSED_BINS
     if before is None:
-        return PeerProgress(sharing, bin, 1, reward, counts=bin <= MISSED), ()
+        return PeerProgress(sharing, bin, 1, reward, counts=bin <= MISSED_BINS), ()
     if not before.counts or bin < before.bin:
         return before, ()
-    if sharing != before.sharing or bin > before.bin + MISSED + 1:
+    if sharing != before.sharing or bin > before.bin + MISSED_BINS + 1:
         return replace(before, counts=False), ()
     if bin == before.bin:
         return replace(before, answers=before.answers + 1, reward=before.reward + reward), ()

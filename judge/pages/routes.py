@@ -14,7 +14,13 @@ from pydantic import Field
 from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
 from judge.api.responses import Handler, readable, request_of
 from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
-from judge.figures.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
+from judge.figures.leaderboard import (
+    BOARD_PAGE_PEERS,
+    LISTED_ANSWERS,
+    WINDOW_QUESTIONS,
+    BoardView,
+    by_specialty,
+)
 from judge.figures.overlap import TRAINING, new_texts
 from judge.figures.rounds import BIN_ROUNDS
 from judge.figures.tiers import TIERS
@@ -22,11 +28,14 @@ from judge.pages import drawing, rendering, views
 from swarmd.config.invitation import read_invitation
 from swarmd.tasks.curriculum import Curriculum
 
-CHARTED = 6  # curves, one for each colour of the style sheet
-CURVE = 16  # points of a small curve
-ANSWERS = 20  # of a node's page
+# One for each colour of the style sheet.
+CHARTED_CURVES = 6
+# Points of a small curve.
+CURVE_POINTS = 16
+# Answers on a node's page.
+ANSWERS_SHOWN = 20
 CSV_ROWS = 500
-BADGE_SECONDS = "public, max-age=300"
+BADGE_S = "public, max-age=300"
 YEAR = "public, max-age=31536000, immutable"  # an address with another content is another address
 ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
 SORTS = {
@@ -104,7 +113,7 @@ def _rendered(request: Request, template: str, context: Mapping[str, Any], statu
         "base": base_of(request),
     }
     given |= {"tiers": TIERS}
-    given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW}
+    given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW_QUESTIONS}
     return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
 
 
@@ -117,10 +126,10 @@ def _add_board(app: FastAPI) -> None:
     @page(app, "/")
     async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
-        view = asked.view(service.now(), curves=CURVE)
+        view = asked.view(service.now(), curves=CURVE_POINTS)
         found = await board_of(request, view)
-        front = view == BoardView(curves=CURVE)  # nobody searches or turns the page
-        first = found.standings[:CHARTED] if front else []
+        front = view == BoardView(curves=CURVE_POINTS)  # nobody searches or turns the page
+        first = found.standings[:CHARTED_CURVES] if front else []
         invited = service.settings.invitation and read_invitation(service.settings.invitation).name
         return "board.html", {
             "board": found,
@@ -161,7 +170,7 @@ def _add_nodes(app: FastAPI) -> None:
         if standing is None:
             raise Refused(NO_SUCH_PEER)
         record = standing.record
-        rows, more = await service.history(peer, before or NEWEST, ANSWERS)
+        rows, more = await service.history(peer, before or NEWEST, ANSWERS_SHOWN)
         tasks = [service.question(row["specialty"], row["n"]) for row in rows]
         history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
         return "node.html", {
@@ -312,7 +321,7 @@ def _link(path: str, asked: BoardQuery, **other: Any) -> str:
     said = {
         name: value
         for name, value in said.items()
-        if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE))
+        if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE_PEERS))
     }
     return f"{path}?{urlencode(said)}" if said else path
 

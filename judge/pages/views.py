@@ -11,8 +11,9 @@ from judge.figures.leaderboard import LeaderboardPage, Record, Standing
 from judge.pages.drawing import Arm, Points, Segment
 from p2p.identity import nickname
 
-SEGMENTS = 24  # of a node's questions, at most
-SEGMENT = 10  # questions, at least
+# Segments of a node's questions.
+MAX_SEGMENTS = 24
+MIN_SEGMENT_QUESTIONS = 10
 CSV_BYTES = 90_000
 CSV_HEADS = (
     "rank",
@@ -44,13 +45,13 @@ def shown_name(record: Record) -> str:
 
 
 def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
-    """pass@1 of one stretch of questions after another, each of SEGMENT at least.
+    """pass@1 of one stretch of questions after another, each of MIN_SEGMENT_QUESTIONS at least.
 
     A rest that is shorter belongs to the one before it.
     """
     if not curve:
         return []
-    least = max(SEGMENT, -(-curve[-1][0] // SEGMENTS))
+    least = max(MIN_SEGMENT_QUESTIONS, -(-curve[-1][0] // MAX_SEGMENTS))
     found: list[Segment] = []
     begun, had = 0, 0.0
     for number, total in curve:

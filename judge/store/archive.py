@@ -14,12 +14,13 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.figures.leaderboard import WINDOW
+from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
 from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
 
-ROWS = 500  # at a time,
+# Rows that are read at a time, and in a group of a Parquet file.
+ROWS = 500
 ROW_GROUP = 10_000  # and in a Parquet file
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
@@ -166,7 +167,7 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
         .order_by(c.peer, c.number)
     )
     sums: dict[str, tuple[int, int, float]] = {}
-    newest: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+    newest: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_QUESTIONS))
     for row in db.execute(counting):
         answered, unanswered, reward = sums.get(row.peer, (0, 0, 0.0))
         answered, unanswered = answered + (row.state == "graded"), unanswered + (row.state != "graded")

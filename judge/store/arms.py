@@ -19,7 +19,8 @@ from judge.store import moderation
 from judge.store.tables import arm_bins, arm_values, evaluations, progress
 from judge.types import Attributes
 
-MODELS = 50  # listed, at most
+# Models that are listed.
+MAX_MODELS = 50
 SHARINGS = ("swarm", "solo")
 TABLES = (progress, arm_bins, arm_values)
 
@@ -118,7 +119,7 @@ def _sizes(db: Connection) -> Sequence[ArmSize]:
         select(c.model, c.sharing, c.peers)
         .where(c.bin == 0, c.model.in_(_SHOWN))
         .order_by(c.peers.desc(), c.model)
-        .limit(2 * MODELS)
+        .limit(2 * MAX_MODELS)
     )
     return [ArmSize(*row) for row in db.execute(largest)]
 

@@ -26,7 +26,7 @@ from judge.figures.comparison import ArmsView
 from judge.figures.leaderboard import (
     CURVE_POINTS,
     LISTED_ANSWERS,
-    MOST_ROUNDS_AN_HOUR,
+    MAX_ROUNDS_PER_HOUR,
     BoardView,
     LeaderboardPage,
     Record,
@@ -48,11 +48,14 @@ from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWi
 from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
-HISTORY_PAGE = 500  # answers of a peer, at most,
-HISTORY_BYTES = 80_000  # and at most so many bytes of JSON, but one answer always
-MODELS = 12  # to choose from
+# Answers of a peer on a page, with at most HISTORY_BYTES of JSON, but always one.
+HISTORY_PAGE = 500
+HISTORY_BYTES = 80_000
+# Models to choose from.
+MODELS_OFFERED = 12
 GROUPS = ("model", "version", "sharing", "hardware", "strategy")
-GROUP_ROWS = 8  # the most frequent
+# The most frequent ones.
+GROUP_ROWS = 8
 HOUR, DAY = 3_600, 86_400
 
 listed = enough & moderation.not_banned(peers.c.peer)
@@ -76,7 +79,7 @@ _FREQUENT = (
     .where(listed, _SHOWN_NAMES)
     .group_by(peers.c.model)
     .order_by(func.count().desc(), peers.c.model)
-    .limit(MODELS)
+    .limit(MODELS_OFFERED)
 )
 _BEFORE = (peers.c.low > bindparam("low")) | (
     (peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of"))
@@ -250,7 +253,7 @@ class Reader:
     def health(self, now: float) -> SwarmHealth:
         """Of the swarm, as its judge sees it. `now`: seconds since the epoch."""
         today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
-        pace = func.sum(case((peers.c.pace > MOST_ROUNDS_AN_HOUR, MOST_ROUNDS_AN_HOUR), else_=peers.c.pace))
+        pace = func.sum(case((peers.c.pace > MAX_ROUNDS_PER_HOUR, MAX_ROUNDS_PER_HOUR), else_=peers.c.pace))
         figures = select(
             func.count().filter(hour), func.count().filter(today), func.coalesce(pace.filter(hour), 0.0)
         )

@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, in
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
-from judge.figures.leaderboard import WINDOW, ScoreTally
+from judge.figures.leaderboard import WINDOW_QUESTIONS, ScoreTally
 from judge.store import arms, windows
 from judge.store.database import Database
 from judge.store.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
@@ -56,9 +56,9 @@ RECENT = (
     select(evaluations.c.specialty, evaluations.c.reward, evaluations.c.answers, evaluations.c.correct)
     .where(evaluations.c.peer == bindparam("of"), evaluations.c.number.is_not(None))
     .order_by(evaluations.c.number.desc())
-    .limit(WINDOW)
+    .limit(WINDOW_QUESTIONS)
 )
-_newest = RECENT.limit(WINDOW - 1).subquery()  # before one more
+_newest = RECENT.limit(WINDOW_QUESTIONS - 1).subquery()  # before one more
 _right = func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)
 _tally = select(func.count().label("n"), _right.label("right")).select_from(_newest).subquery()
 _COUNTS = (
@@ -356,7 +356,8 @@ def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> s
     return json.dumps(rows) if rows else None
 
 
-TOGETHER = 64  # steps of one transaction, at most
+# Steps of one transaction.
+MAX_STEPS = 64
 T = TypeVar("T")
 Step = tuple[Callable[..., Any], Sequence[object]]
 
@@ -380,7 +381,7 @@ class StoreWriter:
 
     async def _work(self) -> None:
         while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
+            taken = [self._waiting.popleft() for _ in range(min(MAX_STEPS, len(self._waiting)))]
             outcomes = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._store.together, [step for step, _ in taken]
             )

@@ -15,8 +15,10 @@ from judge.figures.verification import Upload, Verification, VerifiedAnswer
 from judge.store.tables import verifications as table
 from p2p.types import PeerId
 
-KEPT = 5  # of a peer, that have ended
-MOST_TRIES = 2  # of an upload whose evaluation the judge did not survive
+# Uploads of a peer that have ended.
+KEPT_UPLOADS = 5
+# Tries of an upload whose evaluation the judge did not survive.
+MAX_TRIES = 2
 STOPPED = (
     "the judge stopped twice while it evaluated these weights",
     "Upload them again; tell the judge's operator if it recurs.",
@@ -48,7 +50,7 @@ class VerificationRecords:
         with self._begin() as db:
             waiting = table.c.state.in_(("queued", "running"))
             for why, lost in (
-                (STOPPED, table.c.tries >= MOST_TRIES),
+                (STOPPED, table.c.tries >= MAX_TRIES),
                 (LOST, table.c.id.not_in(whole) & (table.c.digest != "")),
             ):
                 db.execute(
@@ -88,7 +90,7 @@ class VerificationRecords:
                 select(table.c.id)
                 .where(of_peer, table.c.ended.is_not(None))
                 .order_by(*newest_first)
-                .limit(KEPT)
+                .limit(KEPT_UPLOADS)
             )
             db.execute(
                 delete(table).where(

@@ -9,7 +9,7 @@ Rules
    that was told is asked again.
 3. Where the clock was far ahead and was set back, a new window follows the open one, a window's length from
    now. What had been published for a far date is passed over.
-4. The seed is told when a newer window has been open for REVEAL_SECONDS and no question of this one is open.
+4. The seed is told when a newer window has been open for REVEAL_S and no question of this one is open.
 swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
 """
 
@@ -24,8 +24,10 @@ from judge.types import QuestionWindow
 from swarmd.tasks import held_out
 from swarmd.tasks.held_out import Terms
 
-REVEAL_SECONDS = 5  # by then every ask that began before has its question
-QUESTIONS = 1_000  # of a set; a peer that asks for more meets them again
+# By then every ask that began before has its question.
+REVEAL_S = 5
+# Questions of a set; a peer that asks for more meets them again.
+QUESTIONS = 1_000
 
 
 def dated_ahead(window: QuestionWindow, now: float, seconds: int) -> bool:
@@ -89,7 +91,7 @@ def turn(
     db.execute(update(windows).where(c.number == number, c.opened.is_(None)).values(opened=now))
     hidden = (c.number < number) & c.revealed.is_(None)
     asked = exists().where(evaluations.c.state == "open", evaluations.c.window_number == c.number)
-    settled = exists().where(newer.c.number == number, newer.c.opened <= now - REVEAL_SECONDS)
+    settled = exists().where(newer.c.number == number, newer.c.opened <= now - REVEAL_S)
     db.execute(update(windows).where(hidden, ~asked, settled).values(revealed=now))
     still = len(db.execute(select(c.number).where(hidden)).all())
     return read(db, number + 1, limit=1)[0], read(db, limit=1)[0], still

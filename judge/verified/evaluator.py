@@ -24,9 +24,10 @@ from judge.verified.messages import (
 from swarmd.types import Completion
 
 COMMAND = (sys.executable, "-W", "ignore", "-m", "judge.verified.worker")
-START_SECONDS = 300.0  # torch takes three on an idle machine
-MOST_REPLY = 32 * 2**20  # bytes
-_PIECE = 65_536
+# torch takes three seconds on an idle machine.
+START_S = 300.0
+MAX_REPLY_BYTES = 32 * 2**20
+_PIECE_BYTES = 65_536
 
 
 class VerifiedUnusable(JudgeError):
@@ -57,7 +58,7 @@ class Evaluator:
         try:
             command = (*self._command, str(os.getpid()))
             done = subprocess.run(
-                command, input=request, stdout=subprocess.PIPE, timeout=START_SECONDS, check=False
+                command, input=request, stdout=subprocess.PIPE, timeout=START_S, check=False
             )
             reply = msgspec.json.decode(done.stdout, type=Reply)
         except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
@@ -111,9 +112,9 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
         await process.stdin.drain()
     process.stdin.close()
     received = bytearray()
-    while piece := await process.stdout.read(_PIECE):
+    while piece := await process.stdout.read(_PIECE_BYTES):
         received += piece
-        if len(received) > MOST_REPLY:
+        if len(received) > MAX_REPLY_BYTES:
             raise EvaluationFailed("the evaluation gave more text than a reply may have")
     await process.wait()
     return bytes(received)
@@ -126,7 +127,7 @@ async def _read_away(process: asyncio.subprocess.Process) -> None:
     output: `wait` would wait for ever.
     """
     assert process.stdout is not None
-    while await process.stdout.read(_PIECE):
+    while await process.stdout.read(_PIECE_BYTES):
         pass
 
 

@@ -23,7 +23,8 @@ from judge.verified.evaluator import VerifiedUnusable
 from judge.verified.weights_check import UnfitWeights
 
 REDIRECTS = 5
-MAX_CONFIG = 64 * 1024  # bytes of an adapter_config.json
+# An adapter_config.json.
+MAX_CONFIG_BYTES = 64 * 1024
 _ADDRESS = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~-]+)*"
 _NAME_ANOTHER = (
     "Name a commit of a public repository with the weights in one file; no shards. Of an adapter give the"
@@ -64,10 +65,10 @@ class Hub:
     async def adapter_config(self, source: str) -> bytes:
         """Fetch the adapter's configuration. Raises UnfitWeights, TimeoutError."""
         async with (
-            asyncio.timeout(config.HUB_SECONDS),
+            asyncio.timeout(config.HUB_S),
             self.opened(source.rpartition("/")[0] + "/adapter_config.json") as (size, parts),
         ):
-            if size > MAX_CONFIG:
+            if size > MAX_CONFIG_BYTES:
                 raise UnfitWeights("adapter_config.json is too large", _NAME_ANOTHER)
             return b"".join([part async for part in parts])
 
@@ -79,7 +80,7 @@ class Hub:
             trust_env=False, timeout=None, headers=headers, transport=self._transport
         ) as client:
             try:
-                async with asyncio.timeout(config.HUB_SECONDS):
+                async with asyncio.timeout(config.HUB_S):
                     response = await self._answer(client, httpx2.URL(source))
                 try:
                     yield _size(response), response.aiter_raw()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-LONGEST_ANSWER = 16_384  # characters
+MAX_ANSWER_CHARACTERS = 16_384
 
 Fingerprint = str
 
@@ -52,7 +52,7 @@ class ModelDescriptions(msgspec.Struct, tag="described", frozen=True):
 
 
 class GivenAnswer(msgspec.Struct, array_like=True, frozen=True):
-    text: Annotated[str, msgspec.Meta(max_length=LONGEST_ANSWER)]
+    text: Annotated[str, msgspec.Meta(max_length=MAX_ANSWER_CHARACTERS)]
     ended: bool
 
 

@@ -110,7 +110,7 @@ async def open_tier(
     evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
     """With what an earlier run left in its queue. Raises OperatorError, Refused where the database fails."""
-    evaluator = evaluator or Evaluator(config.VERIFIED_SECONDS)
+    evaluator = evaluator or Evaluator(config.VERIFIED_S)
     models = await asyncio.to_thread(evaluator.describe, settings.verified_models)
     try:
         folder = UploadFolder(settings.verified_folder or config.default_folder(settings.database))
@@ -137,9 +137,9 @@ class VerifiedTier:
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
         self._peers = TokenBuckets[PeerId](
-            1 / config.VERIFIED_PAUSE, config.VERIFIED_BURST, config.REMEMBERED_PEERS
+            1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
         )
-        rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE, config.VERIFIED_NETWORK_BURST
+        rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE_S, config.VERIFIED_NETWORK_BURST
         self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
         self._queue: deque[tuple[Upload, str]] = deque()  # with the network it came from
         # Its network: of peers whose upload arrives, waits or is evaluated
@@ -280,15 +280,15 @@ class VerifiedTier:
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
         """Receive the weights. Raises Refused; TimeoutError where the sender is too slow."""
         loop = asyncio.get_running_loop()
-        begun, received, patience = loop.time(), 0, asyncio.timeout(config.VERIFIED_STALL_SECONDS)
+        begun, received, patience = loop.time(), 0, asyncio.timeout(config.VERIFIED_STALL_S)
         try:
             with contextlib.closing(self._folder.begin(upload.id, check)) as file, _unfit_refused():
                 async with patience:
                     async for part in parts:
                         await asyncio.to_thread(file.write, part)
                         received += len(part)
-                        late = begun + received / config.VERIFIED_RATE
-                        patience.reschedule(min(late, loop.time()) + config.VERIFIED_STALL_SECONDS)
+                        late = begun + received / config.VERIFIED_BYTES_PER_S
+                        patience.reschedule(min(late, loop.time()) + config.VERIFIED_STALL_S)
                 await asyncio.to_thread(file.finish)
         except OSError as error:
             if isinstance(error, TimeoutError) and patience.expired():
@@ -327,7 +327,7 @@ class VerifiedTier:
     async def _fetched(self, upload: Upload) -> Upload:
         """Fetch the weights of an upload that names them on a hub. Raises Refused."""
         try:
-            async with asyncio.timeout(config.FETCH_SECONDS):
+            async with asyncio.timeout(config.FETCH_S):
                 with _unfit_refused():
                     if self.hub is None or not upload.source.startswith(self.hub.address + "/"):
                         raise UnfitWeights(*OTHER_HUB)
@@ -365,8 +365,8 @@ class VerifiedTier:
             tuple(task.question for task in tasks),
             upload.answers,
             seed=self._rng.getrandbits(32),
-            cpu=config.VERIFIED_CPU,
-            memory=config.VERIFIED_MEMORY + 3 * upload.size,
+            cpu=config.VERIFIED_CPU_S,
+            memory=config.VERIFIED_MEMORY_BYTES + 3 * upload.size,
         )
         rows = await self._evaluator.answers(self._folder.file(upload.id), request)
         answers = []
@@ -415,7 +415,7 @@ class VerifiedTier:
             try:
                 await self._judge.write(step, *arguments)
             except Refused:
-                await asyncio.sleep(config.VERIFIED_RETRY)
+                await asyncio.sleep(config.VERIFIED_RETRY_S)
             else:
                 return
 

@@ -15,9 +15,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-MAX_HEADER: Final = 256 * 1024  # bytes; an adapter of 400 tensors has about 50,000
+# An adapter of 400 tensors has about 50,000.
+MAX_HEADER_BYTES: Final = 256 * 1024
 _BYTES: Final = {"F32": 4, "BF16": 2}  # of a number
-_NOT_FINITE: Final = 0x7F80  # these bits of a BF16 are all set in NaN and infinity
+# These bits of a BF16 are all set in NaN and infinity.
+_NOT_FINITE: Final = 0x7F80
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -80,7 +82,7 @@ _Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
 def check_size(size: int, shapes: Shapes) -> None:
     """Check the size. Raises UnfitWeights where no file of these tensors has this many bytes."""
     numbers = sum(math.prod(shape) for shape in shapes.values())
-    least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER
+    least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER_BYTES
     if not least <= size <= most:
         raise UnfitWeights(
             f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL
@@ -173,7 +175,7 @@ class WeightsCheck:
         if len(self._head) < 8:
             return
         length = int.from_bytes(self._head[:8], "little")
-        if not 2 <= length <= min(MAX_HEADER, self._size - 8):
+        if not 2 <= length <= min(MAX_HEADER_BYTES, self._size - 8):
             raise UnfitWeights("this is no safetensors file, or its header is too large", _SAVE_AGAIN)
         if len(self._head) >= 8 + length:
             head, self._head = bytes(self._head), None

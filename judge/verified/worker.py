@@ -14,7 +14,7 @@ from hashlib import sha256
 import msgspec
 
 from judge.verified.messages import (
-    LONGEST_ANSWER,
+    MAX_ANSWER_CHARACTERS,
     AnswerRequest,
     DescribeRequest,
     GivenAnswer,
@@ -33,9 +33,11 @@ from swarmd.tasks.sandbox import seccomp
 from swarmd.tasks.sandbox.containment import contain
 from swarmd.types import Completion
 
-BATCH = 64  # questions answered at once
-PIECE = 2**20  # bytes
-NICE = 10  # below the judge, which has deadlines
+# Questions answered at once.
+BATCH_QUESTIONS = 64
+PIECE_BYTES = 2**20
+# Below the judge, which has deadlines.
+NICE = 10
 
 
 def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
@@ -76,15 +78,15 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     os.dup2(1, 2)  # which leads nowhere by now
     if not contain(request.memory, request.cpu):
         return WorkerRefusal("this machine cannot contain the evaluation")
-    data = b"".join(iter(lambda: os.read(weights, PIECE), b""))
+    data = b"".join(iter(lambda: os.read(weights, PIECE_BYTES), b""))
     if sha256(data).hexdigest() != request.digest:
         return WorkerRefusal("the weights on the judge's disk are damaged")
     policy.take(with_checkpoint_names(data))
     del data
     answers: list[list[GivenAnswer]] = []
-    for start in range(0, len(request.questions), BATCH):
+    for start in range(0, len(request.questions), BATCH_QUESTIONS):
         answers += _answers(
-            policy, request.questions[start : start + BATCH], request.answers, request.seed + start
+            policy, request.questions[start : start + BATCH_QUESTIONS], request.answers, request.seed + start
         )
     return GivenAnswers(answers)
 
@@ -101,7 +103,7 @@ def _answers(
 
 
 def _given(answer: Completion) -> GivenAnswer:
-    return GivenAnswer(answer.text[:LONGEST_ANSWER], answer.ended)
+    return GivenAnswer(answer.text[:MAX_ANSWER_CHARACTERS], answer.ended)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import trio
 
-from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_SECONDS
+from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_S
 from judge.store.store import Store
 from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
@@ -97,7 +97,7 @@ def attack(
             return taken
 
         during = trio.run(watched)
-        end = time.monotonic() + patience  # TAKE_SECONDS are enough on a machine that has nothing else to do
+        end = time.monotonic() + patience  # TAKE_S are enough on a machine that has nothing else to do
         while (left := judge.num_fds() - connections) > 0 and time.monotonic() < end:
             time.sleep(0.05)
     found = {
@@ -124,5 +124,5 @@ def test_who_never_reads_costs_little_memory_and_nobody_time(tmp_path: Path) -> 
 ATTACK = Attack(
     attack,
     {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
-    about={"readers": f"the judge lets {SLOW_READERS_OF_A_NETWORK} wait, for {TAKE_SECONDS:g} s each"},
+    about={"readers": f"the judge lets {SLOW_READERS_OF_A_NETWORK} wait, for {TAKE_S:g} s each"},
 )

@@ -86,7 +86,7 @@ def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A test of slow ones sets a time of its own.
     """
-    monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", TIMEOUT_S)
+    monkeypatch.setattr(config, "VERIFIED_STALL_S", TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")

@@ -377,7 +377,7 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
     assert again != evaluation
     assert (await court.answer(peer, again, "x")).json()["n"] == 1
     assert (await standing(court, peer))["unanswered"] == 0
-    court.wall.now += 60.0 + config.ABANDONED_SECONDS + 1.0
+    court.wall.now += 60.0 + config.ABANDONED_S + 1.0
     lost = f"SELECT state FROM evaluations WHERE id = '{evaluation}'"
 
     async def void() -> bool:

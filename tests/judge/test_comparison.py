@@ -25,7 +25,7 @@ from judge.figures.comparison import (
     stays_from,
     welch,
 )
-from judge.figures.rounds import HORIZONS, MISSED, ROUNDS, PeerProgress, advance, bin_end, bin_of
+from judge.figures.rounds import HORIZONS, MAX_ROUND, MISSED_BINS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
 from judge.store.archive import reading
 from judge.store.store import Store
@@ -37,11 +37,11 @@ from tests.judge.test_store import ANSWER, RIGHT, WRONG, opened, question
 
 
 def test_every_round_is_in_one_bin() -> None:
-    ends = [bin_end(bin) for bin in range(bin_of(ROUNDS - 1) + 1)]
+    ends = [bin_end(bin) for bin in range(bin_of(MAX_ROUND - 1) + 1)]
     assert all(one < other for one, other in pairwise(ends))
     for first, (bin, end) in zip([0, *ends], enumerate(ends), strict=False):
         assert bin_of(first) == bin_of(end - 1) == bin
-    assert (bin_end(31), bin_end(32), ends[-1]) == (160, 170, ROUNDS)
+    assert (bin_end(31), bin_end(32), ends[-1]) == (160, 170, MAX_ROUND)
     assert [bin_end(bin) for bin in HORIZONS] == [40, 160, 640, 2560, 10240]
 
 
@@ -72,8 +72,11 @@ def test_what_does_not_count() -> None:
     assert values == {5: 5.0}
     assert advance(progress, "swarm", 3, 1.0) == (progress, ())  # of a bin that is over
     # Away for too long
-    assert walked((1, 1.0), (5 * MISSED, 1.0), (5 * (2 * MISSED + 2), 1.0), (500, 0.0))[0].counts is False
-    assert walked((5 * MISSED + 5, 1.0))[0].counts is False  # it has begun long ago
+    assert (
+        walked((1, 1.0), (5 * MISSED_BINS, 1.0), (5 * (2 * MISSED_BINS + 2), 1.0), (500, 0.0))[0].counts
+        is False
+    )
+    assert walked((5 * MISSED_BINS + 5, 1.0))[0].counts is False  # it has begun long ago
     assert walked((1, 1.0), (2**62, 1.0), (2**62 + 1, 0.0)) == (
         replace(walked((1, 1.0))[0], counts=False),
         {},

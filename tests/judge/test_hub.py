@@ -22,7 +22,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.evaluation.receipts import checked
 from judge.verified.evaluator import VerifiedUnusable
-from judge.verified.hub import MAX_CONFIG, REDIRECTS, Hub
+from judge.verified.hub import MAX_CONFIG_BYTES, REDIRECTS, Hub
 from judge.verified.weights_check import UnfitWeights
 from swarmd.tasks.curriculum import TINY_9
 from tests.judge.conftest import eventually
@@ -56,7 +56,7 @@ CONFIGS = {
         "parts": {"alpha_pattern": {"a": 8}},
         "pissa": {"init_lora_weights": "pissa"},
         "word": {"lora_alpha": "4"},
-        "dear": {"x": "x" * MAX_CONFIG},
+        "dear": {"x": "x" * MAX_CONFIG_BYTES},
     }.items()
 } | {"deep": b"[" * 60_000}
 
@@ -263,7 +263,7 @@ async def test_an_adapter_that_is_meant_otherwise_is_refused(judge: Uploader, re
 
 @pytest.mark.parametrize(
     ("repo", "limit"),
-    [("me/slow", "VERIFIED_STALL_SECONDS"), ("me/slow", "FETCH_SECONDS"), ("me/silent", "HUB_SECONDS")],
+    [("me/slow", "VERIFIED_STALL_S"), ("me/slow", "FETCH_S"), ("me/silent", "HUB_S")],
 )
 async def test_a_hub_that_is_too_slow(
     judge: Uploader, repo: str, limit: str, monkeypatch: pytest.MonkeyPatch

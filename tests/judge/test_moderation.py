@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from judge.app import create_app
 from judge.cli import app
-from judge.config import EXPIRE_SECONDS
+from judge.config import EXPIRE_S
 from judge.errors import DatabaseUnusable
 from judge.store import moderation
 from judge.store.moderation import NothingToModerate
@@ -89,7 +89,7 @@ async def board(court: Court) -> list[str]:
 
 async def noticed(court: Court) -> None:
     """As the judge does each second, without the wait."""
-    assert EXPIRE_SECONDS <= 2.0
+    assert EXPIRE_S <= 2.0
     await court.service.heed_moderation()
 
 

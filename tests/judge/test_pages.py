@@ -482,9 +482,9 @@ def test_segments_cover_every_question_once() -> None:
             1
         ] == last
         # None of three questions at 100 %
-        assert all(end - first + 1 >= views.SEGMENT for first, end, *_ in found[1:])
+        assert all(end - first + 1 >= views.MIN_SEGMENT_QUESTIONS for first, end, *_ in found[1:])
         assert sum(round(share * (end - first + 1)) for first, end, share, _ in found) == totals
-        assert len(found) <= views.SEGMENTS
+        assert len(found) <= views.MAX_SEGMENTS
     assert views.segments([]) == []
     # The last three of 23 are right
     rising = [(number, float(max(0, number - 20))) for number in range(1, 24)]

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW, ScoreTally
+from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW_QUESTIONS, ScoreTally
 from judge.figures.ranks import LEVEL, RankRange, RankRanges
 
 
@@ -46,8 +46,8 @@ def test_the_luckiest_of_many_keys_is_ranked_little_above_what_they_all_are() ->
     """
     rng, ranked, shown = np.random.default_rng(0), [], []
     for _ in range(21):
-        right = (rng.random((200, WINDOW)) < 0.6).cumsum(axis=1).max(axis=0)
-        tallies = [ScoreTally(int(right[n - 1]), n) for n in range(LISTED_ANSWERS, WINDOW + 1)]
+        right = (rng.random((200, WINDOW_QUESTIONS)) < 0.6).cumsum(axis=1).max(axis=0)
+        tallies = [ScoreTally(int(right[n - 1]), n) for n in range(LISTED_ANSWERS, WINDOW_QUESTIONS + 1)]
         ranked.append(max(tally.rank_by for tally in tallies))
         shown.append(max(tally.interval.low for tally in tallies))
     assert np.median(ranked) < 0.66 < 0.72 < np.median(shown)

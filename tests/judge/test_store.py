@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import judge
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.figures.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
+from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, Record
 from judge.store.database import HEAD, Database
 from judge.store.reader import Reader
 from judge.store.store import Grade, NotOpen, PeerStanding, Store
@@ -60,7 +60,13 @@ def the(record: Record | None) -> Record:
 def test_what_it_keeps(store: Store) -> None:
     for number in range(1, 301):
         told = evaluate(store, number, float(number % 3 == 0))
-    assert (told.n, told.score, told.number, told.answered, told.total) == (WINDOW, 0.34, 300, 300, 100.0)
+    assert (told.n, told.score, told.number, told.answered, told.total) == (
+        WINDOW_QUESTIONS,
+        0.34,
+        300,
+        300,
+        100.0,
+    )
     evaluate(store, 1_000, 1.0, BOB)
     alice = the(Reader(store.database).record(ALICE))
     assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (
@@ -70,7 +76,7 @@ def test_what_it_keeps(store: Store) -> None:
         300.5,
         "tiny",
     )
-    assert len(alice.recent) == WINDOW
+    assert len(alice.recent) == WINDOW_QUESTIONS
     assert sum(reward for _, reward in alice.recent) == 34
     assert alice.curve[0] == (1, 0.0)
     assert alice.curve[-1] == (300, 100.0)

@@ -276,7 +276,7 @@ async def test_what_is_not_signed(judge: Uploader) -> None:
 
 
 async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", 0.05)
+    monkeypatch.setattr(config, "VERIFIED_STALL_S", 0.05)
 
     async def drip() -> AsyncIterator[bytes]:
         yield GOOD[:20]
@@ -421,7 +421,7 @@ async def test_two_hundred_hostile_uploads(judge: Uploader, monkeypatch: pytest.
         true = {"bytes": len(hostile.body), "sha256": sha256(hostile.body).hexdigest()}
         with monkeypatch.context() as impatient:
             if hostile.slow:
-                impatient.setattr(config, "VERIFIED_STALL_SECONDS", 0.05)
+                impatient.setattr(config, "VERIFIED_STALL_S", 0.05)
             response = await judge.upload(body(), headers=hostile.headers, **true | hostile.said)
         assert 400 <= response.status_code < 500, (hostile.kind, response.text)
         assert response.json()["error"] and response.json()["remedy"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from judge.verified.evaluator import COMMAND, START_SECONDS, Evaluator
+from judge.verified.evaluator import COMMAND, START_S, Evaluator
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.weights_check import WeightsCheck
 from swarmd.policy.models.tiny import WEIGHTS
@@ -71,7 +71,5 @@ def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
 
 def test_it_does_not_outlive_a_judge_that_was_killed_as_it_started() -> None:
     """Its parent has another id by then."""
-    worker = subprocess.run(
-        (*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_SECONDS, check=False
-    )
+    worker = subprocess.run((*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_S, check=False)
     assert worker.returncode == -signal.SIGKILL

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from judge.verified.weights_check import (
-    MAX_HEADER,
+    MAX_HEADER_BYTES,
     UnfitWeights,
     WeightsCheck,
     check_header,
@@ -169,7 +169,7 @@ def test_names_of_peft() -> None:
 
 
 def test_sizes_are_refused_before_a_byte_is_read() -> None:
-    for size in (0, 9, 43, 4 * 17 + 8 + MAX_HEADER + 1, 2**50):
+    for size in (0, 9, 43, 4 * 17 + 8 + MAX_HEADER_BYTES + 1, 2**50):
         with pytest.raises(UnfitWeights, match="no weights of this model"):
             WeightsCheck(size, "0" * 64, SHAPES)
 

@@ -23,7 +23,7 @@ from judge.evaluation.receipts import checked
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
-from judge.store.windows import REVEAL_SECONDS, due, turn
+from judge.store.windows import REVEAL_S, due, turn
 from judge.types import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks import held_out
@@ -99,7 +99,7 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
             assert (second_now.seed, hidden) == (second.seed, 1) and all(
                 w.revealed is None for w in reader.windows(2**63 - 1)
             )
-            assert turned(store, 1060.0 + REVEAL_SECONDS, new) == (second_now, third, 0)
+            assert turned(store, 1060.0 + REVEAL_S, new) == (second_now, third, 0)
             told = reader.windows(2)[0].told()
             assert (
                 told["seed"] == first.seed.hex()
@@ -203,7 +203,7 @@ async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> Non
 async def test_nothing_ends_the_work_that_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(config, "EXPIRE_SECONDS", 0.01)
+    monkeypatch.setattr(config, "EXPIRE_S", 0.01)
     async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court, asyncio.timeout(TIMEOUT_S):
         before, court.wall.now = court.wall.now, float("inf")  # a fault that nobody foresaw
         while "failed, and goes on" not in caplog.text:
@@ -224,7 +224,7 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
     court.wall.now += DAY
     await court.service._turn_windows()
     assert (await court.http.get("/v1/windows?before=2")).json()["windows"][0]["seed"] is None
-    court.wall.now += REVEAL_SECONDS
+    court.wall.now += REVEAL_S
     await court.service._turn_windows()
     document = (await court.http.get(f"/v1/evaluations/{handed['evaluation']}")).json()
     # Letter for letter
@@ -253,7 +253,7 @@ async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
 ) -> None:
     async with open_court(database, tmp_path) as court:
         before = court.wall.now
-        for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_SECONDS, 0, DAY - 1, DAY, DAY + REVEAL_SECONDS):
+        for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_S, 0, DAY - 1, DAY, DAY + REVEAL_S):
             court.wall.now = before + ahead
             await court.service._turn_windows()
             if ahead == 0:  # what was told while the clock was wrong is asked no more
@@ -275,7 +275,7 @@ async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> N
     court.wall.now += DAY
     for _ in range(2):
         await court.service._turn_windows()
-        court.wall.now += 2 * REVEAL_SECONDS
+        court.wall.now += 2 * REVEAL_S
     assert (await court.http.get(f"/v1/windows?before={number + 1}")).json()["windows"][0]["seed"] is None
     court.monotonic.now += 61.0
     await court.service.expire()
