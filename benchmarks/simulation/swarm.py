@@ -19,8 +19,7 @@ from p2p.identity import Identity
 from p2p.peers.outbound import IDLE_S
 from p2p.types import PeerId
 from swarmd.exchange import offers
-from swarmd.exchange.outgoing import Outgoing
-from swarmd.exchange.pacing import LONG_S, Heard, Pacing
+from swarmd.exchange.pacing import LONG_S, Heard, Outgoing, Pacing
 
 STEP = 0.25  # seconds of virtual time
 DELAY = 0.5  # seconds until everybody has heard an offer, and may have fetched

@@ -9,8 +9,7 @@ import trio
 from p2p.errors import StateUnwritable
 from p2p.member import Member
 from p2p.types import Envelope
-from swarmd.exchange.outgoing import Outgoing
-from swarmd.exchange.pacing import Heard, Pacing
+from swarmd.exchange.pacing import Heard, Outgoing, Pacing
 
 # How often to check whether what waits may be sent.
 TURN_EVERY_S = 1.0

@@ -16,7 +16,7 @@ from torch import nn
 from swarmd.config.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
-from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
+from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
@@ -37,7 +37,7 @@ from swarmd.policy.models.fit import measures_start, system_prompt_of, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.policy.training import checkpoint as saved
+from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.optimizer import RateSchedule
@@ -312,12 +312,12 @@ class LanguagePolicy:
 
     def files(self) -> Iterator[tuple[str, bytes | memoryview]]:
         """Yield what `save` writes, one file at a time: its name and its content as of now."""
-        return saved.contents(self._identity(), self._learner, self._generator)
+        return policy_files.contents(self._identity(), self._learner, self._generator)
 
     @property
     def state_bytes(self) -> int:
         """Approximate size of what `files` yields."""
-        return saved.size(self._learner)
+        return policy_files.size(self._learner)
 
     def close(self) -> None:
         """End what the engine has started. The policy is of no use afterwards."""
@@ -328,7 +328,7 @@ class LanguagePolicy:
 
         CheckpointUnfit where the folder is damaged or of another base model.
         """
-        for note in saved.read(folder, self._identity(), self._learner, self._generator):
+        for note in policy_files.read(folder, self._identity(), self._learner, self._generator):
             log.warning("%s", note)
         self._driver.forget()
 
@@ -355,9 +355,9 @@ class LanguagePolicy:
         """Tells base models apart (`fingerprint_of`)."""
         return self._loaded.fingerprint
 
-    def _identity(self) -> saved.ModelIdentity:
+    def _identity(self) -> policy_files.ModelIdentity:
         x = self._loaded
-        return saved.ModelIdentity(
+        return policy_files.ModelIdentity(
             x.source, x.revision, x.fingerprint, x.lora_rank, dtype_name(x.dtype), x.device.type
         )
 

@@ -13,15 +13,14 @@ from pathlib import Path
 from p2p.types import PeerId
 from swarmd.config.config import GateConfig, NodeConfig, ReplayConfig
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.experience.batch import BatchBuilder, Filter, SharingSampler
-from swarmd.experience.fitting import Fitting
+from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
 from swarmd.experience.outliers import MEASURED_PARAMETERS, Gate, Gated, GateState
 from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.training.checkpoint import CheckpointDamaged
+from swarmd.policy.training.policy_files import CheckpointDamaged
 from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks

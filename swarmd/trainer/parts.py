@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from p2p.types import PeerId
-from swarmd.experience.batch import BatchBuilder
+from swarmd.experience.batch import BatchBuilder, Fitting
 from swarmd.experience.credit import UselessRollouts
-from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule

@@ -21,7 +21,7 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.replay_theory import compute_ratio
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.progress import Download
-from swarmd.policy.training.checkpoint import FILES
+from swarmd.policy.training.policy_files import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line

@@ -5,8 +5,7 @@ import random
 from p2p.identity import Identity
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
-from swarmd.exchange.outgoing import Outgoing
-from swarmd.exchange.pacing import FEW_AUTHORS, FIRST_PACE, TARGET_PER_S, Heard, Pacing
+from swarmd.exchange.pacing import FEW_AUTHORS, FIRST_PACE, TARGET_PER_S, Heard, Outgoing, Pacing
 from swarmd.types import Completion, Rollout, TaskRef
 
 ME = Identity.from_seed(bytes(32)).peer_id

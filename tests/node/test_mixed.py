@@ -16,7 +16,7 @@ from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
+from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9

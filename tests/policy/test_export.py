@@ -25,7 +25,7 @@ from swarmd.policy.export.export import FILES, CannotExport, NotUploaded, base_o
 from swarmd.policy.export.model_card import Origin, card, figures_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
-from swarmd.policy.training.checkpoint import CheckpointUnfit
+from swarmd.policy.training.policy_files import CheckpointUnfit
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved, read_snapshot

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.training.checkpoint import CheckpointUnfit
+from swarmd.policy.training.policy_files import CheckpointUnfit
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import UpdateReport
 from tests.policy.conftest import config_of, edit_json, external, local, make_model, open_policy

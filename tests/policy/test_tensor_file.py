@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from swarmd.policy.training.checkpoint import tensor_file
+from swarmd.policy.training.policy_files import tensor_file
 
 TENSORS = {
     "weight": torch.arange(15, dtype=torch.float32).view(3, 5),

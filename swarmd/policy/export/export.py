@@ -32,7 +32,7 @@ from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.models.lora import fold
 from swarmd.policy.models.preflight import read_config_json
-from swarmd.policy.training import checkpoint as saved
+from swarmd.policy.training import policy_files
 from swarmd.state.logs import installed_version
 
 FILES: Final = ("policy.json", "weights.safetensors")  # of a checkpoint: all that an export needs
@@ -57,7 +57,7 @@ def base_of(files: Mapping[str, bytes]) -> str:
 
     Raises CheckpointUnfit.
     """
-    return saved.described(files["policy.json"]).source
+    return policy_files.described(files["policy.json"]).source
 
 
 def export(
@@ -75,7 +75,7 @@ def export(
     is another one; CannotExport where the disk will not take it.
     """
     transformers_logging.disable_progress_bar()
-    identity = saved.described(files["policy.json"])
+    identity = policy_files.described(files["policy.json"])
     if adapter_only and identity.lora_rank is None:
         raise ConfigError(
             "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
@@ -120,7 +120,7 @@ def export(
     return Exported(out, origin, figures)
 
 
-def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) -> nn.Module:
+def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: bytes) -> nn.Module:
     """Load the base model with what was trained in it, as a peft model where that is an adapter.
 
     Raises CheckpointUnfit where the adapter was trained on other weights.
@@ -129,7 +129,7 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
     network = load_weights(hub.with_weights(place), read_config(place), dtype, place.source)
     if identity.lora_rank is not None:
         if fingerprint_of(network) != identity.fingerprint:
-            raise saved.CheckpointUnfit(
+            raise policy_files.CheckpointUnfit(
                 f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
                 " model back as it was: an adapter is worth nothing on another."
             )
@@ -143,11 +143,11 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
     try:
         tensors = load_tensors(weights)
     except SafetensorError as error:
-        raise saved.CheckpointUnfit(
+        raise policy_files.CheckpointUnfit(
             f"the checkpoint's weights cannot be read ({hub.first_line(error)}). Let the node save another."
         ) from error
     if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in trained.items()}:
-        raise saved.CheckpointUnfit(
+        raise policy_files.CheckpointUnfit(
             f"the checkpoint's weights have other names or shapes than those of {place.source}."
         )
     with torch.no_grad():

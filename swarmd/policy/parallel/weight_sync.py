@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from swarmd.policy.training.checkpoint import tensor_file
+from swarmd.policy.training.policy_files import tensor_file
 
 log = logging.getLogger(__name__)
 
