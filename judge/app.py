@@ -184,7 +184,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
         "?" + scope["query_string"].decode("latin-1") if scope["query_string"] else ""
     )
     outcome = verify_request(
-        request.method, target, scope["headers"], bytes(body), service_of(request).settings.origins
+        request.method, target, scope["headers"], bytes(body), service_of(request).settings.origin
     )
     if isinstance(outcome, Refusal):
         raise Refused(outcome)

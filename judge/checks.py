@@ -110,7 +110,7 @@ def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFindi
         return CheckFinding("uploads", "no weights are evaluated")
     if settings.verified_hub:
         Hub(settings.verified_hub)
-    models = (evaluator or Evaluator(config.VERIFIED_S)).describe(settings.verified_models)
+    models = (evaluator or Evaluator(config.VERIFIED_S)).describe(settings.verified_model)
     return CheckFinding(
         "uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most"
     )

@@ -5,11 +5,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
@@ -17,29 +16,18 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from judge.config import (
-    JudgeSettings,
-    checked_origins,
-    checked_proxies,
-    default_database,
-    read_config,
-    refuse_unknown_variables,
-    settings_of,
-    write_example,
-)
+from judge.config import SCHEMA, JudgeSettings, default_database, write_example
 from judge.errors import NotAlone
 from judge.evaluation.receipts import checked
 from judge.logs import set_up_logging
 from p2p.errors import OperatorError
 from swarmd.terminal import printable, run_program
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
 INTERRUPTED = 130
 DIFFERS = 1
 NOT_WELL = 1
 EXTRA = ("alembic", "fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
-
-Option = partial(typer.Option, show_envvar=False)  # the help says once how the variables are named
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,7 +58,8 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def root(
     _version: Annotated[
-        bool, Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Run the judge of a swarm.
@@ -79,160 +68,157 @@ def root(
     """
 
 
-DATABASE = Option(
-    envvar="SWARMD_JUDGE_DATABASE",
-    help="SQLite file, or postgresql://user@host/name; by default a file per curriculum in the state folder.",
-)
+DEFAULTS = JudgeSettings()
+Database = Annotated[
+    str | None,
+    typer.Option(
+        help="SQLite file, or postgresql://user@host/name.",
+        show_default="a file per curriculum in the state folder",
+    ),
+]
+Curriculum = Annotated[
+    str | None,
+    typer.Option(
+        help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.", show_default=DEFAULTS.curriculum
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(envvar="SWARMD_JUDGE_CONFIG", show_envvar=False, help="A judge.toml; `init` writes one."),
+]
 
 
-def _use_config(context: typer.Context, file: Path | None) -> Path | None:
-    refuse_unknown_variables(os.environ, settings_of(serve))
-    if file is not None:
-        context.default_map = dict(read_config(file, settings_of(serve)))
-    return file
+def _settings(given: Mapping[str, Any]) -> JudgeSettings:
+    """Return the settings from every source. `given`: a command's parameters."""
+    flags = {key: given[key] for key in SCHEMA.keys if key in given}
+    settings, _ = SCHEMA.build(SCHEMA.read(given["config"], os.environ, flags))
+    if settings.database:
+        return settings
+    from swarmd.tasks.own import find_curriculum  # takes a while, and --help needs none
+
+    return replace(settings, database=default_database(find_curriculum(settings.curriculum).name))
 
 
-CONFIG = Option(
-    envvar="SWARMD_JUDGE_CONFIG", is_eager=True, callback=_use_config, help="A judge.toml; `init` writes one."
-)
-CURRICULUM = Option(
-    envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks."
-)
-
-
-@app.command()
 def serve(
-    host: Annotated[str, Option(envvar="SWARMD_JUDGE_HOST", help="Address to listen on.")] = "127.0.0.1",
+    context: typer.Context,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default=DEFAULTS.host)
+    ] = None,
     port: Annotated[
-        int, Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")
-    ] = 8400,
-    database: Annotated[str | None, DATABASE] = None,
-    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+        int | None, typer.Option(help="0 takes any free one.", show_default=str(DEFAULTS.port))
+    ] = None,
+    database: Database = None,
+    curriculum: Curriculum = None,
     deadline: Annotated[
-        float, Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
-    ] = 120.0,
+        float | None,
+        typer.Option(help="Seconds a node has to answer.", show_default=f"{DEFAULTS.deadline:g}"),
+    ] = None,
     origin: Annotated[
         list[str] | None,
-        Option(
-            envvar="SWARMD_JUDGE_ORIGIN",
-            help="URL nodes reach this judge by, as https://judge.example; refuses requests to another.",
+        typer.Option(
+            help="URL nodes reach this judge by, as https://judge.example; refuses requests to another."
         ),
     ] = None,
     proxy: Annotated[
         list[str] | None,
-        Option(
-            envvar="SWARMD_JUDGE_PROXY",
-            help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed.",
-        ),
+        typer.Option(help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed."),
     ] = None,
     key: Annotated[
         Path | None,
-        Option(
-            envvar="SWARMD_JUDGE_KEY",
-            help="Key file of the receipts; by default beside the database. Made where there is none.",
+        typer.Option(
+            help="Key file of the receipts; made where there is none.", show_default="beside the database"
         ),
     ] = None,
     window: Annotated[
-        float,
-        Option(
-            envvar="SWARMD_JUDGE_WINDOW",
-            min=60,
-            max=2_678_400,
+        float | None,
+        typer.Option(
             help="Seconds until a set of questions is published and the next begins.",
+            show_default=f"{DEFAULTS.window:g}",
         ),
-    ] = 86_400.0,
+    ] = None,
     verified_bytes: Annotated[
-        int,
-        Option(
-            envvar="SWARMD_JUDGE_VERIFIED_BYTES",
-            min=0,
+        int | None,
+        typer.Option(
             help="Evaluate weights that peers upload, of so many bytes at most; 0: none.",
+            show_default=str(DEFAULTS.verified_bytes),
         ),
-    ] = 0,
+    ] = None,
     verified_model: Annotated[
         list[str] | None,
-        Option(
-            envvar="SWARMD_JUDGE_VERIFIED_MODEL",
+        typer.Option(
             help="A model whose weights may be uploaded: tiny, a folder or a repository.",
+            show_default=", ".join(DEFAULTS.verified_model),
         ),
     ] = None,
     verified_questions: Annotated[
-        int,
-        Option(
-            envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS",
-            min=1,
-            max=100,
-            help="Asked of each specialty for an upload.",
+        int | None,
+        typer.Option(
+            help="Asked of each specialty for an upload.", show_default=str(DEFAULTS.verified_questions)
         ),
-    ] = 20,
+    ] = None,
     verified_hub: Annotated[
-        str,
-        Option(
-            envvar="SWARMD_JUDGE_VERIFIED_HUB",
-            help="Fetch weights that peers name, from this hub alone, as https://huggingface.co.",
-        ),
-    ] = "",
+        str | None,
+        typer.Option(help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."),
+    ] = None,
+    verified_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where uploads wait.", show_default="beside the database"),
+    ] = None,
     shared: Annotated[
-        bool,
-        Option(
-            envvar="SWARMD_JUDGE_SHARED",
-            help="Other judges use this database too: PostgreSQL, and all started so.",
-        ),
-    ] = False,
-    log_json: Annotated[
-        bool, Option(envvar="SWARMD_JUDGE_LOG_JSON", help="Log JSON lines, for a collector.")
-    ] = False,
+        bool | None,
+        typer.Option(help="Other judges use this database too: PostgreSQL, and all started so."),
+    ] = None,
+    log_json: Annotated[bool | None, typer.Option(help="Log JSON lines, for a collector.")] = None,
     invitation: Annotated[
-        str,
-        Option(
-            envvar="SWARMD_JUDGE_INVITATION",
-            help="What `swarmd invite` prints: a page shows how to join by it.",
-        ),
-    ] = "",
+        str | None, typer.Option(help="What `swarmd invite` prints: a page shows how to join by it.")
+    ] = None,
     as_json: Annotated[
         bool,
-        Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database."),
+        typer.Option(
+            "--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database."
+        ),
     ] = False,
-    only_check: Annotated[bool, Option(hidden=True)] = False,
-    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001 - its callback reads it
+    config: Config = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
     Each option is a variable too, as SWARMD_JUDGE_DEADLINE for --deadline, and a key of judge.toml.
     """
-    with _its_packages():  # they take a second that --help need not
-        from judge.server import serve as serve_until_stopped
-        from judge.store.database import database_url, shown
-        from swarmd.config.invitation import read_invitation
-        from swarmd.tasks.own import find_curriculum
-
-    set_up_logging(as_json=log_json)
-    origins, proxies = checked_origins(origin or ()), checked_proxies(proxy or ())
-    if invitation:
-        read_invitation(invitation)  # refused here, and not when somebody reads it
-    if (verified_hub or verified_model) and not verified_bytes:
+    settings = _settings(locals())
+    if not settings.verified_bytes and (
+        settings.verified_hub or settings.verified_model != DEFAULTS.verified_model
+    ):
         raise NotAlone
-    found = find_curriculum(curriculum)
-    kept = database or str(default_database(found.name))
-    name = shown(database_url(kept))
-    settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, window, proxies)
-    settings = replace(
-        settings,
-        shared=shared,
-        invitation=invitation,
-        verified_bytes=verified_bytes,
-        verified_models=tuple(verified_model or ("tiny",)),
-        verified_questions=verified_questions,
-        verified_hub=verified_hub,
-    )
+    if settings.invitation:
+        from swarmd.config.invitation import read_invitation
 
-    if only_check:
-        _say_checks(settings)
-        return
+        read_invitation(settings.invitation)  # refused here, and not when somebody reads it
+    set_up_logging(as_json=settings.log_json)
+    with _its_packages():
+        if context.info_name == "check":
+            _say_checks(settings)
+        else:
+            _serve(settings, as_json)
+
+
+app.command()(serve)
+app.command(
+    "check",
+    help="Check curriculum, database, key, address and disk."
+    "\n\nTakes the options of serve. Exit code 1: one is not well. 2: the configuration cannot be used.",
+)(serve)
+
+
+def _serve(settings: JudgeSettings, as_json: bool) -> None:
+    from judge.server import serve as serve_until_stopped
+    from judge.store.database import database_url, shown
+    from swarmd.tasks.own import find_curriculum
+
+    found, name = find_curriculum(settings.curriculum), shown(database_url(settings.database))
 
     def announce(url: str) -> None:
         if as_json:
-            line = {"schema": SCHEMA, "url": url, "curriculum": found.name, "digest": found.digest}
+            line = {"schema": SCHEMA_VERSION, "url": url, "curriculum": found.name, "digest": found.digest}
             print(json.dumps({**line, "database": name}), flush=True)
         else:
             print(f"Judging {found.name} at {url} (answers kept in {name}). Stop with Ctrl-C.", flush=True)
@@ -251,18 +237,6 @@ def init(folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.
     )
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def check(context: typer.Context, config: Annotated[Path | None, CONFIG] = None) -> None:
-    """Check curriculum, database, key, address and disk. Takes the options of serve.
-
-    Exit code 1: one is not. 2: the configuration cannot be read.
-    """
-    serving: Any = getattr(context.find_root().command, "commands")["serve"]  # noqa: B009
-    given = [*context.args, "--only-check", *(["--config", str(config)] if config else [])]
-    with serving.make_context("serve", given, parent=context.parent) as started:
-        serving.invoke(started)
-
-
 def _say_checks(settings: JudgeSettings) -> None:
     from judge.checks import check as found
 
@@ -277,14 +251,15 @@ def _say_checks(settings: JudgeSettings) -> None:
 @app.command()
 def backup(
     to: Annotated[str, typer.Argument(help="A new SQLite file, or an empty postgresql:// database.")],
-    database: Annotated[str | None, DATABASE] = None,
-    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
-    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
+    database: Database = None,
+    curriculum: Curriculum = None,
+    config: Config = None,
 ) -> None:
     """Copy the database, while the judge goes on. To restore: serve the copy, or copy it back."""
+    settings = _settings(locals())
     with _its_packages():
         from judge.store import archive
-    rows = archive.backup(database or default_database(curriculum), to)
+    rows = archive.backup(settings.database, to)
     print(f"{rows:,} rows copied.")
 
 
@@ -295,10 +270,10 @@ def moderate(
         typer.Argument(help="hide, ban, undo, or log: print what was done."),
     ],
     peer: Annotated[str, typer.Argument(help="The peer's id.")] = "",
-    why: Annotated[str, Option(help="The reason, kept in the log.")] = "",
-    database: Annotated[str | None, DATABASE] = None,
-    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
-    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
+    why: Annotated[str, typer.Option(help="The reason, kept in the log.")] = "",
+    database: Database = None,
+    curriculum: Curriculum = None,
+    config: Config = None,
 ) -> None:
     """Hide what a peer calls itself, or ban its key. A running judge heeds it within seconds.
 
@@ -309,9 +284,9 @@ def moderate(
 
     undo: neither any more.
     """
+    kept = _settings(locals()).database
     with _its_packages():
         from judge.store import moderation
-    kept = database or default_database(curriculum)
     if act == "log":
         for entry in moderation.history(kept):
             print(
@@ -330,17 +305,17 @@ def export(
     to: Annotated[
         Path, typer.Argument(help="A CSV file, or one that ends in .parquet; - is CSV to standard output.")
     ],
-    database: Annotated[str | None, DATABASE] = None,
-    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
-    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
+    database: Database = None,
+    curriculum: Curriculum = None,
+    config: Config = None,
 ) -> None:
     """Write every question and answer as CSV or Parquet.
 
     Names and answers are strangers' text: mind what your spreadsheet makes of it.
     """
+    kept = _settings(locals()).database
     with _its_packages():
         from judge.store import archive
-    kept = database or default_database(curriculum)
     if str(to) == "-":
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # whatever the locale
         archive.export(kept, sys.stdout)
@@ -370,30 +345,31 @@ def _whole_or_none(to: Path) -> Iterator[BinaryIO]:
 
 @app.command()
 def verify(
-    database: Annotated[str | None, DATABASE] = None,
-    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+    database: Database = None,
+    curriculum: Curriculum = None,
     receipts: Annotated[
         Path | None,
-        Option(
+        typer.Option(
             help="Check these receipts instead, without a judge: a node's receipts.jsonl.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
-    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
+    config: Config = None,
 ) -> None:
     """Score every stored answer again, and add up the figures again. Exit code 1: something differs."""
     if receipts is not None:
         _verify_receipts(receipts)
         return
+    settings = _settings(locals())
     with _its_packages():
         from judge.store import archive
         from swarmd.tasks.own import find_curriculum
         from swarmd.tasks.sandbox.client import Verifier
-    lessons = find_curriculum(curriculum)
+    lessons = find_curriculum(settings.curriculum)
     with Verifier(lessons) as verifier:
         answers, differences = archive.verify(
-            database or default_database(lessons.name), f"{lessons.name} {lessons.digest}", verifier.judge
+            settings.database, f"{lessons.name} {lessons.digest}", verifier.judge
         )
     for difference in differences:
         print(f"{difference.what}: stored {difference.stored}, found {difference.found}")

@@ -22,6 +22,8 @@ ALLOWED_ACROSS = {
         "swarmd.errors",
         "swarmd.terminal",
         "swarmd.config.invitation",
+        "swarmd.config.schema",
+        "swarmd.config.addresses",
     ],
 }
 

@@ -10,7 +10,7 @@ Four headers, each exactly once:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 
 from judge.errors import BAD_SIGNATURE, Refusal
@@ -45,7 +45,7 @@ def verify_request(
     target: str,
     headers: Iterable[tuple[bytes, bytes]],
     body: bytes | str,
-    origins: frozenset[str] = frozenset(),
+    origins: Collection[str] = (),
 ) -> Signed | Refusal:
     """Who signed this request.
 

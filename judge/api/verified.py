@@ -157,7 +157,7 @@ async def verification(
 def _signer(request: Request, body: bytes | str) -> Signed:
     scope = request.scope
     target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
-    signed = verify_request("POST", target, scope["headers"], body, service_of(request).settings.origins)
+    signed = verify_request("POST", target, scope["headers"], body, service_of(request).settings.origin)
     if isinstance(signed, Refusal):
         raise Refused(signed)
     return signed

@@ -119,7 +119,7 @@ def _rendered(request: Request, template: str, context: Mapping[str, Any], statu
 
 def base_of(request: Request) -> str:
     """Return the address of this judge, as others reach it."""
-    return next(iter(sorted(service_of(request).settings.origins)), str(request.base_url).rstrip("/"))
+    return next(iter(service_of(request).settings.origin), str(request.base_url).rstrip("/"))
 
 
 def _add_board(app: FastAPI) -> None:

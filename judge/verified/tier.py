@@ -111,7 +111,7 @@ async def open_tier(
 ) -> "VerifiedTier":
     """With what an earlier run left in its queue. Raises OperatorError, Refused where the database fails."""
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
-    models = await asyncio.to_thread(evaluator.describe, settings.verified_models)
+    models = await asyncio.to_thread(evaluator.describe, settings.verified_model)
     try:
         folder = UploadFolder(settings.verified_folder or config.default_folder(settings.database))
     except OSError as error:

@@ -269,7 +269,8 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
 
     Raises ConfigError where the settings name another swarm.
     """
-    from swarmd.config.sources import INVITED, flatten
+    from swarmd.config.schema import INVITED
+    from swarmd.config.sources import flatten
     from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 
     values, swarm = flatten(node_config), node_config.swarm

@@ -24,6 +24,8 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
     kind = kind_of(field)
     if kind is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in _choices(field))
+    if kind is bool:
+        return "true or false"
     if kind not in (int, float):
         return "a text, not empty" if any(isinstance(bound, MinLen) for bound in _bounds(field)) else "a text"
     limits = []

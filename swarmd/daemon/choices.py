@@ -17,7 +17,8 @@ from typing import Any, Final
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.curriculum_name import FILES
 from swarmd.config.messages import shown
-from swarmd.config.sources import FLAGS, INVITED, Resolved, flatten, is_valid
+from swarmd.config.schema import INVITED
+from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
 from swarmd.daemon.guest.limits import LIVE
 from swarmd.errors import ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
@@ -119,7 +120,7 @@ def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read choices.json and split it, by flag, into values that can be used and values that cannot."""
     document = _read(folder / CHOICES_FILE)
     found = {flag: document[flag] for flag in _KEYS if flag in document}
-    usable = {flag: value for flag, value in found.items() if is_valid(_KEYS[flag], value)}
+    usable = {flag: value for flag, value in found.items() if NODE.is_valid(_KEYS[flag], value)}
     return usable, {flag: value for flag, value in found.items() if flag not in usable}
 
 

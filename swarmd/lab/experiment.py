@@ -49,7 +49,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swarmd.config.config import NodeConfig
 from swarmd.config.messages import key_name, nearest, shown
 from swarmd.config.profiles import DEFAULT, PROFILES
-from swarmd.config.sources import keys
+from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -254,7 +254,7 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
     try:
         return NodeConfig.model_validate({**merged, "profile": profile})
     except ValidationError as error:
-        raise BadExperiment(_mistakes(source, where, error, keys())) from None
+        raise BadExperiment(_mistakes(source, where, error, NODE.keys)) from None
 
 
 def _check_names(settings: Sequence[Setting], source: str) -> None:

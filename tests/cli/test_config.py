@@ -10,7 +10,7 @@ import pytest
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.messages import kind_of
-from swarmd.config.sources import flatten, keys, load, resolve, variables
+from swarmd.config.sources import NODE, flatten, load, resolve
 from swarmd.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "node_config.example.toml"
@@ -70,7 +70,7 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
         "seed": "default",
     }
     assert {key: resolved.origins[key] for key in wanted} == wanted
-    assert list(resolved.origins) == list(keys())
+    assert list(resolved.origins) == list(NODE.keys)
 
 
 def test_every_key_can_be_set_by_a_variable() -> None:
@@ -97,9 +97,9 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     texts |= {"when.load": "50 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
     values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():
-        kind = kind_of(keys()[key])
+        kind = kind_of(NODE.keys[key])
         other = (
-            next((choice for choice in get_args(keys()[key].annotation) if choice != default), "")
+            next((choice for choice in get_args(NODE.keys[key].annotation) if choice != default), "")
             if kind is Literal
             else "some-text"
         )
@@ -107,7 +107,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
             None, {f"SWARMD_{key.replace('.', '_').upper()}": texts.get(key) or values.get(kind, other)}, {}
         )
         assert flatten(config)[key] != default, key
-    assert variables()["SWARMD_MODEL"] == variables()["SWARMD_MODEL_NAME"] == "model.name"
+    assert NODE.variables["SWARMD_MODEL"] == NODE.variables["SWARMD_MODEL_NAME"] == "model.name"
 
 
 def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:

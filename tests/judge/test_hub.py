@@ -169,7 +169,7 @@ def settings(hub: str, tmp_path_factory: pytest.TempPathFactory) -> JudgeSetting
         str(folder / "judge.sqlite3"),
         "tiny-9",
         verified_bytes=10**6,
-        verified_models=MODELS,
+        verified_model=MODELS,
         verified_questions=1,
         verified_folder=folder / "uploads",
         verified_hub=hub,

@@ -187,7 +187,7 @@ async def test_joining(site: httpx2.AsyncClient) -> None:
 async def test_joining_without_an_invitation(tmp_path: Path) -> None:
     """Every command can be run as it stands: no word in it is to be replaced."""
     origin = "https://judge.example"
-    settings = JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9", origins=frozenset([origin]))
+    settings = JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9", origin=(origin,))
     async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
         transport = httpx2.ASGITransport(app=create_app(service))
         async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:

@@ -52,7 +52,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         str(folder / "judge.sqlite3"),
         "tiny-9",
         verified_bytes=10**6,
-        verified_models=MODELS,
+        verified_model=MODELS,
         verified_questions=1,
         verified_hub="http://127.0.0.1:9",
     )

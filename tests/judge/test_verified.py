@@ -131,7 +131,7 @@ def settings(court_database: str, tmp_path_factory: pytest.TempPathFactory) -> J
         "tiny-9",
         key=folder / "judge.key",
         verified_bytes=10**6,
-        verified_models=MODELS,
+        verified_model=MODELS,
         verified_questions=2,
         verified_folder=folder / "uploads",
     )
@@ -362,7 +362,7 @@ async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
         "tiny-9",
         key=tmp_path / "judge.key",
         verified_bytes=10**6,
-        verified_models=MODELS,
+        verified_model=MODELS,
         verified_questions=1,
         verified_folder=tmp_path / "uploads",
     )

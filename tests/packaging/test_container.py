@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from judge.cli import serve
-from judge.config import settings_of
+from judge.config import SCHEMA
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
 from swarmd.state.folder import IDENTITY_FILE
@@ -160,7 +159,7 @@ def test_the_judges_image_serves_by_settings_that_there_are() -> None:
     service = compose("compose.judge.yaml")["services"]["judge"]
     assert (service["build"]["target"], "command" in service) == ("judge", False)
     given = [word.partition("=")[0] for word in judge["ENV"].split()] + list(service["environment"])
-    assert {name.removeprefix("SWARMD_JUDGE_").lower() for name in given} <= set(settings_of(serve))
+    assert set(given) <= SCHEMA.variables.keys()
     assert (
         f"SWARMD_JUDGE_PORT={judge['EXPOSE']}" in judge["ENV"] and "SWARMD_JUDGE_HOST=0.0.0.0" in judge["ENV"]
     )

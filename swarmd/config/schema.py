@@ -1,0 +1,256 @@
+"""The settings of one program, and what its file, environment and flags say for them.
+
+A node's are in `swarmd.config.sources`, a judge's in `judge.config`. Every mistake in every source is
+reported at once, also one that a stronger source would override.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from swarmd.config.messages import expected, key_name, kind_of, nearest, nearest_choice, shown
+from swarmd.errors import ConfigError
+from swarmd.terminal import printable
+
+Tree = TypeVar("Tree")
+INVITED = "the invitation"  # the origin of what one sets (invitation.py)
+MAX_FILE_BYTES = 1024 * 1024
+_SHOWN = 40  # mistakes; a file with more is not a configuration
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value for a key, and where it was given."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Schema(Generic[Tree]):
+    """A tree of settings with one level of sections, and the names by which it is set."""
+
+    tree: type[Tree]  # a pydantic class
+    prefix: str  # of environment variables
+    others: str  # a pattern: variables with this prefix that are no settings of this program
+    remedy: str  # where there is no usable file
+    flags: Mapping[str, str] = field(default_factory=dict)  # without hyphens -> key; variables have them, too
+
+    @cached_property
+    def keys(self) -> Mapping[str, FieldInfo]:
+        """Every key, dotted, in the order of the example file."""
+        found: dict[str, FieldInfo] = {}
+        for name, info in _fields(self.tree).items():
+            if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+                found |= {f"{name}.{key}": inner for key, inner in _fields(info.annotation).items()}
+            else:
+                found[name] = info
+        return found
+
+    @cached_property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables and their keys: <prefix><SECTION>_<KEY>, and <prefix><FLAG>."""
+        return {f"{self.prefix}{key.replace('.', '_').upper()}": key for key in self.keys} | {
+            f"{self.prefix}{flag.upper()}": key for flag, key in self.flags.items()
+        }
+
+    def read(
+        self,
+        path: Path | None,
+        environment: Mapping[str, str],
+        flags: Mapping[str, object],
+        invited: Mapping[str, object] = MappingProxyType({}),
+    ) -> list[Given]:
+        """Return what every source says, weakest first.
+
+        flags: by their names; None and () mean not given. An empty variable counts as not given. invited:
+        keys of an invitation. Raises ConfigError, with one line for each mistake: where, which key, what was
+        expected and what was found.
+        """
+        mistakes: list[str] = []
+        sources: tuple[Iterable[Given], ...] = (
+            self._from_file(path, mistakes) if path else (),
+            self._from_environment(environment, mistakes),
+            (Given(key, value, INVITED) for key, value in invited.items()),
+            self._from_flags(flags),
+        )
+        given = [value for source in sources for value in source if self._acceptable(value, mistakes)]
+        # A value may be wrong for each of several types.
+        if mistakes := list(dict.fromkeys(mistakes)):
+            more = [f"… and {len(mistakes) - _SHOWN} mistakes more"] if len(mistakes) > _SHOWN else []
+            raise ConfigError("\n".join([*mistakes[:_SHOWN], *more]))
+        return given
+
+    def build(self, given: Iterable[Given]) -> tuple[Tree, Mapping[str, str]]:
+        """Return the settings, and where each came from: "default", a file's line, a variable or a flag."""
+        origins = dict.fromkeys(self.keys, "default")
+        document: dict[str, Any] = {}
+        for value in given:
+            section, _, name = value.key.rpartition(".")
+            (document.setdefault(section, {}) if section else document)[name] = _frozen(value.value)
+            origins[value.key] = value.origin
+        return self.tree(**document), origins
+
+    def is_valid(self, key: str, value: object) -> bool:
+        """Return whether a key may have this value, which may come from a damaged state folder."""
+        return self._acceptable(Given(key, value, ""), [])
+
+    def _from_file(self, path: Path, mistakes: list[str]) -> Iterator[Given]:
+        text = self._text_of(path)
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            message = str(error)
+            line = re.search(r"at line (\d+)", message)
+            number = int(line[1]) if line else text.count("\n") + 1
+            mistakes.append(f"{path}:{number}: not valid TOML: {printable(message)}")
+            return
+        except (ValueError, RecursionError):  # numbers of thousands of digits; arrays nested thousands deep
+            mistakes.append(f"{path}: not a configuration: a number or a nesting without measure")
+            return
+        places = {key: f"{path}:{line}" for key, line in _lines(text).items() if line}
+        sections = {key.partition(".")[0] for key in self.keys if "." in key}
+        for name, value in document.items():
+            if name not in sections:
+                yield Given(name, value, places.get(name, str(path)))
+            elif isinstance(value, dict):
+                for key, inner in ((f"{name}.{inner}", value[inner]) for inner in value):
+                    yield Given(key, inner, places.get(key, str(path)))
+            else:
+                mistakes.append(
+                    f"{places.get(name, path)}: {name}: expected a section, [{name}], found {shown(value)}"
+                )
+
+    def _text_of(self, path: Path) -> str:
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ConfigError(
+                    f"{path}: more than {MAX_FILE_BYTES} bytes: not a configuration. {self.remedy}"
+                )
+            return content.decode("utf-8-sig")
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file. {self.remedy}") from None
+        except UnicodeDecodeError as error:
+            line = error.object[: error.start].count(b"\n") + 1
+            raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(
+                f"{printable(str(path))}: cannot be read: {reason}. Name a file that you can read with"
+                " --config."
+            ) from None
+
+    def _from_environment(self, environment: Mapping[str, str], mistakes: list[str]) -> Iterator[Given]:
+        named: dict[str, Given] = {}
+        for variable, text in sorted(environment.items()):
+            if not variable.startswith(self.prefix) or not text:
+                continue
+            key = self.variables.get(variable)
+            if key is None:
+                if not re.fullmatch(self.others, variable):
+                    mistakes.append(
+                        f"{printable(variable)}: no such variable{nearest(variable, self.variables)}"
+                    )
+            elif key in named and named[key].value != self._parsed(key, text):
+                mistakes.append(
+                    f"{variable}: {key}: {named[key].origin} sets it otherwise. Set one of the two."
+                )
+            else:
+                named[key] = Given(key, self._parsed(key, text), variable)
+        yield from named.values()
+
+    def _parsed(self, key: str, text: str) -> Any:
+        """Convert a variable's text to its key's type; what does not convert is left for validation."""
+        kind = kind_of(self.keys[key])
+        if kind is tuple:
+            return tuple(text.replace(",", " ").split())
+        if kind is bool:
+            return _TRUTHS.get(text.lower(), text)
+        if kind is int and re.fullmatch(r"[+-]?[0-9]{1,30}", text.strip()):
+            return int(text)
+        if kind is float and re.fullmatch(r"(?i)[+-]?[0-9.]{1,30}(e[+-]?[0-9]{1,3})?", text.strip()):
+            with suppress(ValueError):
+                return float(text)
+        return text
+
+    def _from_flags(self, flags: Mapping[str, object]) -> Iterator[Given]:
+        for flag, value in flags.items():
+            if value is not None and value != () and value != []:
+                yield Given(self.flags.get(flag, flag), value, f"--{flag.replace('_', '-')}")
+
+    def _acceptable(self, given: Given, mistakes: list[str]) -> bool:
+        info = self.keys.get(given.key)
+        if info is None:
+            # A flag's name was given where its key is expected.
+            meant = self.flags.get(given.key.rpartition(".")[2])
+            hint = (
+                f"; did you mean {meant}?" if meant else nearest(given.key, [*self.keys, *_fields(self.tree)])
+            )
+            mistakes.append(f"{given.origin}: {key_name(given.key)}: unknown key{hint}")
+            return False
+        try:
+            checked: Any = Annotated[(info.annotation, *info.metadata, Field())]
+            TypeAdapter(checked, config=_STRICT).validate_python(_frozen(given.value))
+        except ValidationError as errors:
+            for error in errors.errors(include_url=False):
+                index = error["loc"][0] if error["loc"] and isinstance(error["loc"][0], int) else None
+                key, found = (
+                    (given.key, given.value) if index is None else (f"{given.key}[{index}]", error["input"])
+                )
+                wanted = expected(info, element=index is not None)
+                why = (
+                    f": {printable(str(error['ctx']['error']))}"
+                    if error["type"] == "value_error"
+                    else nearest_choice(info, found)
+                )
+                mistakes.append(f"{given.origin}: {key}: expected {wanted}, found {shown(found)}{why}")
+            return False
+        return True
+
+
+def _fields(tree: Any) -> Mapping[str, FieldInfo]:
+    found: Mapping[str, FieldInfo] = tree.__pydantic_fields__
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Map each dotted key or section to its line in a TOML text.
+
+    It is 0 where two lines could be it (one of them inside a text of many lines).
+    """
+    places: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+([^\[\]]+)\]", line)
+        assigned = re.match(r"\s*([\w\s.\"'-]+?)\s*=", line)
+        if header:
+            section = _dotted(header[1])
+            key = section
+        elif assigned:
+            key = f"{section}.{_dotted(assigned[1])}".removeprefix(".")
+        else:
+            continue
+        places[key] = 0 if key in places else number
+    return places
+
+
+def _dotted(text: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in text.split("."))
