@@ -74,7 +74,7 @@ def _database(settings: JudgeSettings) -> CheckFinding:
 
 
 def _key(settings: JudgeSettings) -> CheckFinding:
-    path = settings.key or config.default_key(settings.database)
+    path = settings.key_file
     with suppress(NoKeyFile):
         return CheckFinding("key", f"{path}, peer id {Identity.load(path).peer_id}")
     return _new("key", path, "--key")
@@ -87,9 +87,9 @@ def _address(settings: JudgeSettings) -> CheckFinding:
 
 def _disk(settings: JudgeSettings) -> CheckFinding:
     """Where the database is, or else the key; and uploads of weights, where they are taken."""
-    folders = {_existing(settings.key or config.default_key(settings.database)): FREE_BYTES}
+    folders = {_existing(settings.key_file): FREE_BYTES}
     if settings.verified_bytes:
-        uploads = _existing(settings.verified_folder or config.default_folder(settings.database))
+        uploads = _existing(settings.uploads_folder)
         folders[uploads] = folders.get(uploads, 0) + config.VERIFIED_WAITING * settings.verified_bytes
     for folder, wanted in folders.items():
         if (free := shutil.disk_usage(folder).free) < wanted:

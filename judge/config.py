@@ -126,7 +126,9 @@ class JudgeSettings:
         tuple[Annotated[str, AfterValidator(_proxy)], ...],
         Field(description="a list of addresses such as 127.0.0.1 or 10.0.0.0/8"),
     ] = ()
-    key: Annotated[Path, Field(strict=False)] | None = None  # of the receipts' signatures; None: default_key
+    key: Annotated[Path, Field(strict=False)] | None = (
+        None  # of the receipts' signatures; None: beside the database
+    )
     # Seconds from one set of questions to the next
     window: Annotated[float, Field(ge=60, le=2_678_400)] = 86_400.0
     verified_bytes: Annotated[int, Field(ge=0)] = 0  # of one upload of weights; 0: none is taken
@@ -136,10 +138,18 @@ class JudgeSettings:
     verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # of each specialty
     # Address of a hub whose repositories may be named instead of an upload; "": none
     verified_hub: str = ""
-    verified_folder: Annotated[Path, Field(strict=False)] | None = None  # of uploads; None: default_folder
+    verified_folder: Annotated[Path, Field(strict=False)] | None = None  # of uploads; None: there, too
     shared: bool = False  # other judges use this database too
     log_json: bool = False
     invitation: str = ""  # to the swarm, shown on the page "Join"
+
+    @property
+    def key_file(self) -> Path:
+        return self.key or _beside(self.database, ".key", "judge.key")
+
+    @property
+    def uploads_folder(self) -> Path:
+        return self.verified_folder or _beside(self.database, ".uploads", "judge-uploads")
 
 
 SCHEMA = Schema(
@@ -155,18 +165,9 @@ def default_database(curriculum: str) -> Path:
     return user_state_path("swarmd") / f"judge-{curriculum}.sqlite3"
 
 
-def default_key(database: Path | str) -> Path:
-    """Beside a database that is a file; else in the state folder."""
-    if "://" in str(database):
-        return user_state_path("swarmd") / "judge.key"
-    return Path(f"{database}.key")
-
-
-def default_folder(database: Path | str) -> Path:
-    """Where uploads wait: beside the database, or in the state folder."""
-    if "://" in str(database):
-        return user_state_path("swarmd") / "judge-uploads"
-    return Path(f"{database}.uploads")
+def _beside(database: str | Path, suffix: str, name: str) -> Path:
+    """Return the place of a file that belongs to a database: beside one that is a file, else in the state."""
+    return user_state_path("swarmd") / name if "://" in str(database) else Path(f"{database}{suffix}")
 
 
 EXAMPLE = Path(__file__).with_name("judge.example.toml")

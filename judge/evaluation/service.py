@@ -107,7 +107,7 @@ async def open_service(
         # Starts for own tasks alone: their questions do not wait for what is scored
         contextlib.closing(Verifier(lessons)) as maker,
     ):
-        key = Identity.load_or_create(settings.key or config.default_key(settings.database))
+        key = Identity.load_or_create(settings.key_file)
         agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
         store.agree(agreed, shared=settings.shared)
         tasks = open_tasks(lessons, maker)

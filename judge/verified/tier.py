@@ -113,7 +113,7 @@ async def open_tier(
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
     models = await asyncio.to_thread(evaluator.describe, settings.verified_model)
     try:
-        folder = UploadFolder(settings.verified_folder or config.default_folder(settings.database))
+        folder = UploadFolder(settings.uploads_folder)
     except OSError as error:
         raise VerifiedUnusable(f"the folder of uploads cannot be used: {error}") from None
     tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)

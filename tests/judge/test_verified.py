@@ -109,8 +109,7 @@ async def workers() -> list[psutil.Process]:
 
 
 def folder_of(settings: JudgeSettings) -> Path:
-    assert settings.verified_folder is not None
-    return settings.verified_folder
+    return settings.uploads_folder
 
 
 @asynccontextmanager
