@@ -1,4 +1,4 @@
-"""The parts that a round is made of, already built. `trainer/node.py` builds them, and no other file does."""
+"""The parts that a round is made of, already built. `trainer/node.py` builds a trainer's."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -15,30 +15,39 @@ from swarmd.protocols import Answers, Policy, Reward, Swarm, TaskSource
 from swarmd.types import Scored, Tokens
 
 
-@dataclass(frozen=True)
-class RoundParts:
+@dataclass(frozen=True, kw_only=True)
+class ReceivingParts:
+    """What scores others' rollouts and puts them into the pool.
+
+    A trainer's, and those of a program that takes part by `import swarmd`.
+    """
+
+    me: PeerId
+    tasks: TaskSource
+    reward: Reward
+    swarm: Swarm
+    pool: Pool
+    batch_rng: random.Random
+    completions: int = 8  # L
+    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
+    useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundParts(ReceivingParts):
     """Everything that `round.run_round` needs.
 
     The parts have states of their own; which part is where never changes.
     """
 
-    me: PeerId
-    tasks: TaskSource
     policy: Policy
-    reward: Reward
-    swarm: Swarm
-    pool: Pool
     build_batch: BatchBuilder
-    task_rng: random.Random  # two streams, so that what the swarm sends never changes what we ask ourselves
-    batch_rng: random.Random
+    task_rng: random.Random  # a stream of its own, so that what the swarm sends never changes what we ask
     clock: Callable[[], float]  # seconds, any epoch
     questions: int = 4  # I
     external: int = 4  # J
-    completions: int = 8  # L
     resample: int = 0  # times that we ask again in place of what has no advantage
     trains: bool = True  # False: a frozen policy that answers and shares
-    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
-    useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
     # Updates a round; one, unless replay is on
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)
     # Log-probabilities of first use, for what replay reuses

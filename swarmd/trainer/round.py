@@ -10,7 +10,7 @@ from swarmd.experience.credit import useful
 from swarmd.experience.outliers import part
 from swarmd.experience.pool import heard_in, too_old
 from swarmd.experience.sampling import shuffled
-from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, UpdateReport
 
@@ -34,12 +34,8 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
         # Rewards are ours, never the author's
-        theirs = _score_others(t, parts, received) if parts.external and parts.trains else []
-    parts.sharing.saw(local, theirs, t)
-    parts.pool.forget(t)
-    earned = useful(theirs, [*parts.pool, *local])
-    parts.swarm.charge(parts.useless.charge(theirs, earned))
-    fresh = parts.pool.add(theirs)
+        theirs = score_others(t, parts, received) if parts.external and parts.trains else []
+    fresh = take_in(t, parts, local, theirs)
     parts.pool.add_own(local)  # nothing, unless replay is on
 
     resting = parts.schedule.state.resting
@@ -110,7 +106,7 @@ def _score_own(
     ]
 
 
-def _score_others(t: int, parts: RoundParts, rollouts: Sequence[Rollout]) -> list[Scored]:
+def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves."""
     new = [
         r
@@ -135,7 +131,19 @@ def _score_others(t: int, parts: RoundParts, rollouts: Sequence[Rollout]) -> lis
     return [parts.sharing.judged(_trained_part(parts, s)) for s in scored]
 
 
-def _scored_part(parts: RoundParts, rollout: Rollout) -> Rollout:
+def take_in(t: int, parts: ReceivingParts, local: Sequence[Scored], theirs: Sequence[Scored]) -> int:
+    """Put others' scored rollouts into the pool, and charge authors of useless ones.
+
+    Returns how many were new.
+    """
+    parts.sharing.saw(local, theirs, t)
+    parts.pool.forget(t)
+    earned = useful(theirs, [*parts.pool, *local])
+    parts.swarm.charge(parts.useless.charge(theirs, earned))
+    return parts.pool.add(theirs)
+
+
+def _scored_part(parts: ReceivingParts, rollout: Rollout) -> Rollout:
     """Draw at most SCORED_OF_ONE times as many completions as ours have; more are not worth scoring."""
     if len(rollout.completions) <= parts.completions:
         return rollout
@@ -144,7 +152,7 @@ def _scored_part(parts: RoundParts, rollout: Rollout) -> Rollout:
     )
 
 
-def _trained_part(parts: RoundParts, scored: Scored) -> Scored:
+def _trained_part(parts: ReceivingParts, scored: Scored) -> Scored:
     """Keep as many completions as ours have, so that a longer rollout gets no more of a batch.
 
     Advantages are still taken over all that was scored.
