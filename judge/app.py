@@ -1,7 +1,4 @@
-"""HTTP API of the judge.
-
-Checks requests, calls the service, writes responses. docs/judge-protocol.md describes it.
-"""
+"""HTTP API of the judge: checks requests, calls the service, writes responses (docs/judge-protocol.md)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -128,10 +125,7 @@ def _add_error_answers(app: FastAPI) -> None:
 
 
 class _AnswersWhenStopped:
-    """A request under way that takes longer than the judge has to stop is cancelled.
-
-    It is told so, and the log has no traceback of it.
-    """
+    """Tells a request that is cancelled because the judge stops; the log has no traceback of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -152,7 +146,7 @@ class _AnswersWhenStopped:
 
 
 def _in_a_browser(request: Request) -> bool:
-    """Somebody looks for a page."""
+    """Return whether somebody looks for a page."""
     asked = request.method in ("GET", "HEAD") and not request.url.path.startswith("/v1/")
     return asked and "text/html" in request.headers.get("accept", "")
 
@@ -167,7 +161,7 @@ def _refusal(request: Request, refusal: Refusal, headers: Mapping[str, str] | No
 
 
 async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
-    """Body and signer of a request. Nothing is decoded before the signature is checked. Raises Refused."""
+    """Return body and signer of a request. Nothing is decoded before the signature holds. Raises Refused."""
     body = bytearray()
     try:
         async with asyncio.timeout(config.BODY_S):

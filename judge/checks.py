@@ -1,6 +1,6 @@
 """`swarmd-judge check`: whether a judge of these settings could start, and what to do where it could not.
 
-Nothing is changed, but models of --verified-model are downloaded.
+Nothing is changed, except that models of --verified-model are downloaded.
 """
 
 import os
@@ -34,7 +34,7 @@ class CheckFinding:
 
 
 def check(settings: JudgeSettings, evaluator: Evaluator | None = None) -> Iterator[CheckFinding]:
-    """One finding for each part of a judge. `evaluator`: of uploaded weights; None: the usual one."""
+    """Check each part of a judge. evaluator: of uploaded weights; None: the usual one."""
     lessons = find_curriculum(settings.curriculum)
     yield CheckFinding("curriculum", f"{lessons.name} ({lessons.digest})")
     uploads = partial(_uploads, evaluator=evaluator)
@@ -86,7 +86,7 @@ def _address(settings: JudgeSettings) -> CheckFinding:
 
 
 def _disk(settings: JudgeSettings) -> CheckFinding:
-    """Where the database is, or else the key; and uploads of weights, where they are taken."""
+    """Check the disk of the database, or else of the key, and of uploaded weights, where they are taken."""
     folders = {_existing(settings.key_file): FREE_BYTES}
     if settings.verified_bytes:
         uploads = _existing(settings.uploads_folder)

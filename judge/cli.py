@@ -1,4 +1,4 @@
-"""The command line of the judge: `swarmd-judge serve`, and what is done with its database."""
+"""The command line of the judge: `swarmd-judge serve`, and work on its database."""
 
 import json
 import os

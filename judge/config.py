@@ -161,7 +161,7 @@ SCHEMA = Schema(
 
 
 def default_database(curriculum: str) -> Path:
-    """One file per curriculum, because a leaderboard compares answers to one."""
+    """Return the file of a curriculum. Each has its own, because a leaderboard compares answers to one."""
     return user_state_path("swarmd") / f"judge-{curriculum}.sqlite3"
 
 

@@ -13,7 +13,7 @@ log = logging.getLogger("judge")
 
 @contextmanager
 def survived(work: str) -> Iterator[None]:
-    """Around a step of what never ends: nothing that goes wrong ends it. A Refused is in the log already."""
+    """Log what goes wrong in a step of an endless task, and go on. A Refused is in the log already."""
     try:
         yield
     except Refused:
@@ -23,7 +23,7 @@ def survived(work: str) -> Iterator[None]:
 
 
 def set_up_logging(*, as_json: bool) -> None:
-    """Warnings and worse, of every library. Called once, early."""
+    """Log warnings and worse, of every library. Called once, early."""
     import structlog  # takes a while, and --help needs none
 
     handler = logging.StreamHandler(sys.stderr)

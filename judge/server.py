@@ -1,4 +1,4 @@
-"""Runs the judge under uvicorn: deadlines for slow clients, one line when it listens, a clean shutdown."""
+"""Runs the judge under uvicorn, with deadlines for slow clients and a clean shutdown."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class SlowReaders(Generic[R]):
         return len(self._networks)
 
     def begin(self, reader: R, network: str) -> R | None:
-        """`reader` is slow from now on.
+        """Note that `reader` is slow from now on.
 
         Returns the reader to cut off, if any: the longest waiting of its network, or of all.
         """
@@ -70,9 +70,9 @@ ACCEPTED_S = 0.05
 class PatientProtocol(H11Protocol):
     """HTTP protocol with deadlines, which uvicorn lacks.
 
-    A connection is cut after REQUEST_S without a whole request (slow loris), after RESPONSE_S
-    without a response, after TAKE_S with a response that the client does not read, and if too many
-    clients read slowly at once.
+    A connection is cut after REQUEST_S without a whole request (slow loris), after RESPONSE_S without a
+    response, after TAKE_S with a response that the client does not read, and if too many clients read slowly
+    at once.
     """
 
     request_seconds = config.REQUEST_S
@@ -154,9 +154,10 @@ class JudgeServer(uvicorn.Server):
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn looks once for connections to close.
+        """Close connections until none is left.
 
-        One that is accepted in that moment is not among them, and would hold up the end.
+        uvicorn looks for them only once. One that is accepted in that moment is not among them, and would
+        hold up the end.
         """
         for server in self.servers:
             server.close()
@@ -181,7 +182,7 @@ class JudgeServer(uvicorn.Server):
 def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
     """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered.
 
-    True: it was Ctrl-C. Raises OperatorError.
+    Returns whether it was Ctrl-C. Raises OperatorError.
     """
     _allow_connections()
     with listening_socket(settings.host, settings.port) as listener:
@@ -223,7 +224,7 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bound, not yet listening. Raises JudgeCannotListen."""
+    """Bind a socket that does not listen yet. Raises JudgeCannotListen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -253,7 +254,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _allow_connections() -> None:
-    """As many open files as CONNECTIONS need, where the system allows it.
+    """Allow as many open files as CONNECTIONS need, where the system lets us.
 
     1,024 is a common default, and half-open connections add up.
     """

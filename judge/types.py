@@ -32,7 +32,7 @@ class Attributes:
     hardware: str | None = None  # "cpu", "cuda", "mps" or "other"
 
     def said(self) -> dict[str, Any]:
-        """Those that it said."""
+        """Return what the peer said of itself."""
         return {name: value for name in ATTRIBUTES if (value := getattr(self, name)) is not None}
 
 
@@ -52,7 +52,7 @@ class QuestionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The limits that apply to a peer depend on this."""
+    """Who asks: the limits that apply to a peer depend on this."""
 
     network: str
     record: bool  # it has answered before
@@ -75,7 +75,7 @@ class QuestionWindow:
         return held_out.commitment(self.terms, self.seed)
 
     def told(self) -> dict[str, Any]:
-        """For everyone: with its seed when that is revealed, and not before."""
+        """Return the window as everyone may see it: with its seed only when that is revealed."""
         terms = {
             "number": self.number,
             "opens": self.terms.opens,

@@ -1,7 +1,4 @@
-"""What anyone may read over HTTP.
-
-The leaderboard, peers, the judge itself. docs/judge-protocol.md describes it.
-"""
+"""What anyone may read over HTTP: the leaderboard, peers, the judge itself (docs/judge-protocol.md)."""
 
 import json
 from collections.abc import Mapping
@@ -66,7 +63,7 @@ Choice = Annotated[str, Field(max_length=100)]
 
 
 class BoardQuery(BaseModel):
-    """Which part of the leaderboard: the same for the page, JSON and CSV."""
+    """The part of the leaderboard that is asked for, alike by the page, JSON and CSV."""
 
     after: Annotated[int, Field(ge=0, lt=2**31)] = 0
     limit: Annotated[int, Field(ge=1, le=BOARD_PAGE_PEERS)] = BOARD_PAGE_PEERS
@@ -90,7 +87,7 @@ def add_reading_routes(app: FastAPI) -> None:
 
     @readable(app, "/v1/judge", reply=JudgeReply)
     async def judge(request: Request) -> Response:
-        """Who this judge is: the key of its receipts, what it asks, and how much may be asked for at once."""
+        """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
         service = service_of(request)
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         limits = {
@@ -129,12 +126,12 @@ def add_reading_routes(app: FastAPI) -> None:
 
     @readable(app, "/v1/comparison", reply=ComparisonReply)
     async def comparison(request: Request, model: ModelName = None) -> Response:
-        """Nodes of one model that share beside those that do not, over normalised rounds, with tests."""
+        """Compare nodes of one model that share with those that do not, over normalised rounds."""
         return JSONResponse(await service_of(request).comparison(model))
 
     @readable(app, "/v1/peers/{peer}", reply=PeerReply)
     async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
-        """One peer: its figures, and its questions with the answers, the newest first."""
+        """Return one peer: its figures, and its questions with the answers, the newest first."""
         standing = await service_of(request).standing(peer)
         if standing is None:
             raise Refused(NO_SUCH_PEER)
@@ -159,7 +156,7 @@ def add_reading_routes(app: FastAPI) -> None:
 
     @readable(app, "/v1/evaluations/{id}", reply=EvaluationReply)
     async def evaluation(request: Request, id: PathName) -> Response:
-        """One answered question: the signed receipt, the answers, and the window it is of."""
+        """Return one answered question: the signed receipt, the answers, and the window it is of."""
         service = service_of(request)
         found = await service.evaluation(id)
         shown = await service.graded(id)
@@ -174,7 +171,7 @@ def add_reading_routes(app: FastAPI) -> None:
 
     @readable(app, "/healthz", reply=HealthReply)
     async def healthz(request: Request) -> Response:
-        """Whether the judge works: 503 where it cannot write its database."""
+        """Say whether the judge works: 503 where it cannot write its database."""
         service = service_of(request)
         found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
         return JSONResponse(found, headers={"cache-control": "no-store"})
@@ -206,7 +203,7 @@ async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
 
 
 def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
-    """Whether all that a receipt has of what the peer said is shown; else the operator hides it."""
+    """Return whether readers see all that a receipt has of the peer's words; the operator may hide them."""
     return all(shown.get(name) == value for name, value in graded.question.attributes.said().items())
 
 
@@ -239,7 +236,7 @@ def _record(record: Record) -> dict[str, Any]:
 def _until_full(
     rows: list[dict[str, Any]], board: LeaderboardPage
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """As many rows as one answer may hold, and after how many the next goes on."""
+    """Return as many rows as one answer may hold, and where the next answer goes on."""
     size = 0
     for place, row in enumerate(rows):
         size += len(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())

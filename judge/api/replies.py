@@ -1,4 +1,4 @@
-"""What the judge answers with, for OpenAPI and the page "API". docs/judge-protocol.md has the same in words.
+"""The judge's replies, for OpenAPI and the page "API". docs/judge-protocol.md describes them in words.
 
 Times are seconds since 1970 by the judge's clock, shares are in [0, 1]. A field without a value here is not
 in every reply.

@@ -1,4 +1,4 @@
-"""The bodies of requests, and a stranger's words in them as they are kept and shown.
+"""The bodies of requests, and how a stranger's words in them are kept and shown.
 
 docs/judge-protocol.md describes the bodies, and the judge's /openapi.json.
 """
@@ -27,12 +27,11 @@ TOGETHER = [
 
 
 def plain(text: str) -> str | None:
-    """Return a peer's words as they are kept and shown, or None where nothing is left.
+    """Clean a peer's words for keeping and showing; None where nothing is left.
 
-    Whoever shows them still has to escape them.
-
-    NFKC, spaces together, without control, direction and invisible characters; what mixes scripts ends with
-    MIXED. A whole word in letters that look like those of another script is not told.
+    Whoever shows them still has to escape them. The result is NFKC, with single spaces, without control,
+    direction and invisible characters; words that mix scripts end with MIXED. A whole word in letters that
+    look like those of another script is not detected.
     """
     kept: list[str] = []
     marks = 0
@@ -51,7 +50,7 @@ def plain(text: str) -> str | None:
 
 
 def mixes_scripts(text: str) -> bool:
-    """Whether its letters are of scripts that nobody writes together."""
+    """Return whether the letters are of scripts that nobody writes together."""
     scripts = {
         unicodedata.name(letter, "").split(" ")[0]
         for letter in text

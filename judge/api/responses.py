@@ -27,7 +27,7 @@ def readable(
 ) -> Callable[[Handler], Handler]:
     """Add a route whose handler takes the request.
 
-    `documented`: it is in /openapi.json, with `kind` and the form `reply` of its answer.
+    documented: it is in /openapi.json, with `kind` and the form `reply` of its answer.
     """
     responses: dict[int | str, dict[str, Any]] = {} if reply is None else {200: {"model": reply}}
 

@@ -3,8 +3,7 @@
 Four headers, each exactly once:
 
     swarmd-peer        the sender's peer id
-    swarmd-origin      scheme://host[:port] the sender dialled, so that one judge cannot pass a request on to
-    another
+    swarmd-origin      scheme://host[:port] that the sender dialled, so that no judge can pass a request on
     swarmd-sequence    decimal, below 2**63, larger than in any request this peer sent before to this judge
     swarmd-signature   128 lowercase hex digits: Ed25519 over `signed_message`, in the domain DOMAIN
 """
@@ -30,11 +29,9 @@ _FORMS = (
 
 
 def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
-    """Return the bytes that are signed. `target`: path and query as sent.
+    """Return the bytes that are signed. No field can hold a line break, so no two requests share a message.
 
-    No field can hold a line break, so no two requests share a message.
-
-    `body`: or its SHA-256 in hex, where it is still to come.
+    target: path and query as sent. body: or its SHA-256 in hex, where it is still to come.
     """
     digest = body if isinstance(body, str) else sha256(body).hexdigest()
     return "\n".join((method, origin, target, str(sequence), digest)).encode()
@@ -47,11 +44,10 @@ def verify_request(
     body: bytes | str,
     origins: Collection[str] = (),
 ) -> Signed | Refusal:
-    """Who signed this request.
+    """Return who signed this request, or why it is refused.
 
-    `body`: see `signed_message`. `origins`: the names this judge is reached by; empty: any.
-
-    Header names in lower case (ASGI).
+    headers: with names in lower case (ASGI). body: see `signed_message`. origins: the names this judge is
+    reached by; empty: any.
     """
     values: dict[str, str] = {}
     for raw_name, raw_value in headers:

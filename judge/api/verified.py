@@ -30,7 +30,7 @@ PAGE_BYTES = 192 * 1024
 class WeightsQuery(BaseModel):
     """What is declared of the weights.
 
-    In the address, so it is signed, and checked before a byte of the body is read.
+    It is in the address, so it is signed, and is checked before a byte of the body is read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,7 +67,7 @@ def add_verified_routes(app: FastAPI) -> None:
 
 
 async def models(request: Request) -> Response:
-    """Which models' weights this judge evaluates itself, and how large an upload may be.
+    """List the models whose weights this judge evaluates, and how large an upload may be.
 
     404 where it evaluates none.
     """
@@ -116,7 +116,7 @@ async def verification(
 ) -> Response:
     """Return what became of an upload: its place in the queue, then its score with each question.
 
-    Without the first `after` questions.
+    The first `after` questions are left out.
     """
     service = service_of(request)
     kept = await service.read(service.records.one, id)

@@ -1,4 +1,4 @@
-"""The questions of a window: each peer gets its own order of them, and a thread of their own makes them.
+"""The questions of a window, in an order of its own for each peer; a thread of their own makes them.
 
 While a task plug-in is slow, or hangs, everything else is answered.
 """
@@ -27,10 +27,7 @@ REMEMBERED_PEERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A question, and what anyone needs to see later that it was not chosen.
-
-    Its window, and the peer's place in the set.
-    """
+    """A question, its window, and the peer's place in the set: they show later that it was not chosen."""
 
     task: Task
     window: QuestionWindow
@@ -104,7 +101,7 @@ log = logging.getLogger("judge")
 
 
 class QuestionThread:
-    """Used from one event loop.
+    """Makes questions in a thread. Used from one event loop.
 
     Its `curriculum` and `task` are those of the tasks it is made of, until it is closed.
     """

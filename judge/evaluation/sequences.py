@@ -1,4 +1,4 @@
-"""Replay protection: each signed request has a larger sequence number than any before of its peer. Pure."""
+"""Replay protection: the sequence numbers of a peer's signed requests only rise. Pure."""
 
 from collections import OrderedDict
 
@@ -12,7 +12,7 @@ REMEMBERED_SEQUENCES = 10_000
 class Sequences:
     """The highest sequence number each peer has used.
 
-    Bounded; what is forgotten here is still in the store as `floor`.
+    It is bounded; what is forgotten here is still in the store as `floor`.
     """
 
     def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
@@ -25,7 +25,7 @@ class Sequences:
     def claim(self, signed: Signed, floor: int) -> Refusal | None:
         """Use the number up; a Refusal where it, or a larger one, was used before.
 
-        `floor`: the highest the store remembers.
+        floor: the highest the store remembers.
         """
         highest = max(self._highest.get(signed.peer, -1), floor)
         if signed.sequence <= highest:

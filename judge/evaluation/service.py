@@ -1,10 +1,8 @@
-"""An evaluation (SAPO section 6) without HTTP.
+"""An evaluation (SAPO section 6) without HTTP: a node asks, the judge draws a question, the node answers.
 
-A node asks, the judge draws a question, the node answers, the judge scores.
-
-One event loop owns the open questions. The store, the verifier and the making of questions have a thread
-each, so neither a slow disk nor a hostile answer nor a task plug-in that hangs blocks the loop. Only the
-judge's clocks count: a monotonic one for deadlines, the wall clock for display.
+Then the judge scores. One event loop owns the open questions. The store, the verifier and the making of
+questions have a thread each, so neither a slow disk nor a hostile answer nor a task plug-in that hangs blocks
+the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock for display.
 """
 
 import asyncio
@@ -75,7 +73,7 @@ Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple
 
 @dataclass(frozen=True, slots=True)
 class GradedAnswers:
-    """What the judge found, and what its receipt is of."""
+    """What the judge found, and the content of its receipt."""
 
     grade: Grade
     evaluation: GradedEvaluation
@@ -91,9 +89,7 @@ async def open_service(
 ) -> AsyncIterator["JudgeService"]:
     """Open a judge with its database, verifier and tasks; they are closed in order at the end.
 
-    Raises OperatorError.
-
-    `evaluator`: of uploaded weights; None: the usual one.
+    evaluator: of uploaded weights; None: the usual one. Raises OperatorError.
     """
     lessons = find_curriculum(settings.curriculum)
     if settings.shared and settings.verified_bytes:
@@ -147,7 +143,7 @@ class JudgeService:
     ) -> None:
         """Take the open parts.
 
-        `key` signs the receipts; `rng` must be unpredictable outside tests: windows' seeds are of it.
+        key: signs the receipts. rng: unpredictable outside tests, as the windows' seeds come from it.
         """
         # `store`, `reader` and `mark` are each used from one thread of this service's own from now on.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
@@ -192,7 +188,7 @@ class JudgeService:
 
     @property
     def records(self) -> VerificationRecords:
-        """Of uploaded weights, also where none is taken any more."""
+        """The records of uploaded weights, also where none is taken any more."""
         return self._reader.verified
 
     async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
@@ -300,7 +296,7 @@ class JudgeService:
         return GradedAnswers(grade, GradedEvaluation(graded, answers, reasons))
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
-        """Each time the same, letter for letter."""
+        """Sign the receipt, each time the same, letter for letter."""
         return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
 
     async def evaluation(self, id: str) -> GradedEvaluation | None:
@@ -368,7 +364,7 @@ class JudgeService:
         return await self.read(self._reader.board, view)
 
     async def comparison(self, model: str | None) -> Mapping[str, Any]:
-        """Swarm against solo of a model; None: of the one with most peers on its smaller side."""
+        """Compare swarm and solo of a model; None: of the one with most peers on its smaller side."""
         return await self._comparisons.get(model)
 
     async def _compared(self, model: str | None) -> Mapping[str, Any]:
@@ -401,11 +397,11 @@ class JudgeService:
         return await self.read(self._reader.history, peer, before, limit)
 
     def now(self) -> float:
-        """Seconds since the epoch, by the judge's own clock."""
+        """Return the seconds since the epoch by the judge's own clock."""
         return self._wall()
 
     async def health(self) -> Mapping[str, int]:
-        """Load figures. Raises Refused if the database cannot be written."""
+        """Return load figures. Raises Refused if the database cannot be written."""
         async with self._probe_lock:
             now = self._monotonic()
             if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_S:
@@ -428,7 +424,7 @@ class JudgeService:
     async def claim(self, signed: Signed) -> bool:
         """Use the request's sequence number up. Raises Refused, also for a banned key.
 
-        False: another judge of this database may hear from this peer for the first time too.
+        Returns False where another judge of this database may hear from this peer for the first time too.
         """
         if signed.peer in self._banned:
             raise Refused(BANNED)

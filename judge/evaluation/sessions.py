@@ -56,7 +56,10 @@ class Sessions:
     def __init__(
         self, draw: Callable[[PeerId], Drawn], rng: random.Random, deadline: float, room: Room
     ) -> None:
-        """`draw`: the peer's next held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
+        """Start without open questions.
+
+        draw: draws the peer's next held-out task. rng: unpredictable in production. deadline: seconds.
+        """
         self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record
@@ -68,7 +71,7 @@ class Sessions:
         return len(self._open)
 
     def of(self, peer: PeerId) -> list[OpenQuestion]:
-        """Its open questions, the oldest first."""
+        """Return the peer's open questions, the oldest first."""
         return [self._open[id] for id in self._of_peer.get(peer, ())]
 
     def ask(
@@ -140,7 +143,7 @@ class Sessions:
     def withdraw(self, question: OpenQuestion) -> None:
         """Forget a question that was never handed out.
 
-        It may be closed: displaced, say, while it was written.
+        It may be closed already, displaced while it was being written.
         """
         if question.id in self._open:
             self._close(question, NO_SUCH_QUESTION)

@@ -1,6 +1,6 @@
-"""Intervals and tests that hold for those who look at every moment.
+"""Intervals and tests that hold for those who look at every moment. Pure.
 
-Whenever one stops to look, the error is what it says. Pure.
+Whenever one stops to look, the error is at most the stated one.
 
 **A node's pass@1** (`always`). A confidence sequence: with 95 % it holds the mean chance of a right answer so
 far, at all moments together. The chance may change with training. For each bet b the product of exp(b x) / (1
@@ -34,7 +34,7 @@ PAIR_BETS = np.array([0.25, 0.5, 1.0, 2.0])[:, None]  # of the mean size of a di
 
 @dataclass(frozen=True, slots=True)
 class HorizonTest:
-    """Pairs of peers that got to one normalised round."""
+    """The test on pairs of peers that got to one normalised round."""
 
     round: int
     pairs: int
@@ -44,7 +44,7 @@ class HorizonTest:
 
 @dataclass(frozen=True, slots=True)
 class AnytimeTest:
-    """May be looked at at every moment."""
+    """A test whose result may be looked at at every moment."""
 
     horizons: Sequence[HorizonTest]
     p: float  # over all horizons; below 0.05 once, it stays there
@@ -53,7 +53,7 @@ class AnytimeTest:
 
 @lru_cache(maxsize=8_192)  # all tallies of the last 100 questions, and some of a peer's beginning
 def always(right: int, answers: int) -> Interval:
-    """95 % interval of the mean chance of a right answer, at all moments together."""
+    """Return the 95 % interval of the mean chance of a right answer, valid at all moments together."""
     if not 0 <= right <= answers:
         raise ValueError(f"{right} right ones of {answers}")
     return Interval(_lowest(right, answers), 1.0 - _lowest(answers - right, answers))
@@ -73,7 +73,7 @@ def _lowest(right: int, answers: int) -> float:
 
 
 def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequence[float]]) -> AnytimeTest:
-    """By horizon, the values of the peers in the order in which they got there."""
+    """Test swarm against solo. Each horizon has its peers' values in the order in which they got there."""
     horizons, greatest, better = [], 1.0, None
     for bin in HORIZONS:
         pairs = min(len(swarm.get(bin, ())), len(solo.get(bin, ())))
@@ -92,7 +92,7 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
 def evidence(differences: NDArray[np.float64]) -> float:
     """Return the most that bets on positive signs ever had, beginning with 1.
 
-    Under fair signs the chance that it gets to x is 1 / x at most.
+    Under fair signs the chance that it ever reaches x is at most 1 / x.
     """
     sizes = np.abs(differences)
     seen = sizes > 0

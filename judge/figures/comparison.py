@@ -44,10 +44,7 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BinSums:
-    """Of the peers of one arm at the end of one bin.
-
-    Their number, the sum of their values and of their squares.
-    """
+    """Sums over an arm's peers at the end of one bin: their number, their values, the values squared."""
 
     peers: int
     total: float
@@ -84,7 +81,7 @@ class ArmsView:
 class ArmPoint:
     """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t).
 
-    None of one peer alone.
+    One peer alone has no interval.
     """
 
     round: int
@@ -95,7 +92,7 @@ class ArmPoint:
 
 @dataclass(frozen=True, slots=True)
 class RoundTest:
-    """Of the difference, swarm less solo, in cumulative reward at one normalised round."""
+    """A test of the difference, swarm less solo, in cumulative reward at one normalised round."""
 
     round: int
     difference: float
@@ -116,7 +113,7 @@ class ArmComparison:
 
 
 def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
-    """Both arms, by bin."""
+    """Compare both arms, by bin."""
     tests = tested(swarm, solo)
     return ArmComparison(
         _points(swarm), _points(solo), tests,
@@ -126,7 +123,7 @@ def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmCom
 
 
 def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[RoundTest]:
-    """At each bin where both arms have peers enough."""
+    """Test at each bin where both arms have enough peers."""
     both = sorted(_enough(swarm) & _enough(solo))
     gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
     rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
@@ -150,7 +147,7 @@ def _enough(arm: Mapping[int, BinSums]) -> set[int]:
 
 
 def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
-    """Test each pair: difference of means, half its 95 % interval, and the two-sided p of Welch's t test.
+    """Test each pair: difference of means, half its 95 % interval, and the two-sided p of Welch's t.
 
     Welch, Biometrika 34, 1947.
 
@@ -167,7 +164,7 @@ def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Re
 
 
 def _columns(arms: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
-    """Peers, mean, and the mean's variance."""
+    """Return the number of peers, their mean, and the mean's variance."""
     n, total, squares = (
         np.array([(arm.peers, arm.total, arm.squares) for arm in arms], dtype=float).reshape(-1, 3).T
     )
@@ -177,7 +174,7 @@ def _columns(arms: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
 
 
 def holm(p: Sequence[float] | Reals) -> list[float]:
-    """p-values adjusted by Holm (Scandinavian Journal of Statistics 6, 1979)."""
+    """Adjust p-values by Holm (Scandinavian Journal of Statistics 6, 1979)."""
     order = np.argsort(p, kind="stable")
     scaled = np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1)
     return _put_back(order, np.minimum(1.0, np.maximum.accumulate(scaled)))
@@ -300,5 +297,5 @@ def _anytime(test: AnytimeTest) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """JSON knows no infinity."""
+    """Round for JSON, which knows no infinity."""
     return float(f"{value:.{DIGITS}g}") if isfinite(value) else None

@@ -13,7 +13,7 @@ class Interval:
 
 
 def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
-    """Wilson's score interval (JASA 22, 1927) of a proportion. No trials: nothing is known, so [0, 1].
+    """Return Wilson's score interval (JASA 22, 1927) of a proportion; [0, 1] without trials.
 
     Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is
     where new nodes are.
@@ -33,9 +33,9 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
 
 
 def pass_at(k: int, answers: int, right: int) -> float:
-    """Return the chance that at least one of k answers is right, drawn from these without putting any back.
+    """Return the chance that at least one of k answers is right, drawn from these without replacement.
 
-    The unbiased estimator of pass@k (arXiv 2107.03374, section 2.1). Needs k answers.
+    This is the unbiased estimator of pass@k (arXiv 2107.03374, section 2.1). Needs k answers.
     """
     if not 1 <= k <= answers or not 0 <= right <= answers:
         raise ValueError(f"pass@{k} of {right} right ones of {answers}")

@@ -73,12 +73,12 @@ class Record:
 
     @property
     def always(self) -> ScoreTally:
-        """Of all its questions that count, since the beginning."""
+        """The tally of all its questions that count, since the beginning."""
         return ScoreTally(round(self.reward), self.answered + self.unanswered)
 
     @property
     def pass_at(self) -> Mapping[int, tuple[float, int]]:
-        """For k = 1, 2, 4 …: pass@k over the questions with so many answers at least, and their number."""
+        """Pass@k for k = 1, 2, 4 …, over the questions with at least k answers, and the number of these."""
         found = {}
         for k in (1, 2, 4, 8, 16):
             if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
@@ -88,7 +88,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """Which part of the leaderboard somebody wants to see."""
+    """The part of the leaderboard that somebody wants to see."""
 
     after: int = 0  # of those that match
     limit: int = BOARD_PAGE_PEERS
@@ -131,7 +131,7 @@ class LeaderboardPage:
 class SwarmProgress:
     """What the same listed nodes got right at first and lately.
 
-    Those that were asked more than WINDOW_QUESTIONS questions.
+    They are those that were asked more than WINDOW_QUESTIONS.
     """
 
     nodes: int
@@ -141,7 +141,7 @@ class SwarmProgress:
 
 @dataclass(frozen=True, slots=True)
 class SwarmHealth:
-    """How the swarm is, as far as its judge sees it."""
+    """The state of the swarm, as far as its judge sees it."""
 
     listed: int
     unlisted: int
@@ -157,7 +157,7 @@ class SwarmHealth:
 
     @property
     def asked_day(self) -> int:
-        """Questions within the last 24 hours, by whole hours."""
+        """The questions within the last 24 hours, by whole hours."""
         return sum(many for _, many in self.hours)
 
 
@@ -172,9 +172,9 @@ def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTall
 
 
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
-    """Numbers of the answers that a curve of at most `points` points shows, of 1..answered.
+    """Choose which of the answers 1..answered a curve of at most `points` points shows.
 
-    Evenly spaced, the last included.
+    They are evenly spaced, the last included.
     """
     if answered <= points:
         return tuple(range(1, answered + 1))

@@ -1,4 +1,4 @@
-"""Ranks that chance can explain are shown as ties. Pure.
+"""Ranks: those that chance can explain are shown as ties. Pure.
 
 Every listed peer gets an exact interval (Clopper and Pearson) wide enough that all of them hold at once with
 95 % (Šidák). A peer is certainly behind those whose interval lies above its own, and certainly before those
@@ -26,7 +26,7 @@ class RankRange:
 
 class RankRanges:
     def __init__(self, peers: Mapping[tuple[int, int], int]) -> None:
-        """peers: how many there are with so many right ones of so many questions."""
+        """Compute the ranges. peers: how many there are with so many right answers of so many questions."""
         if not peers:
             self._ranges: dict[tuple[int, int], RankRange] = {}
             return
@@ -47,7 +47,7 @@ class RankRanges:
 
 
 def _weight_above(values: Reals, weights: Reals, than: Reals) -> Reals:
-    """For each of `than`, the weight of all values that are greater."""
+    """Return for each of `than` the weight of all values that are greater."""
     order = np.argsort(values)
     sums = np.concatenate([[0.0], np.cumsum(weights[order])])
     return np.asarray(sums[-1] - sums[np.searchsorted(values[order], than, side="right")])

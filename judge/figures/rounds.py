@@ -46,7 +46,7 @@ def bin_end(bin: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PeerProgress:
-    """Of one peer with one model."""
+    """The progress of one peer with one model."""
 
     sharing: str  # "swarm" or "solo", as it said first
     bin: int  # the newest, not over yet
@@ -67,7 +67,7 @@ class ClosedBin:
 def advance(
     before: PeerProgress | None, sharing: str, round_number: int, reward: float
 ) -> tuple[PeerProgress, Sequence[ClosedBin]]:
-    """After one more evaluation; and the bins that it closes."""
+    """Return the progress after one more evaluation, and the bins that it closes."""
     bin = bin_of(round_number) if round_number < MAX_ROUND else bin_of(MAX_ROUND) + MISSED_BINS
     if before is None:
         return PeerProgress(sharing, bin, 1, reward, counts=bin <= MISSED_BINS), ()

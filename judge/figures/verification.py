@@ -15,7 +15,7 @@ State = Literal["queued", "running", "done", "refused"]
 class Upload:
     """Weights that a peer has uploaded, or has named on the hub.
 
-    Of the latter digest and size are empty until they are fetched.
+    Digest and size of those on the hub are empty until they are fetched.
     """
 
     id: str  # 32 hex digits, unguessable
@@ -60,7 +60,7 @@ class Verification:
         return ScoreTally(self.right, self.questions)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON document."""
         upload = self.upload
         said: dict[str, Any] = {
             "tier": "verified",
@@ -86,7 +86,7 @@ class Verification:
 def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
     """Work out the figures of a receipt and of a page.
 
-    By specialty, pass@k, and each question as it can be asked again.
+    They are given by specialty and as pass@k, with each question as it can be asked again.
     """
     specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
     ks = [k for k in (1, 2, 4, 8, 16) if k <= upload.answers] if upload.answers > 1 else []

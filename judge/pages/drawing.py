@@ -17,7 +17,7 @@ _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, 
 
 
 def sparkline(points: Points, width: int = 120, height: int = 28) -> Markup:
-    """One rising curve on its own scale."""
+    """Draw one rising curve on its own scale."""
     if not points:
         return Markup("")
     top_x, top_y = points[-1][0], max(1.0, points[-1][1])
@@ -39,7 +39,7 @@ def whisker(share: float, interval: Interval, width: int = 120) -> Markup:
 
 
 def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 220) -> Markup:
-    """Several rising curves on one scale. At most as many as there are colours."""
+    """Draw several rising curves on one scale, at most as many as there are colours."""
     top_x = max((points[-1][0] for _, points in curves if points), default=0)
     if top_x < 2:
         return Markup("")
@@ -84,7 +84,7 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
 
 
 def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, height: int = 260) -> Markup:
-    """Means with their bands, each in a colour of its own; a line at `mark`."""
+    """Draw means with their bands, each in a colour of its own, and a line at `mark`."""
     inner = width - LEFT - 8, height - FOOT - TOP
     top_x = max(1.0, *(x for _, points in arms for x, *_ in points))
     top_y = max(1.0, *(high for _, points in arms for *_, high in points))
@@ -147,13 +147,13 @@ def badge(share: float, interval: Interval, answers: int) -> str:
 
 
 def ticks(top: float, wanted: int = 5) -> list[float]:
-    """Round numbers from 0 to at most `top`."""
+    """Return round numbers from 0 to at most `top`."""
     step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if top / (s * 10**e) <= wanted)
     return [step * i for i in range(int(top / step) + 1)]
 
 
 def figure(value: float) -> str:
-    """Short: 25000 is 25k."""
+    """Write a number shortly: 25000 is 25k."""
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
@@ -167,7 +167,7 @@ def _framed(label: str, inside: str, width: int, height: int) -> Markup:
 def _scale(
     levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str]], width: float, height: float
 ) -> str:
-    """Lines with their names, at these parts of the height; names at these parts of the width."""
+    """Draw lines with their names at these parts of the height, and names at these parts of the width."""
     across = "".join(
         f'<line class="axis" x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/><text x="-6" y="{y + 4:.1f}"'
         f' text-anchor="end">{name}</text>'
@@ -182,10 +182,10 @@ def _scale(
 
 
 def _line(points: Points, top_x: float, top_y: float, width: float, height: float) -> str:
-    """(0, 0) is at the bottom left, (top_x, top_y) at the top right."""
+    """Draw a line; (0, 0) is at the bottom left, (top_x, top_y) at the top right."""
     return " ".join(f"{x / top_x * width:.1f},{height - y / top_y * height:.1f}" for x, y in points)
 
 
 def _drawn(svg: str) -> Markup:
-    """Everything in it that is text of others was escaped."""
+    """Mark an SVG as safe: all text of others in it was escaped."""
     return Markup(svg)  # noqa: S704

@@ -1,4 +1,4 @@
-"""The templates, with escaping of all text, and what they write numbers and times with.
+"""The templates, with escaping of all text, and how they write numbers and times.
 
 Nothing here depends on who reads.
 """
@@ -70,7 +70,7 @@ def iso(at: float) -> str:
 
 
 def ago(at: float, now: float) -> str:
-    """Coarse, so that a page stays the same for a while."""
+    """Say coarsely how long ago it was, so that a page stays the same for a while."""
     seconds = now - at
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

@@ -1,4 +1,4 @@
-"""The pages, and what else browsers and crawlers ask for. docs/judge.md lists the addresses."""
+"""The pages, and the other files that browsers and crawlers ask for (docs/judge.md)."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import wraps
@@ -283,7 +283,7 @@ def _add_files(app: FastAPI) -> None:
 
     @readable(app, "/metrics", kind=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Figures for Prometheus."""
+        """Return figures for Prometheus."""
         return Response(
             await _metrics(request),
             headers={"cache-control": "no-store"},
@@ -343,7 +343,7 @@ def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _invited(invitation: str, curriculum: Curriculum, address: str) -> Mapping[str, Any]:
     """Return what the page "Join" shows.
 
-    The invitation ("": none), and the page's own address as a QR code.
+    That is the invitation ("": none), and the page's own address as a QR code.
     """
     if not invitation:
         return {"invitation": "", "named": [], "code": None, "address": address}

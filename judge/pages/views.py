@@ -1,4 +1,4 @@
-"""What the pages show, worked out from what the store has. Pure."""
+"""What the pages show, worked out from the store's data. Pure."""
 
 import csv
 import io
@@ -45,9 +45,9 @@ def shown_name(record: Record) -> str:
 
 
 def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
-    """pass@1 of one stretch of questions after another, each of MIN_SEGMENT_QUESTIONS at least.
+    """Return pass@1 of one stretch of questions after another, each of at least MIN_SEGMENT_QUESTIONS.
 
-    A rest that is shorter belongs to the one before it.
+    A shorter rest belongs to the one before it.
     """
     if not curve:
         return []
@@ -74,7 +74,7 @@ def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
 
 
 def quarters(curves: Iterable[tuple[str, Points]]) -> list[tuple[str, ...]]:
-    """Rewards at four moments of each curve."""
+    """Return the rewards at four moments of each curve."""
     rows = []
     for name, points in curves:
         at = [points[max(0, round(len(points) * part / 4) - 1)] for part in (1, 2, 3, 4)]
@@ -121,7 +121,7 @@ def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[s
 
 
 def csv_of(page: LeaderboardPage) -> tuple[str, int | None]:
-    """Return the rows of a board, as many as CSV_BYTES hold, and after how many the next part begins.
+    """Return the rows of a board, as many as CSV_BYTES hold, and where the next part begins.
 
     No cell is a formula for a spreadsheet.
     """

@@ -30,7 +30,7 @@ Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What does not follow from what is stored."""
+    """A figure that does not follow from what is stored."""
 
     what: str  # an evaluation or a peer
     stored: Any
@@ -40,9 +40,7 @@ class Difference:
 def backup(database: Path | str, to: Path | str) -> int:
     """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is.
 
-    Returns the rows.
-
-    A file of this name is whole: until then its name ends in .part.
+    A file of this name is whole: until then its name ends in .part. Returns the number of rows.
     """
     if "://" in str(to):
         return _copied(database, to)
@@ -79,9 +77,9 @@ def _copied(database: Path | str, to: Path | str) -> int:
 
 
 def export(database: Path | str, to: TextIO) -> int:
-    """Every question with its answer as CSV, as the peers' pages have them; also those that count as nothing.
+    """Write every question with its answer as CSV, as peers' pages have them, also those that do not count.
 
-    Returns the rows.
+    Returns the number of rows.
     """
     writer, rows = csv.writer(to), 0
     with reading(database) as db:
@@ -119,9 +117,9 @@ def export_parquet(database: Path | str, to: BinaryIO, group: int = ROW_GROUP) -
 
 
 def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[Difference]]:
-    """Score every stored answer again, and add up each peer's figures again. `curriculum`: name and digest.
+    """Score every stored answer again, and add up each peer's figures again.
 
-    Returns the number of answers, and what differs.
+    curriculum: name and digest. Returns the number of answers, and what differs.
     """
     with reading(database) as db:
         held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
@@ -191,7 +189,7 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
 
 @contextmanager
 def reading(database: Path | str) -> Iterator[Connection]:
-    """One moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
+    """Open one moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened:
         engine = opened.engine.execution_options(stream_results=True)
         if engine.dialect.name == "postgresql":

@@ -1,8 +1,7 @@
-"""Swarm and solo in the database.
+"""Swarm and solo in the database, as running sums by model and normalised round (figures/rounds.py).
 
-Running sums by model and normalised round (judge/figures/rounds.py), so that no query reads evaluations.
-
-An evaluation costs one statement here, and a few more where it closes a bin of its peer.
+No query reads evaluations. An evaluation costs one statement here, and a few more where it closes a bin of
+its peer.
 """
 
 from collections import defaultdict
@@ -63,7 +62,7 @@ _SHOWN = select(progress.c.model).where(moderation.not_hidden(progress.c.peer))
 
 
 def counted(db: Connection, peer: str, attributes: Attributes, reward: float) -> None:
-    """Add an evaluation that counts. Who says neither swarm nor solo is not compared."""
+    """Add an evaluation that counts. A peer that says neither swarm nor solo is not compared."""
     if attributes.sharing is None:
         return
     key, said = {"of": peer, "its": attributes.model}, attributes.sharing
@@ -99,9 +98,9 @@ def _close(db: Connection, model: str, sharing: str, closed: ClosedBin) -> None:
 
 
 def view(db: Connection, model: str | None) -> ArmsView:
-    """Swarm and solo of a model; None: of the one with most peers on its smaller side.
+    """Return swarm and solo of a model; None: of the one with most peers on its smaller side.
 
-    A model whose peers are all hidden is none.
+    A model whose peers are all hidden counts as none.
     """
     largest = _sizes(db)
     chosen = (
@@ -150,7 +149,7 @@ def _read(db: Connection, model: str, sharing: str) -> ArmData:
 class Recount:
     """The same figures worked out from evaluations alone, in memory.
 
-    For the migration, and to check what is kept.
+    It serves the migration, and checks what is kept.
     """
 
     def __init__(self) -> None:
@@ -159,7 +158,10 @@ class Recount:
         self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
 
     def add(self, peer: str, model: str, sharing: str, round_number: int, reward: float, at: float) -> None:
-        """Those of a peer in the order in which they counted. at: seconds since the epoch."""
+        """Add an evaluation. Those of a peer come in the order in which they counted.
+
+        at: seconds since the epoch.
+        """
         self._progress[peer, model], closed = advance(
             self._progress.get((peer, model)), sharing, round_number, reward
         )
@@ -167,7 +169,7 @@ class Recount:
             self._values[model, sharing, bin.bin].append((at, bin.value))
 
     def rows(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
-        """Each table, and its rows."""
+        """Yield each table with its rows."""
         yield progress, [_progress_row(peer, model, its) for (peer, model), its in self._progress.items()]
         bins, placed = [], []
         for (model, sharing, bin), values in self._values.items():
@@ -190,9 +192,9 @@ class Recount:
 
 
 def recounted(db: Connection) -> Recount:
-    """From what is stored.
+    """Recount from what is stored.
 
-    Of peers that got somewhere within the same moments the order is not: two may have changed places.
+    Among peers that got somewhere at the same moment the order is unknown: two may have changed places.
     """
     c = evaluations.c
     at = c.asked_at + func.coalesce(c.seconds, 0.0)

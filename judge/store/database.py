@@ -1,9 +1,8 @@
 """Opens the judge's database: a SQLite file, or PostgreSQL by its address.
 
-One judge at a time uses it, or several that share it.
-
-What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with
-synchronous_commit=on. Alembic makes the schema when a new database is opened.
+One judge at a time uses it, or several that share it. What is committed survives kill -9 and a power cut:
+SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. Alembic makes the schema when a
+new database is opened.
 """
 
 import contextlib
@@ -57,7 +56,7 @@ def database_url(database: Path | str) -> URL:
 
 
 def refuse_to_share(url: URL, shared: bool) -> None:
-    """Check that no file is shared. Raises DatabaseUnusable where several judges would use one."""
+    """Refuse a file that several judges would use. Raises DatabaseUnusable."""
     if shared and url.get_backend_name() == "sqlite":
         raise DatabaseUnusable(
             f"{shown(url)} is a SQLite file, which one judge alone can use; leave --shared out, or use"
@@ -66,7 +65,7 @@ def refuse_to_share(url: URL, shared: bool) -> None:
 
 
 def shown(url: URL) -> str:
-    """For people: without the password."""
+    """Return the address for people, without the password."""
     return (
         str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
     )
@@ -78,11 +77,13 @@ class Database:
     def __init__(
         self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False
     ) -> None:
-        """Open the database.
+        """Open the database. Raises DatabaseInUse, DatabaseUnusable.
 
-        `alone`: keep other judges out and make the schema of a new database. Otherwise it is only read, or,
-        with `writes`, written beside a judge. `shared`: other judges that say so may use it too, on
-        PostgreSQL alone; one at a time is in a transaction. Raises DatabaseInUse, DatabaseUnusable.
+        Args:
+            alone: keep other judges out and make the schema of a new database. Otherwise it is only read or,
+                with `writes`, written beside a judge.
+            shared: other judges that say so may use it too, on PostgreSQL alone; one at a time is in a
+                transaction.
         """
         url = database_url(database)
         self.name = shown(url)
@@ -123,9 +124,7 @@ class Database:
 def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
     """Return the schema's version, and name and digest of the curriculum, of an existing database.
 
-    None: not yet.
-
-    Raises DatabaseInUse, DatabaseUnusable.
+    None where they are not there yet. Raises DatabaseInUse, DatabaseUnusable.
     """
     url = database_url(database)
     file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
@@ -267,7 +266,7 @@ def _known(connection: Connection, name: str) -> str | None:
 
 
 def _version(connection: Connection) -> str | None:
-    """Return the schema's version; None: there is none yet."""
+    """Return the schema's version; None where there is none yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()

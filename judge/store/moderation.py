@@ -43,9 +43,9 @@ class ModerationEntry:
 
 
 def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: float) -> None:
-    """Record the act.
+    """Record the act. Raises NothingToModerate, DatabaseUnusable.
 
-    The judge may run meanwhile, and follows it within seconds. Raises NothingToModerate, DatabaseUnusable.
+    The judge may run meanwhile, and follows it within seconds.
     """
     try:
         public_key_of(peer)

@@ -1,6 +1,6 @@
-"""Reads the judge's database for pages and JSON. One thread at a time uses it, over a connection of its own.
+"""Reads the judge's database for pages and JSON. One thread at a time uses it, over its own connection.
 
-No reader holds up a grade.
+So no reader holds up a grade.
 """
 
 import json
@@ -170,7 +170,7 @@ class Reader:
             )
 
     def standing(self, peer: str) -> Standing | None:
-        """Return a peer with its rank; 0: it is not listed."""
+        """Return a peer with its rank, which is 0 where it is not listed."""
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
             if row is None:
@@ -180,12 +180,12 @@ class Reader:
             return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
 
     def banned(self) -> frozenset[str]:
-        """Keys whose requests are refused."""
+        """Return the keys whose requests are refused."""
         with self._database.begin() as db:
             return moderation.banned(db)
 
     def arms(self, model: str | None) -> ArmsView:
-        """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
+        """Return swarm and solo of a model; None: of the one with most peers on its smaller side."""
         with self._database.begin() as db:
             return arms.view(db, model)
 
@@ -194,10 +194,8 @@ class Reader:
     ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
         """Return what counts and has a number below `before`, newest first, and where the next page begins.
 
-        None: nowhere.
-
-        An answer is null where the question lapsed. The task and the answer are there: anybody can score it
-        again.
+        That is None where there is no more. An answer is null where the question lapsed. The task and the
+        answer are there: anybody can score it again.
         """
         found: list[Mapping[str, Any]] = []
         size = 0
@@ -212,14 +210,14 @@ class Reader:
         return found, None
 
     def windows(self, before: int) -> Sequence[QuestionWindow]:
-        """Those with a number below `before`, the newest first; a page of them."""
+        """Return the windows with a number below `before`, the newest first, a page of them."""
         with self._database.begin() as db:
             return windows.read(db, before)
 
     def evaluation(self, id: str) -> GradedEvaluation | None:
-        """One that was answered, with what its receipt says; None.
+        """Return an answered evaluation with what its receipt says; None where there is none.
 
-        There is none, or it is older than receipts that are made again.
+        None also where it is older than the receipts that can be made again.
         """
         c = evaluations.c
         with self._database.begin() as db:
@@ -245,13 +243,13 @@ class Reader:
         return GradedEvaluation(question, answers, reasons)
 
     def counted(self, id: str) -> Mapping[str, Any] | None:
-        """One that counts, as `history` has it, and whose it is."""
+        """Return an evaluation that counts, as `history` has it, and whose it is."""
         with self._database.begin() as db:
             row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
             return None if row is None else _entry(row, row["peer"] in moderation.hidden(db))
 
     def health(self, now: float) -> SwarmHealth:
-        """Of the swarm, as its judge sees it. `now`: seconds since the epoch."""
+        """Return the state of the swarm, as its judge sees it. now: seconds since the epoch."""
         today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
         pace = func.sum(case((peers.c.pace > MAX_ROUNDS_PER_HOUR, MAX_ROUNDS_PER_HOUR), else_=peers.c.pace))
         figures = select(
@@ -278,7 +276,7 @@ class Reader:
         )
 
     def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
-        """Questions in each hour of the last day. Those of an hour that is over are counted once."""
+        """Return the questions in each hour of the last day. Those of a past hour are counted once."""
         this = int(now // HOUR) * HOUR
         self._hours = {begin: many for begin, many in self._hours.items() if this - DAY < begin < this}
         hours = range(this - DAY + HOUR, this + HOUR, HOUR)
@@ -323,7 +321,7 @@ def _ranked_rows(
 def _brief(
     db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
 ) -> Record:
-    """Without what the newest questions were."""
+    """Make a record without the newest questions themselves."""
     left_out = moderation.HIDDEN_FIELDS if row.peer in hidden else ()
     said = {
         name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out
@@ -361,7 +359,7 @@ def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
 def _curve_of(points: int) -> Select[Any]:
     """Make a statement with a fixed number of numbers.
 
-    It is made once, where one with a list is made each time.
+    Such a statement is made once; one with a list is made each time.
     """
     chosen = _e.number.in_([bindparam(f"number_{place}") for place in range(points)])
     return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)

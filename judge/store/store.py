@@ -1,10 +1,8 @@
 """What the judge keeps: questions asked, answers graded, and what follows from them.
 
-One thread at a time uses it: `StoreWriter`'s, whose steps that wait at the same time share one transaction,
-and so one write to disk.
-
-Each step is one transaction (judge/store/database.py): it is kept as a whole or undone as a whole. Times are
-seconds since the epoch by the judge's own clock, given by the caller. What a disk or a server does wrong
+One thread at a time uses it, that of `StoreWriter`: steps that wait at the same time share one transaction,
+and so one write to disk. Each step is kept as a whole or undone as a whole (judge/store/database.py). Times
+are seconds since the epoch by the judge's own clock, given by the caller. What a disk or a server does wrong
 reaches the caller as one of `database.FAILURES`.
 """
 
@@ -107,13 +105,12 @@ class PeerStanding:
 
 
 class Store:
-    """Opened in one thread at a time; the caller sees to that (the app gives it a thread of its own)."""
+    """The store. One thread at a time opens and uses it; the caller sees to that."""
 
     def __init__(self, database: Path | str, curriculum: str, *, shared: bool = False) -> None:
-        """Open the store.
+        """Open the store. Raises DatabaseInUse, DatabaseUnusable.
 
-        `curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises
-        DatabaseInUse, DatabaseUnusable.
+        curriculum: name and digest; one database holds one curriculum. shared: see Database.
         """
         self.database = Database(database, shared=shared)
         self._shared = shared
@@ -141,7 +138,7 @@ class Store:
                 db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def agree(self, settings: str, *, shared: bool) -> None:
-        """All judges of one database have these settings; one that is alone sets them.
+        """Check that all judges of one database have these settings; one that is alone sets them.
 
         Raises DatabaseUnusable.
         """
@@ -193,7 +190,7 @@ class Store:
         return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
 
     def claim(self, peer: PeerId, sequence: int) -> int:
-        """Keep the sequence number of a known peer. Return the highest one before; -1: the peer is not known.
+        """Keep a known peer's sequence number. Returns its highest before; -1: the peer is not known.
 
         So a number serves once in all judges that share the database.
         """
@@ -204,7 +201,7 @@ class Store:
         return -1 if found is None else int(found.sequence)
 
     def abandoned(self, since: float, before: float) -> None:
-        """Questions of a judge that is gone, which nobody can answer: they count as nothing."""
+        """Close the questions of a judge that is gone, which nobody can answer: they do not count."""
         asked = evaluations.c.asked_at.between(since, before)
         with self._begin() as db:
             db.execute(update(evaluations).where(evaluations.c.state == "open", asked).values(state="void"))
@@ -223,7 +220,10 @@ class Store:
             return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
     def asked(self, question: OpenQuestion, sequence: int, at: float, first: bool = False) -> None:
-        """`first`: nothing is known of the peer, or else raise AskedElsewhere."""
+        """Record a question. Raises AskedElsewhere where `first` is wrong.
+
+        first: nothing is known of the peer yet.
+        """
         said = {name: getattr(question.attributes, name) for name in NAMES}
         of_round = said.pop("round")
         with self._begin() as db:
@@ -260,11 +260,9 @@ class Store:
         sequence: int,
         at: float,
     ) -> Grade:
-        """Record scored answers; the first is what counts.
+        """Record scored answers; the first is what counts. Raises NotOpen.
 
-        `seconds`: from question to answer, by the judge's monotonic clock.
-
-        Raises NotOpen.
+        seconds: from question to answer, by the judge's monotonic clock.
         """
         answer, reason = answers[0], reasons[0]
         with self._begin() as db:
@@ -311,8 +309,8 @@ class Store:
     ) -> tuple[Counts, ScoreTally] | None:
         """Close the question as the peer's next one that counts.
 
-        Returns the peer's counts before, and the tally of its newest questions with this
-        one. None: it was not open.
+        Returns the peer's counts before, and the tally of its newest questions with this one; None where it
+        was not open.
         """
         before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
         counted = {
@@ -328,12 +326,12 @@ class Store:
     def turn_windows(
         self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
     ) -> tuple[QuestionWindow, QuestionWindow, int]:
-        """See windows.turn."""
+        """Turn the windows, see `windows.turn`."""
         with self._begin() as db:
             return windows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
 
     def probe(self, at: float) -> None:
-        """Write about as much as a question and its answer need; an error where that is not possible."""
+        """Write about as much as a question and its answer need. Raises where that is not possible."""
         value = f"{at} ".ljust(PROBE_BYTES, ".")
         with self._begin() as db:
             if db.execute(update(about).where(about.c.name == "probe").values(value=value)).rowcount == 0:
@@ -363,7 +361,10 @@ Step = tuple[Callable[..., Any], Sequence[object]]
 
 
 class StoreWriter:
-    """Used from one event loop. A step's outcome is told when its transaction is on disk, and not before."""
+    """Runs steps of the store in its thread. Used from one event loop.
+
+    A step's outcome is told when its transaction is on disk, and not before.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,6 +1,6 @@
-"""The tables of the judge's database. The same on SQLite and PostgreSQL; judge/store/migrations makes them.
+"""The tables of the judge's database, alike on SQLite and PostgreSQL. judge/store/migrations makes them.
 
-What counts has a number: graded answers, and questions that lapsed. `low`: the lower end of the score's
+What counts has a number: graded answers, and questions that lapsed. `low` is the lower end of the score's
 interval.
 """
 

@@ -1,6 +1,6 @@
 """Uploads in the judge's database: what waits, and what was found.
 
-Steps of the store (judge/store/store.py): each is one transaction.
+Its methods are steps of the store (judge/store/store.py): each is one transaction.
 """
 
 import json
@@ -43,9 +43,9 @@ class VerificationRecords:
             )
 
     def recovered(self, whole: Sequence[str], at: float) -> Sequence[Upload]:
-        """After a start: what waits, the oldest first.
+        """Return what waits after a start, the oldest first. Refuses what cannot go on.
 
-        `whole`: ids of the files that are there. Refuses what cannot go on.
+        whole: ids of the files that are there.
         """
         with self._begin() as db:
             waiting = table.c.state.in_(("queued", "running"))
@@ -107,7 +107,7 @@ class VerificationRecords:
 
 
 def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Verification]:
-    """Of each peer, its newest that is done."""
+    """Return for each peer its newest verification that is done."""
     columns = [column for column in table.c if column.name not in ("found", "receipt", "signature")]
     done = select(*columns).where(table.c.peer.in_(peers), table.c.state == "done").order_by(table.c.ended)
     return {row.peer: _verification(row) for row in db.execute(done)}

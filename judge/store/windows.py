@@ -45,10 +45,8 @@ def due(
 ) -> list[QuestionWindow]:
     """Return the windows to add now, so that one is open and the next is published.
 
-    `newest`: of those that exist.
-
-    `alone`: no other judge makes windows too. Two whose clocks differ so much would add one after another for
-    ever.
+    newest: of those that exist. alone: no other judge makes windows too. Two whose clocks differ so much
+    would add one after another for ever.
     """
     added: list[QuestionWindow] = []
     last = newest.terms if newest else None
@@ -74,10 +72,9 @@ def turn(
 ) -> tuple[QuestionWindow, QuestionWindow, int]:
     """Add what is due, open what is to be open, reveal what may be.
 
-    The open window, the next, and how many closed ones are to be revealed.
-
-    Unless it is alone, another judge of the database may do the same at the same time: of two windows of one
-    number the first stays.
+    Returns the open window, the next, and how many closed ones are still to be revealed. Unless it is alone,
+    another judge of the database may do the same at the same time: of two windows of one number the first
+    stays.
     """
     insert: Any = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
     newest = read(db, limit=1)
@@ -98,7 +95,7 @@ def turn(
 
 
 def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[QuestionWindow]:
-    """Those with a number below `before`, the newest first."""
+    """Return the windows with a number below `before`, the newest first."""
     chosen = select(windows).where(windows.c.number < before).order_by(windows.c.number.desc()).limit(limit)
     return [_window(row) for row in db.execute(chosen)]
 

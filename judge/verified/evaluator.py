@@ -31,28 +31,26 @@ _PIECE_BYTES = 65_536
 
 
 class VerifiedUnusable(JudgeError):
-    """The verified tier cannot be served.
-
-    Leave out --verified-bytes, or name other models with --verified-model.
-    """
+    """The verified tier cannot be served. Leave out --verified-bytes, or name other --verified-model."""
 
 
 class EvaluationFailed(Exception):
-    """The text says why."""
+    """An evaluation failed; the text says why."""
 
 
 class Evaluator:
     def __init__(self, seconds: float, command: Sequence[str] = COMMAND) -> None:
-        """seconds: of an evaluation, by the clock on the wall.
+        """Set up the evaluator.
 
-        command: the worker's; our process id and the weights' descriptor follow.
+        seconds: an evaluation's time by the clock on the wall. command: the worker's; our process id and the
+        weights' descriptor follow.
         """
         self._seconds, self._command = seconds, tuple(command)
 
     def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
-        """Names and shapes of the models' tensors.
+        """Return names and shapes of the models' tensors. Raises VerifiedUnusable.
 
-        They are the operator's, and downloaded if they have to be. Raises VerifiedUnusable.
+        The models are the operator's, and downloaded if they have to be.
         """
         request = msgspec.json.encode(DescribeRequest(tuple(models)))
         try:
@@ -123,8 +121,8 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
 async def _read_away(process: asyncio.subprocess.Process) -> None:
     """Read what a killed process had written.
 
-    asyncio reads no further where too much waits, and counts it as gone only at the end of its
-    output: `wait` would wait for ever.
+    asyncio stops reading where too much waits, and counts the process as gone only at the end of its output,
+    so `wait` would wait for ever.
     """
     assert process.stdout is not None
     while await process.stdout.read(_PIECE_BYTES):

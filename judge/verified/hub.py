@@ -1,12 +1,10 @@
 """Fetches weights from the hub that the operator named.
 
-One file of one commit of a public repository is fetched, of an adapter its configuration too. No token is
-sent.
-
-A stranger names repository and commit; where the request goes, the operator's address says. A hub sends large
-files from a CDN, so redirects are followed, five at most: on the hub's own host and port, and else by https
-to addresses of the internet alone. Such a host is looked up once, and reached by the very address that was
-checked.
+It fetches one file of one commit of a public repository, and of an adapter its configuration too. No token is
+sent. A stranger names repository and commit; the operator's address alone says where the request goes. A hub
+sends large files from a CDN, so redirects are followed, five at most: on the hub's own host and port, and
+else by https to addresses of the internet alone. Such a host is looked up once, and reached by the very
+address that was checked.
 """
 
 import asyncio
@@ -36,7 +34,7 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 async def addresses_of(host: str) -> Sequence[str]:
-    """Look the host's addresses up. Raises OSError."""
+    """Look up the host's addresses. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
     )
@@ -50,7 +48,7 @@ class Hub:
         resolve: Resolve = addresses_of,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """Name the hub. `transport`: None: the network. Raises VerifiedUnusable."""
+        """Name the hub. transport: None: the network. Raises VerifiedUnusable."""
         self.address = address.rstrip("/")
         if not re.fullmatch(_ADDRESS, self.address):
             raise VerifiedUnusable(
@@ -74,7 +72,10 @@ class Hub:
 
     @contextlib.asynccontextmanager
     async def opened(self, source: str) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-        """Size and pieces of a file. Raises UnfitWeights; TimeoutError where the hub does not answer."""
+        """Open a file; yields its size and its pieces.
+
+        Raises UnfitWeights; TimeoutError where the hub does not answer.
+        """
         headers = {"accept-encoding": "identity", "user-agent": "swarmd-judge"}
         async with httpx2.AsyncClient(
             trust_env=False, timeout=None, headers=headers, transport=self._transport

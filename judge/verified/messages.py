@@ -1,6 +1,6 @@
-"""Messages between the judge and the process that evaluates weights (worker.py).
+"""Messages between the judge and the process that evaluates weights (worker.py): one request, one reply.
 
-One request on its standard input, one reply, JSON.
+The request comes on the process's standard input. Both are JSON.
 """
 
 from typing import Annotated
@@ -17,7 +17,7 @@ class DescribeRequest(msgspec.Struct, tag="describe", frozen=True):
 
 
 class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
-    """The weights are on the file descriptor that the command line names."""
+    """A request for answers. The weights are on the file descriptor that the command line names."""
 
     model: str
     lora_rank: int | None
@@ -30,14 +30,14 @@ class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
 
 
 class ModelTensors(msgspec.Struct, frozen=True):
-    """Names and shapes of what is trained in a model. `adapter`: of a LoRA adapter of rank 1."""
+    """Names and shapes of what is trained in a model. adapter: those of a LoRA adapter of rank 1."""
 
     fingerprint: Fingerprint  # of the base weights
     whole: dict[str, tuple[int, ...]]
     adapter: dict[str, tuple[int, ...]]
 
     def shapes(self, lora_rank: int | None) -> dict[str, tuple[int, ...]]:
-        """`lora_rank`: None: all weights."""
+        """Return shapes by name. lora_rank: None: all weights."""
         if lora_rank is None:
             return self.whole
         return {

@@ -59,7 +59,7 @@ FAILED = (
 
 
 class AnnouncedWeights(Protocol):
-    """What is declared of weights: judge/api/verified.py has its form."""
+    """What is declared of weights (its form: judge/api/verified.py)."""
 
     @property
     def model(self) -> str: ...
@@ -109,7 +109,10 @@ async def open_tier(
     rng: random.Random,
     evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
-    """With what an earlier run left in its queue. Raises OperatorError, Refused where the database fails."""
+    """Open the tier with what an earlier run left in its queue.
+
+    Raises OperatorError, and Refused where the database fails.
+    """
     evaluator = evaluator or Evaluator(config.VERIFIED_S)
     models = await asyncio.to_thread(evaluator.describe, settings.verified_model)
     try:
@@ -132,7 +135,7 @@ class VerifiedTier:
         models: dict[str, ModelTensors],
         rng: random.Random,
     ) -> None:
-        """`models`: those that can be verified. `rng`: unpredictable outside tests."""
+        """Take the open parts. models: those that can be verified. rng: unpredictable outside tests."""
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
@@ -159,15 +162,15 @@ class VerifiedTier:
         self._come.set()
 
     def place(self, id: str) -> int | None:
-        """1: the next to be evaluated. None: it does not wait."""
+        """Return the upload's place in the queue, 1 being the next; None where it does not wait."""
         return next((place for place, (upload, _) in enumerate(self._queue, 1) if upload.id == id), None)
 
     async def receive(
         self, signed: Signed, host: str, said: AnnouncedUpload, parts: AsyncIterator[bytes]
     ) -> Upload:
-        """Check weights while they arrive, and queue them.
+        """Check weights while they arrive, and queue them. Raises Refused.
 
-        Raises Refused. What is refused leaves nothing behind.
+        What is refused leaves nothing behind.
         """
         await self._judge.claim(signed)
         self._check_announced(said)
@@ -242,7 +245,7 @@ class VerifiedTier:
         return self.models[name]
 
     def _check_of(self, upload: Upload) -> WeightsCheck:
-        """Check the size before a byte is read. Raises Refused where no weights of this size are taken."""
+        """Check the size before a byte is read. Raises Refused where no weights have this size."""
         if upload.size > self._settings.verified_bytes:
             most = self._settings.verified_bytes
             raise Refused(
@@ -347,9 +350,9 @@ class VerifiedTier:
         await self._written(self._records.refused, upload, self._judge.wall(), error, remedy)
 
     def _let_go(self, upload: Upload) -> None:
-        """Before the outcome is told: who reads it may upload again.
+        """Remove the weights before the outcome is told: whoever reads it may upload again.
 
-        A judge that is killed in between refuses it as lost.
+        If the judge is killed in between, the upload is refused as lost.
         """
         self._held.pop(upload.peer, None)
         with survived("removing weights"):
@@ -410,7 +413,7 @@ class VerifiedTier:
         )
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:
-        """Until it is. Waits while the database cannot be written."""
+        """Write until it succeeds, waiting while the database cannot be written."""
         while True:
             try:
                 await self._judge.write(step, *arguments)

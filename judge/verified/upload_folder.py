@@ -16,7 +16,7 @@ WHOLE, PART = ".safetensors", ".part"
 
 
 class UploadFolder:
-    """Raises OSError where the disk is full or broken."""
+    """The folder of uploads. Raises OSError where the disk is full or broken."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class UploadFolder:
         return self._path / (id + WHOLE)
 
     def whole(self) -> list[str]:
-        """Ids of what is there."""
+        """Return the ids of whole files."""
         return [path.stem for path in self._path.glob("*" + WHOLE)]
 
     def keep_only(self, ids: Collection[str]) -> None:
@@ -43,7 +43,7 @@ class UploadFolder:
 
 
 class ArrivingFile:
-    """Close it, whatever happens: what was not finished is removed then."""
+    """A file that arrives. Close it, whatever happens: what was not finished is removed then."""
 
     def __init__(self, part: Path, whole: Path, check: WeightsCheck) -> None:
         self._part, self._whole, self._check = part, whole, check
@@ -58,7 +58,7 @@ class ArrivingFile:
         self._file.write(piece)
 
     def finish(self) -> None:
-        """Whole and on disk when this returns. Raises UnfitWeights, too."""
+        """Complete the file, which is on disk when this returns. Raises UnfitWeights, too."""
         assert self._file is not None
         self._check.end()
         self._file.flush()

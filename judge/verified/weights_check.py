@@ -1,10 +1,8 @@
 """Checks uploaded weights while they arrive, a chunk at a time: digest, size, names, shapes and values.
 
-Pure, and keeps no weights.
-
-Only safetensors files pass, and of them only those with exactly the tensors of a model that the judge knows.
-The format (huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the
-header, JSON; the tensors' bytes, without a gap.
+Pure, and keeps no weights. Only safetensors files pass, and of them only those with exactly the tensors of a
+model that the judge knows. The format (huggingface/safetensors, "Format"): eight bytes with the header's
+length, little-endian; the header, JSON; the tensors' bytes, without a gap.
 """
 
 import math
@@ -25,7 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class UnfitWeights(Exception):
-    """The file is refused: what is wrong, and what to do."""
+    """The file is refused. The message says what is wrong, and what to do."""
 
     def __init__(self, error: str, remedy: str) -> None:
         super().__init__(error)
@@ -35,7 +33,7 @@ class UnfitWeights(Exception):
 class _AdapterConfig(msgspec.Struct):
     """What peft's adapter_config.json says of how an adapter is used.
 
-    What else it may say changes tensors, which are checked.
+    Everything else in it changes tensors, which are checked.
     """
 
     peft_type: Literal["LORA"]
@@ -48,7 +46,7 @@ class _AdapterConfig(msgspec.Struct):
 
 
 def check_adapter_config(text: bytes, rank: int) -> None:
-    """Check that an adapter is meant to be used as the judge uses it: with alpha = 2 r, everywhere.
+    """Check that an adapter is to be used as the judge uses it: with alpha = 2 r, everywhere.
 
     Raises UnfitWeights.
     """
@@ -90,9 +88,9 @@ def check_size(size: int, shapes: Shapes) -> None:
 
 
 def checkpoint_name(name: str) -> str:
-    """`….lora_A.default.weight` for what an adapter file of peft calls `base_model.model.….lora_A.weight`.
+    """Return a checkpoint's name, `….lora_A.default.weight`, for peft's `base_model.model.….lora_A.weight`.
 
-    Any other name as it is.
+    Any other name stays as it is.
     """
     return re.sub(r"\Abase_model\.model\.(.+\.lora_[AB])\.weight\Z", r"\1.default.weight", name)
 
@@ -145,15 +143,15 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
 
 
 class WeightsCheck:
-    """Give it the file in pieces of any size, then call `end`.
+    """Checks a file given in pieces of any size, until `end`.
 
-    Either raises UnfitWeights at the first fault.
+    Both methods raise UnfitWeights at the first fault.
     """
 
     def __init__(self, size: int, digest: str | None, shapes: Shapes) -> None:
-        """`size` and `digest`: bytes and SHA-256 as they were declared; None: it was not.
+        """Start a check.
 
-        `shapes`: by tensor.
+        size, digest: bytes and SHA-256 as they were declared; None: it was not. shapes: by tensor.
         """
         check_size(size, shapes)
         self._size, self._declared, self._shapes = size, digest, shapes
@@ -184,7 +182,7 @@ class WeightsCheck:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what came."""
+        """The SHA-256 of what came."""
         return self._digest.hexdigest()
 
     def _check_numbers(self, piece: bytes) -> None:

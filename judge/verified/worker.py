@@ -1,10 +1,8 @@
 """The process that answers questions with uploaded weights: `python -m judge.verified.worker FD`.
 
-The only part of the judge with torch.
-
-It loads the judge's own copy of the model, tokenizer and template, and then gives up files, sockets and
-processes (swarmd/tasks/sandbox/containment.py). Only after that it reads the weights, from a file that was
-opened for it. It never learns what the right answers are.
+It is the only part of the judge with torch. It loads the judge's own copy of the model, tokenizer and
+template, and then gives up files, sockets and processes (swarmd/tasks/sandbox/containment.py). Only after
+that it reads the weights, from a file that was opened for it. It never learns what the right answers are.
 """
 
 import os
@@ -66,7 +64,7 @@ def _tensors(model: str) -> ModelTensors:
 
 
 def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
-    """`weights` and `replies`: file descriptors, the only ones that are kept."""
+    """Answer a request. weights, replies: file descriptors, the only ones that are kept."""
     compile_nothing()
     policy = opened(request.model, request.lora_rank)
     # So that nothing is left to import
