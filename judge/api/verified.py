@@ -48,7 +48,7 @@ class UploadQuery(WeightsQuery):
 
 
 class RevisionQuery(WeightsQuery):
-    """Of an adapter, which has a rank, adapter_model.safetensors is fetched, else model.safetensors."""
+    """A revision on the hub: with a rank its adapter_model.safetensors is fetched, else model.safetensors."""
 
     repo: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
     commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]

@@ -381,7 +381,7 @@ class VerifiedTier:
         return answers
 
     def _drawn(self) -> Sequence[Task]:
-        """As many new held-out questions of each specialty, and of held-out texts where there are enough."""
+        """Draw as many new questions of each specialty, of held-out texts where there are enough."""
         each, lessons = self._settings.verified_questions, self._judge.curriculum
         chosen: dict[str, list[Task]] = {name: [] for name in lessons.specialties}
         while any(len(tasks) < each for tasks in chosen.values()):
