@@ -94,7 +94,7 @@ class PlayedSwarm:
 
     def __init__(
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
-        exchange: type[NotedExchange] = NotedExchange, places: Collection[int] | None = None,
+        exchange: Callable[..., NotedExchange] = NotedExchange, places: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """Build the nodes of one setting.
 

@@ -41,28 +41,27 @@ _report = msgspec.msgpack.Decoder(tuple[RoundReport, float])
 class RankNetwork(MemorySwarm):
     """The network as one rank has it: its own node, and the hostile peers.
 
-    Keeps what the node sends, for the other ranks.
+    Keeps what each sends, for the other ranks.
     """
-
-    me: PeerId | None = None
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.sent: list[bytes] = []
+        self.sent: list[tuple[PeerId | None, bytes]] = []
 
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
-        if sender == self.me:
-            self.sent.append(frame)
+        self.sent.append((sender, frame))
         super().inject(frame, sender)
 
 
 class RankExchange(NotedExchange):
     """gather: called before it collects."""
 
-    gather: Callable[[], None] = staticmethod(lambda: None)
+    def __init__(self, *args: Any, gather: Callable[[], None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gather = gather
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        self.gather()
+        self._gather()
         return super().collect()
 
 
@@ -75,12 +74,9 @@ class RankedSwarm(PlayedSwarm):
     def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
         self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
         super().__init__(
-            replace(setting, whole=True), seed, reward, self._network, RankExchange, [ranks.rank]
-        )
-        self._network.me = self.nodes[0].me
-        exchange = self._exchanges[0]
-        assert isinstance(exchange, RankExchange)
-        exchange.gather = self._gather_frames
+            replace(setting, whole=True), seed, reward, self._network,
+            partial(RankExchange, gather=self._gather_frames), [ranks.rank],
+        )  # fmt: skip
         self._began = time.process_time()
 
     def round(self, number: int) -> dict[str, Any]:
@@ -108,7 +104,8 @@ class RankedSwarm(PlayedSwarm):
 
     def _gather_frames(self) -> None:
         sent, self._network.sent = self._network.sent, []
-        told = self._ranks.all_gather(msgspec.msgpack.encode(sent))
+        own = [frame for sender, frame in sent if sender == self.nodes[0].me]
+        told = self._ranks.all_gather(msgspec.msgpack.encode(own))
         for place, data in enumerate(told):
             for frame in _frames.decode(data) if place != self._ranks.rank else ():
                 self._network.inject(frame, self.ids[place])

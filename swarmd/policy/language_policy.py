@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,6 @@ from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
-from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import Chat
@@ -69,12 +69,16 @@ class LanguagePolicy:
         rows: Callable[[Sequence[Scored], Sequence[Sequence[float]]], list[Row]],
         sampling: Sampling,
         generator: torch.Generator,
-        engine: InferenceEngine,
+        driver: Driver,
+        step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step,
+        *,
+        versions: bool = False,
     ) -> None:
         """Take the parts that `open` has made.
 
         loss: the advantages it gives a rollout's completions. rows: what an update trains on, of a batch and
-        its advantages. engine: what answers; closed with the policy.
+        its advantages. driver: of the engine that answers; closed with the policy. step: takes an update's
+        step. versions: whether tokens say which weights they were drawn with.
         """
         self._loaded, self._chat, self._learner, self._sampling, self._generator = (
             loaded,
@@ -83,11 +87,8 @@ class LanguagePolicy:
             sampling,
             generator,
         )
-        self._loss, self._rows = loss, rows
-        # See `decode`: of a generator, whose weights are another process's to change
-        self.between: Callable[[], int] | None = None
-        self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
-        self._driver = Driver(engine, loaded)
+        self._loss, self._rows, self._driver, self._step = loss, rows, driver, step
+        self._versions = versions
 
     @classmethod
     def open(
@@ -96,13 +97,17 @@ class LanguagePolicy:
         seed: int,
         free: Callable[[torch.device], int] = free_memory,
         report: Callable[[Download], None] = lambda _: None,
+        rest: Callable[[], object] = lambda: None,
+        between: Callable[[], int] | None = None,
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready.
 
         NoModel, Unreachable, NoEngine, EngineFailed.
 
         seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress
-        of a download.
+        of a download. rest: called between two tokens and between two micro-batches; returns when the work
+        may go on. Not within an update of several trainers: they would wait for each other until they give
+        up. between: see `decode`; of a generator, whose weights are another process's to change.
         """
         work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device))
@@ -148,10 +153,10 @@ class LanguagePolicy:
             mean=MEANS[config.train.loss_mean],
         )
         learner, generator = (
-            Learner(loaded.network, learning, loaded.device, seed),
+            Learner(loaded.network, learning, loaded.device, seed, rest),
             seeded(loaded.device, seed),
         )
-        engine = open_engine(config, loaded, sampling)
+        engine = open_engine(config, loaded, sampling, rest=rest, between=between)
         return cls(
             loaded,
             chat,
@@ -160,7 +165,8 @@ class LanguagePolicy:
             rows,
             sampling,
             generator,
-            engine,
+            Driver(engine, loaded, rest, between),
+            versions=between is not None,
         )
 
     @property
@@ -202,7 +208,7 @@ class LanguagePolicy:
                 Tokens(
                     tuple(s.ids for s in samples),
                     tuple(s.logprobs for s in samples),
-                    tuple(s.versions for s in samples) if self.between else (),
+                    tuple(s.versions for s in samples) if self._versions else (),
                 ),
             )
             for samples in answers
@@ -227,7 +233,7 @@ class LanguagePolicy:
         rows = self._rows(batch, given)
         if not rows:
             return UpdateReport()
-        self._driver.rest()
+        self._driver.sleep()
         self._learner.rest()
         return replace(self._step(self._learner, rows), useful=sum(map(any, given)))
 
@@ -236,7 +242,7 @@ class LanguagePolicy:
 
         They are cut as `update` cuts them.
         """
-        self._driver.rest()
+        self._driver.sleep()
         prompts_and_ids = [
             encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch
         ]
@@ -264,17 +270,11 @@ class LanguagePolicy:
                 return ANSWER_TOO_LONG
         return None
 
-    def train_with(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> None:
-        """Have `update` call this in place of `Learner.step`: where a step is more than one process's."""
-        self._step = step
-
-    def rest_with(self, rest: Callable[[], object]) -> None:
-        """Call this between two tokens and between two micro-batches: it returns when the work may go on.
-
-        Not within an update of several trainers: they would wait for each other until they give up.
-        """
-        self._driver.rest_with(rest)
-        self._learner.rest = rest
+    def stepping(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> "LanguagePolicy":
+        """Return this policy with another step: where one is more than one process's."""
+        other = copy(self)
+        other._step = step
+        return other
 
     @property
     def network(self) -> nn.Module:
@@ -365,7 +365,7 @@ class LanguagePolicy:
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None
     ) -> list[list[Sample]]:
         generator = self._generator if seed is None else seeded(self.device, seed)
-        return self._driver.generate(prompts, copies, sampling, generator, self.version, self.between)
+        return self._driver.generate(prompts, copies, sampling, generator, self.version)
 
 
 def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:

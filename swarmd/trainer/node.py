@@ -95,10 +95,15 @@ def build(
 
 
 def beside_generators(
-    parts: RoundParts, generators: Answers, built: Callable[[Sequence[Scored]], object]
+    parts: RoundParts, policy: Policy, generators: Answers, built: Callable[[Sequence[Scored]], object]
 ) -> RoundParts:
-    """Return the parts for rounds whose answers come from generators. built: told each batch."""
-    return replace(parts, generators=generators, build_batch=replace(parts.build_batch, built=built))
+    """Return the parts for rounds whose answers come from generators.
+
+    policy: whose update is a step of all trainers. built: told each batch.
+    """
+    return replace(
+        parts, policy=policy, generators=generators, build_batch=replace(parts.build_batch, built=built)
+    )
 
 
 def _batch_size(config: NodeConfig) -> int:

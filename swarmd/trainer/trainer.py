@@ -315,7 +315,8 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
             daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
 
-    with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, report)) as policy:
+    policy = _open_policy(config, start.seed, report, daemon.rest)
+    with closing(policy), Saver(checkpoints) as saver:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
         parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
@@ -325,10 +326,9 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
         )
-        policy.rest_with(daemon.rest)
         with _open_workers(config, policy, start.seed, state_dir, parts) as workers:
             if workers is not None:
-                parts = beside_generators(parts, workers.generators, workers.lag.note)
+                parts = beside_generators(parts, workers.policy, workers.generators, workers.lag.note)
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
             yield Trainer(
                 config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, saver, metrics,
@@ -336,11 +336,13 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             )  # fmt: skip
 
 
-def _open_policy(config: NodeConfig, seed: int, report: Callable[[Download], None]) -> LanguagePolicy:
+def _open_policy(
+    config: NodeConfig, seed: int, report: Callable[[Download], None], rest: Callable[[], object]
+) -> LanguagePolicy:
     if not is_apart(config):
-        return LanguagePolicy.open(config, seed, report=report)
+        return LanguagePolicy.open(config, seed, report=report, rest=rest)
     check_workers(config)
-    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report)
+    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report, rest)
 
 
 @contextmanager

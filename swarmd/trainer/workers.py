@@ -117,6 +117,7 @@ class LagMeter:
 
 @dataclass
 class WorkerGroup:
+    policy: LanguagePolicy  # whose update is a step of all trainers
     generators: Generators
     trainers: Trainers | None
     handover: WeightWriter
@@ -164,7 +165,7 @@ def open_workers(
     state_dir: Path,
     draw: Callable[[int], Sequence[Task]],
 ) -> Iterator[WorkerGroup]:
-    """Start all workers; from here on `policy.update` is a step of all trainers.
+    """Start all workers.
 
     policy: resumed. draw: draws tasks, from any thread.
     """
@@ -204,14 +205,14 @@ def open_workers(
             return report
 
         handover.publish(policy.version, policy.trained)
-        policy.train_with(step)
         enough = (workers.generators + 1) * asked
         flow = QuestionQueue(draw, ROUNDS_AHEAD * asked, max(enough, MAX_STORED) if replay else enough)
         generators = stack.enter_context(
             Generators(workers.generators, start_generator, flow, lambda: None if replay else asked)
         )
         lag = LagMeter(lambda: policy.version)
-        yield WorkerGroup(generators, trainers, handover, lag, (workers.generators, workers.trainers))
+        processes = (workers.generators, workers.trainers)
+        yield WorkerGroup(policy.stepping(step), generators, trainers, handover, lag, processes)
 
 
 def processes_on(place: int, processes: int, devices: int) -> int:

@@ -12,9 +12,9 @@ from swarmd.types import Completion, PeerId, Rollout, Scored, TaskRef
 
 def policy_of(engine: str, **train: Any) -> tuple[LanguagePolicy, list[int]]:
     sections: dict[str, Any] = {"model": {"device": "cpu"}, "generate": {"engine": engine}, "train": train}
-    policy, rests = LanguagePolicy.open(NodeConfig.model_validate(sections), 1), list[int]()
-    policy.rest_with(lambda: rests.append(len(rests)))
-    return policy, rests
+    rests: list[int] = []
+    config = NodeConfig.model_validate(sections)
+    return LanguagePolicy.open(config, 1, rest=lambda: rests.append(len(rests))), rests
 
 
 @pytest.mark.parametrize("engine", ["own", "continuous"])
@@ -31,7 +31,6 @@ def test_before_every_micro_batch_and_once_before_a_step_of_several_trainers() -
     batch = [Scored(Rollout(TaskRef("bf", 1), texts, PeerId("p")), "1 + 1 = ?", (1.0, 0.0, 0.0, 0.0), 1)]
     policy.update(batch)
     assert len(rests) == 5  # one a row, and one before
-    policy.learner.combine = lambda *_: None
-    policy.update(batch)
+    policy.stepping(lambda learner, rows: learner.step(rows, lambda *_: None)).update(batch)
     assert len(rests) == 6
     assert all(later == before + 1 for before, later in pairwise(rests))

@@ -172,8 +172,14 @@ def config_of(
     )
 
 
-def open_policy(folder: Path | str, seed: int = 0, **changes: Any) -> LanguagePolicy:
-    return LanguagePolicy.open(config_of(folder, **changes), seed)
+def open_policy(
+    folder: Path | str,
+    seed: int = 0,
+    rest: Callable[[], object] = lambda: None,
+    between: Callable[[], int] | None = None,
+    **changes: Any,
+) -> LanguagePolicy:
+    return LanguagePolicy.open(config_of(folder, **changes), seed, rest=rest, between=between)
 
 
 def network_of(folder: Path) -> Any:

@@ -263,10 +263,12 @@ class Recording:
         self.asked.append("close")
 
 
-def policy_with(folder: Path, **changes: Any) -> tuple[Any, Recording]:
-    policy = open_policy(folder)
+def policy_with(
+    folder: Path, between: Callable[[], int] | None = None, **changes: Any
+) -> tuple[Any, Recording]:
+    policy = open_policy(folder, between=between)
     engine = Recording(policy.network, **changes)
-    policy._driver = Driver(engine, policy._loaded)
+    policy._driver = Driver(engine, policy._loaded, between=between)
     return policy, engine
 
 
@@ -296,9 +298,8 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
 def test_where_weights_change_from_outside_tokens_say_which_they_were_drawn_with(
     folders: dict[str, Path],
 ) -> None:
-    policy, engine = policy_with(folders["qwen2"])
     versions = iter([4, 4, 7])
-    policy.between = lambda: next(versions)
+    policy, engine = policy_with(folders["qwen2"], lambda: next(versions))
     seen = [policy.generate(["a"], 2)[0].tokens for _ in range(3)]
     assert engine.asked == ["sync 4", "generate", "generate", "sync 7", "generate"]
     assert [set(t.versions[0]) for t in seen] == [{4}, {4}, {7}]
@@ -447,14 +448,14 @@ def test_short_of_memory_the_own_engine_holds_less_at_once(
 ) -> None:
     """The allocator's refusal is made up; what follows is not."""
     network = network_of(folders["qwen2"])
-    engine, refusals = OwnEngine(network, MANY), iter([True, True])
+    refusals = iter([True, True])
 
     def refused() -> int:
         if next(refusals, False):
             raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
         return 0
 
-    engine.between = refused
+    engine = OwnEngine(network, MANY, between=refused)
     answers = engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     assert [[s.ids for s in a] for a in answers] == [
         [s.ids for s in a]
@@ -466,12 +467,10 @@ def test_short_of_memory_the_own_engine_holds_less_at_once(
 
 
 def test_where_one_prompt_does_not_fit_it_says_so(folders: dict[str, Path]) -> None:
-    engine = OwnEngine(network_of(folders["qwen2"]), MANY)
-
     def refused() -> int:
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
 
-    engine.between = refused
+    engine = OwnEngine(network_of(folders["qwen2"]), MANY, between=refused)
     with pytest.raises(
         NoModel,
         match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens",

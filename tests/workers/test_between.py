@@ -1,6 +1,5 @@
 """Weights that change while answers are being decoded."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.policy.conftest import open_policy
 QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?"]
 
 
-def switching(policy: LanguagePolicy, at: int) -> Callable[[], int]:
+def switching(folder: Path, at: int) -> LanguagePolicy:
     """Before step `at` (0 up), and from there on, the weights are others: version 1."""
     calls = 0
 
@@ -26,7 +25,8 @@ def switching(policy: LanguagePolicy, at: int) -> Callable[[], int]:
         calls += 1
         return int(calls > at)
 
-    return between
+    policy = open_policy(folder, seed=3, between=between)
+    return policy
 
 
 @pytest.mark.parametrize("family", ["qwen2", "lfm2"])
@@ -34,9 +34,7 @@ def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(
     folders: dict[str, Path], family: str
 ) -> None:
     plain = open_policy(folders[family], seed=3).generate(QUESTIONS, 4)
-    policy = open_policy(folders[family], seed=3)
-    policy.between = switching(policy, 5)
-    mixed = policy.generate(QUESTIONS, 4)
+    mixed = switching(folders[family], 5).generate(QUESTIONS, 4)
     for before, after in zip(plain, mixed, strict=True):
         assert before.tokens.versions == ()
         for ids, versions in zip(after.tokens.ids, after.tokens.versions, strict=True):
@@ -56,10 +54,9 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
     """
     ways = []
     for padded in (False, True):
-        policy = open_policy(folders["qwen2"], seed=3)
+        policy = switching(folders["qwen2"], at)
         if padded:
             monkeypatch.setattr(decode, "adopt", lambda _: False)
-        policy.between = switching(policy, at)
         ways.append(policy.generate(QUESTIONS, 4))
     for shared, row in zip(*ways, strict=True):
         assert shared.tokens.ids == row.tokens.ids and shared.tokens.versions == row.tokens.versions
@@ -68,7 +65,8 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
     if at == 0:
         changed = open_policy(folders["qwen2"], seed=3)
         with torch.no_grad():
-            switching(changed, 0)()
+            for weight in changed.trained.values():
+                weight.mul_(1.5)
         assert [g.tokens.ids for g in changed.generate(QUESTIONS, 4)] == [g.tokens.ids for g in ways[0]]
 
 
@@ -90,5 +88,4 @@ def test_an_adapter_handed_over_answers_as_it_does_at_home(
         pairs = zip(trainer.network.parameters(), generator.network.parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
     question = QUESTIONS[:1]
-    generator.between = trainer.between = pickup
     assert generator.generate(question, 3) == trainer.generate(question, 3)

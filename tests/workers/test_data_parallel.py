@@ -86,7 +86,9 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(
         watch("two", parameters)
 
     monkeypatch.setattr(data_parallel, "combine", watched)
-    alone.learner.combine = lambda parameters, sums: watch("one", parameters)
+    alone = alone.stepping(
+        lambda learner, rows: learner.step(rows, lambda parameters, _: watch("one", parameters))
+    )
 
     def start(rank: int) -> WorkerProcess:
         return WorkerProcess(
@@ -95,7 +97,7 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(
 
     pids = []
     with Trainers(2, shared, start, tmp_path, check_every=1) as trainers:
-        shared.train_with(trainers.step)
+        shared = shared.stepping(trainers.step)
         for number, batch in enumerate(batches(alone, 6)):
             if number == 3:
                 os.kill(trainers.pids[0], signal.SIGKILL)

@@ -5,7 +5,7 @@ be of older weights.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -32,11 +32,11 @@ BATCH_TOKENS: Final = 2048
 class ContinuousEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.Engine`."""
 
-    def __init__(self, network: nn.Module, tokens: int) -> None:
+    def __init__(self, network: nn.Module, tokens: int, rest: Callable[[], object] = lambda: None) -> None:
         """Wrap transformers' continuous batching.
 
-        tokens: whose keys and values are held at once, at most. Raises NoEngine where it would not draw from
-            the model's distribution.
+        tokens: whose keys and values are held at once, at most. rest: called before each forward pass; may
+            wait. Raises NoEngine where it would not draw from the model's distribution.
         """
         model: Any = network
         if model.config.model_type not in COMPARED:
@@ -44,7 +44,7 @@ class ContinuousEngine(BuiltInEngine):
                 f"continuous batching was not found to compute what {model.config.model_type} models do (it"
                 ' leaves out Gemma 2\'s soft cap, for one). Set generate.engine to "own" or "auto".'
             )
-        self._network, self._tokens = model, tokens
+        self._network, self._tokens, self._resting = model, tokens, rest
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
@@ -99,7 +99,7 @@ class ContinuousEngine(BuiltInEngine):
 
     def _rest(self) -> None:
         # Do not return its result: it would be taken for the pass's arguments.
-        self.rest()
+        self._resting()
 
     def _batching(
         self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int

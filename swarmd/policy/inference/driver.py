@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarmd.policy.inference.decode import Sample, Sampling
-from swarmd.policy.inference.engine import BuiltInEngine, InferenceEngine, checked
+from swarmd.policy.inference.engine import InferenceEngine, checked
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models.load import Loaded, lora_config
 from swarmd.policy.models.lora import folded, lora_layers
@@ -70,23 +70,23 @@ class NetworkWeights:
 
 
 class Driver:
-    """An engine that always answers with the weights the network has."""
+    """An engine that always answers with the weights the network has.
 
-    def __init__(self, engine: InferenceEngine, loaded: Loaded) -> None:
-        self.engine, self._loaded = engine, loaded
+    rest: called before each call of an engine that does not run on the trainer's own network; may wait.
+    between: see `decode`; an engine that cannot take new weights between tokens takes them between calls, and
+    its tokens say so.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        loaded: Loaded,
+        rest: Callable[[], object] = lambda: None,
+        between: Callable[[], int] | None = None,
+    ) -> None:
+        self.engine, self._loaded, self._rest, self._between = engine, loaded, rest, between
         self._synced: int | None = None  # version of the weights the engine has
         self._asleep = False
-        self._may_work: Callable[[], object] = lambda: None
-
-    def rest_with(self, rest: Callable[[], object]) -> None:
-        """Give the engine a function in which it waits while the node has to rest.
-
-        It is called between tokens by engines on the trainer's own network, and before each call of the
-        others.
-        """
-        self._may_work = rest
-        if isinstance(self.engine, BuiltInEngine):
-            self.engine.rest = rest
 
     def generate(
         self,
@@ -95,19 +95,13 @@ class Driver:
         sampling: Sampling,
         generator: torch.Generator,
         version: int,
-        between: Callable[[], int] | None,
     ) -> list[list[Sample]]:
-        """Generate answers; see `InferenceEngine.generate`.
-
-        version: updates behind the network's weights. between: see `decode`. An engine that cannot take new
-            weights between tokens takes them between calls, and its tokens say so.
-        """
+        """Generate answers; see `InferenceEngine.generate`. version: updates behind the network's weights."""
         if isinstance(self.engine, OwnEngine):
-            self.engine.between = between
             return self.engine.generate(prompts, copies, sampling, generator)
-        if between is not None:
-            version = between()
-        self._may_work()
+        if self._between is not None:
+            version = self._between()
+        self._rest()
         if self._asleep:
             self.engine.wake()
             self._asleep = False
@@ -119,11 +113,11 @@ class Driver:
         if self.engine.foreign:
             vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
             answers = checked(answers, prompts, copies, sampling, vocabulary)
-        if between is None:
+        if self._between is None:
             return answers
         return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Put the engine to sleep: the network is about to be trained."""
         if not self._asleep:
             self.engine.sleep()

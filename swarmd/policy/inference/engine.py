@@ -6,7 +6,7 @@ an `InferenceEngine`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -130,8 +130,6 @@ class BuiltInEngine:
     """
 
     foreign: Final = False
-    # Called before each forward pass; waits while the node is to rest
-    rest: Callable[[], object] = staticmethod(lambda: None)
 
     def sync(self, weights: Weights) -> None:
         """Do nothing: the weights are the same tensors."""

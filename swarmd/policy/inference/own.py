@@ -20,13 +20,19 @@ log = logging.getLogger(__name__)
 class OwnEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
-    def __init__(self, network: nn.Module, tokens: int) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        tokens: int,
+        rest: Callable[[], object] = lambda: None,
+        between: Callable[[], int] | None = None,
+    ) -> None:
         """Wrap a network.
 
-        tokens: whose keys and values are held at once; fewer once memory was short.
+        tokens: whose keys and values are held at once; fewer once memory was short. rest, between: see
+            `decode`.
         """
-        self._network, self._tokens = network, tokens
-        self.between: Callable[[], int] | None = None  # see `decode`
+        self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
@@ -38,7 +44,14 @@ class OwnEngine(BuiltInEngine):
         while True:
             try:
                 return decode(
-                    self._network, prompts, copies, sampling, generator, self._tokens, self.between, self.rest
+                    self._network,
+                    prompts,
+                    copies,
+                    sampling,
+                    generator,
+                    self._tokens,
+                    self._between,
+                    self._rest,
                 )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

@@ -194,9 +194,16 @@ def pick(
 
 
 def open_engine(
-    config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None
+    config: NodeConfig,
+    loaded: Loaded,
+    sampling: Sampling,
+    memory_file: Path | None = None,
+    rest: Callable[[], object] = lambda: None,
+    between: Callable[[], int] | None = None,
 ) -> InferenceEngine:
     """Open the configured inference engine.
+
+    rest, between: given to the built-in engines (`decode`).
 
     auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default:
         `cache_file`); elsewhere `own`, which continuous batching was never quicker than.
@@ -204,24 +211,25 @@ def open_engine(
     Raises NoEngine and EngineFailed.
     """
     name, tokens = config.generate.engine, loaded.plan.cache_tokens
-    if name == "auto" and loaded.device.type == "cuda":
-        return quickest(loaded, sampling, tokens, memory_file or cache_file())
-    if name in ("auto", "own"):
-        return OwnEngine(loaded.network, tokens)
+    if name == "auto":
+        tried = loaded.device.type == "cuda"
+        name = quickest(loaded, sampling, tokens, memory_file or cache_file()) if tried else "own"
+    if name == "own":
+        return OwnEngine(loaded.network, tokens, rest, between)
     if name == "continuous":
-        return ContinuousEngine(loaded.network, tokens)
+        return ContinuousEngine(loaded.network, tokens, rest)
     return open_plugin(name, _asked(config, loaded, sampling))
 
 
-def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path) -> InferenceEngine:
-    """Return the quickest of the built-in engines on this device."""
+def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path) -> str:
+    """Return the name of the quickest of the built-in engines on this device."""
     engines: dict[str, InferenceEngine] = {"own": OwnEngine(loaded.network, tokens)}
     try:
         engines["continuous"] = ContinuousEngine(loaded.network, tokens)
     except NoEngine as error:
         log.debug("left out: %s", error)
     if len(engines) == 1:
-        return engines["own"]
+        return "own"
     network: Any = loaded.network
     vocabulary = network.get_input_embeddings().num_embeddings
     measured = partial(
@@ -232,7 +240,7 @@ def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path)
         clock=time.perf_counter,
     )
     conditions = conditions_of(loaded.device, loaded.fingerprint, loaded.dtype, installed_version())
-    return engines[pick(engines, conditions, memory_file, measured)]
+    return pick(engines, conditions, memory_file, measured)
 
 
 def importance_cap(config: NodeConfig) -> float:

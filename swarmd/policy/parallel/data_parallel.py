@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -160,7 +161,7 @@ def digest(learner: Learner) -> int:
 class Trainers:
     """The other ranks as rank 0 sees them: processes that compute a share of each step.
 
-    Give `step` to `LanguagePolicy.train_with`.
+    Give `step` to `LanguagePolicy.stepping`.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class Trainers:
         check = (learner.updates + 1) % self._check_every == 0
         for child, share in zip(self._children, others, strict=True):
             child.send(Share(msgspec.msgpack.encode(share), check))
-        report = learner.step(own)
+        report = learner.step(own, partial(combine, alive=self._all_alive))
         self._expected = Stepped(learner.updates, digest(learner) if check else None)
         return report
 
@@ -295,7 +296,6 @@ class Trainers:
         finally:
             shutil.rmtree(state, ignore_errors=True)
             meeting.unlink(missing_ok=True)
-        self._policy.learner.combine = lambda parameters, sums: combine(parameters, sums, self._all_alive)
 
     def _save(self, state: Path) -> None:
         try:
@@ -307,7 +307,7 @@ class Trainers:
             ) from error
 
     def _disconnect(self) -> None:
-        self._expected, self._policy.learner.combine = None, None
+        self._expected = None
         for child in self._children:
             child.kill()
         leave()

@@ -18,9 +18,6 @@ from swarmd.workers.worker import WorkerLink, run
 def generate(begin: Begin, inside: WorkerLink) -> None:
     """Answer one question after another until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
-    policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
-    pickup = WeightReader(Path(begin.folder), policy.trained)
-
     rested = 0.0
 
     def between() -> int:
@@ -28,7 +25,9 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
         rested += inside.rest()
         return pickup()
 
-    policy.between = between
+    free = partial(free_share, processes=begin.sharing)
+    policy = LanguagePolicy.open(config, begin.seed, free, between=between)
+    pickup = WeightReader(Path(begin.folder), policy.trained)
     inside.send(WorkerReady())
     while True:
         asked = inside.questions(config.round.local)

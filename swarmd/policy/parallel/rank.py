@@ -31,10 +31,9 @@ def train(begin: Begin, inside: WorkerLink) -> None:
             case Join(state, meeting, rank, size):
                 policy.restore(Path(state))
                 join(meeting, rank, size, policy.device)
-                learner.combine = combine
                 inside.send(WorkerReady())
             case Share(rows, check):
-                learner.step(rows_from(rows))
+                learner.step(rows_from(rows), combine)
                 inside.send(Stepped(learner.updates, digest(learner) if check else None))
 
 

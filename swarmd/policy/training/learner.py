@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -121,24 +122,31 @@ class Sums:
     measured: int = 0  # tokens that `kl` is of
 
 
+# Of several trainers: makes everybody's gradients and sums those of all.
+Combine = Callable[[Sequence[nn.Parameter], Sums], None]
+
+
 class Learner:
     """The network's trainable weights and their optimizer."""
 
-    def __init__(self, network: nn.Module, learning: Learning, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        learning: Learning,
+        device: torch.device,
+        seed: int = 0,
+        rest: Callable[[], object] = lambda: None,
+    ) -> None:
         """Prepare to train a network.
 
         network: as training begins with it; what a checkpoint holds is loaded later. seed: of weights rounded
-            at random. Raises NoOptimizer.
+            at random. rest: called between two micro-batches; may wait. Raises NoOptimizer.
         """
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
         self.updates = 0
         self.skipped = 0  # consecutive updates that were skipped
-        # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of
-        # its own is a step, too.
-        self.combine: Callable[[Sequence[nn.Parameter], Sums], None] | None = None
-        self.rest: Callable[[], object] = lambda: None  # called between two micro-batches; may wait
-        self._network, self._learning, self._device = network, learning, device
+        self._network, self._learning, self._device, self.rest = network, learning, device, rest
         self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
         # None: padded batches
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
@@ -146,20 +154,24 @@ class Learner:
         self._recompute = learning.checkpointing == "on"
         self._reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
-    def step(self, rows: Sequence[Row]) -> UpdateReport:
+    def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
 
         Where nothing has a gradient, nothing moves. A loss or gradient that is not finite: the step is left
         out and the report says 0 tokens and 1 skipped. Out of memory: recomputation where it may, then
         smaller micro-batches, from then on.
 
+        combine: with it a step without rows of its own is a step, too.
+
         Raises Diverged after five skipped steps in a row, NoModel when not even one row fits.
         """
-        if not rows and self.combine is None:
+        if not rows and combine is None:
             return UpdateReport()
-        sums = self._gradients(rows)
-        if self.combine is not None:
-            self.combine(tuple(self.weights.values()), sums)
+        # With several trainers the others would wait for us within a step, and take us for lost.
+        rest = self.rest if combine is None else None
+        sums = self._with_memory(rows, partial(self._accumulate, rest=rest))
+        if combine is not None:
+            combine(tuple(self.weights.values()), sums)
         norm = self._clip()
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
             return self._skip(sums.loss, norm)
@@ -185,9 +197,6 @@ class Learner:
         if not rows:
             return {}
         return self._with_memory(rows, self._row_logprobs)
-
-    def _gradients(self, rows: Sequence[Row]) -> Sums:
-        return self._with_memory(rows, self._accumulate)
 
     def _with_memory(self, rows: Sequence[Row], work: Callable[[Sequence[Sequence[Row]]], _T]) -> _T:
         """Run `work` on micro-batches that fit into memory."""
@@ -231,12 +240,13 @@ class Learner:
             "out of memory in the update: micro-batches of at most %d tokens from now on", self._budget
         )
 
-    def _accumulate(self, groups: Sequence[Sequence[Row]]) -> Sums:
+    def _accumulate(self, groups: Sequence[Sequence[Row]], rest: Callable[[], object] | None) -> Sums:
         sums = Sums()
         references = self._reference_logprobs(groups)
         with recomputing(self._network) if self._recompute else nullcontext():
             for group, reference in zip(groups, references, strict=True):
-                self._rest()
+                if rest is not None:
+                    rest()
                 if self._decoder:
                     self._backward_packed(self._decoder, pack(group, self._device), reference, sums)
                 else:
@@ -250,11 +260,6 @@ class Learner:
             return [None] * len(groups)
         with self._reference.in_place():
             return [self._logprobs(group) for group in groups]
-
-    def _rest(self) -> None:
-        # With several trainers the others would wait for us within a step, and take us for lost.
-        if self.combine is None:
-            self.rest()
 
     def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:
         found: dict[Row, tuple[float, ...]] = {}
