@@ -251,7 +251,7 @@ def _draw(text: str) -> None:
 
 
 def accept(text: str) -> "Invitation":
-    """Read an invitation, and check what only this machine can tell. ConfigError."""
+    """Read an invitation, and check what only this machine can tell. Raises ConfigError."""
     from swarmd.config.invitation import read_invitation
     from swarmd.policy.models.hub import is_folder
 

@@ -275,9 +275,8 @@ def leaderboard(
 def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as_json: bool) -> None:
     """Check an evaluation from public data, and say what holds.
 
-    Exit code 0: all of it; 1: not all; 4: not all can be checked yet.
-
-    Raises NothingThere where the judge has no such evaluation.
+    Exit code 0: all of it; 1: not all; 4: not all can be checked yet. Raises NothingThere where the judge has
+    no such evaluation.
     """
     from swarmd.daemon.judging.reader import PublicEvaluation, examine, read, said
     from swarmd.tasks.sandbox.client import Verifier

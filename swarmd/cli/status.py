@@ -47,7 +47,7 @@ def status(
 
 
 def _watch(folder: Path, as_json: bool) -> None:
-    """Show the running node until interrupted or until it stops (NotRunning, exit code 6)."""
+    """Show the running node until interrupted, or until it stops: then NotRunning, exit code 6."""
     from swarmd.cli.views.plain import PlainView
     from swarmd.daemon.local_api.control import call
 
@@ -246,7 +246,7 @@ def ui(
 def _open(file: Path, address: str) -> bool:
     """Open a browser at a file that leads to the address.
 
-    The address itself would be read in the list of processes by everybody.
+    Everybody could read the address itself in the list of processes.
     """
     import webbrowser
 

@@ -1,6 +1,6 @@
-"""Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB".
+"""Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB". Pure.
 
-Each raises ValueError with what is wrong. Pure.
+Each function raises ValueError with what is wrong.
 """
 
 import re

@@ -1,9 +1,7 @@
 """The settings of a node: one frozen tree of sections, with defaults and limits.
 
-Imports no torch: the daemon reads it too.
-
-Every key stands in node_config.example.toml, with its default. `swarmd.config.sources` reads file,
-environment and flags.
+It imports no torch, as the daemon reads it too. Every key stands in node_config.example.toml, with its
+default. `swarmd.config.sources` reads file, environment and flags.
 """
 
 from typing import Annotated, Literal

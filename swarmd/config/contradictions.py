@@ -1,4 +1,4 @@
-"""Settings that are right each by itself and make no sense together. Pure."""
+"""Settings that are valid each by itself but contradict each other. Pure."""
 
 from collections.abc import Iterator, Mapping
 

@@ -14,9 +14,9 @@ _DAY_MINUTES = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some days from one minute of the day to another.
+    """Some days, from one minute of the day to another.
 
-    One that ends earlier than it begins ends on the next day.
+    A window that ends earlier than it begins ends on the next day.
     """
 
     days: frozenset[int]  # on which it begins; 0: Monday
@@ -49,7 +49,7 @@ def checked_window(text: str) -> str:
 
 
 def is_open(windows: Sequence[Window], now: datetime) -> bool:
-    """Return whether `now` is in one of them."""
+    """Return whether `now` is in one of the windows."""
     minute = now.hour * 60 + now.minute
     yesterday = (now.weekday() - 1) % 7
     return any(

@@ -1,10 +1,10 @@
 """Invitations: one line of text that names a swarm, what it trains and whom to dial.
 
-Pure; nothing is looked up, dialled or run.
+Pure; nothing is looked up, dialled or run. One line, here on three:
 
-    swarm:main,curriculum=sapo-9,digest=0123456789abcdef,model=qwen2.5-0.5b,at=/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…,
-    judge=https://judge.example,check=89abcdef                                                      (on one
-    line)
+    swarm:main,curriculum=sapo-9,digest=0123456789abcdef,model=qwen2.5-0.5b,
+    at=/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…,
+    judge=https://judge.example,check=89abcdef
 
 It is a URI (RFC 3986) of ASCII letters that no shell treats in a special way, so it can be pasted without
 quotes. All fields but the name and the check may be left out; `at` may come several times. Other characters
@@ -77,9 +77,9 @@ def as_link(text: str) -> str:
 
 
 def read_invitation(text: str) -> Invitation:
-    """Read an invitation from somebody else. ConfigError says what is wrong with it, and what to do.
+    """Read an invitation from somebody else. Raises ConfigError, which says what is wrong and what to do.
 
-    As people paste them: space, quotes or <> around it, and `swarm://`, the form of a link, are taken too.
+    Space, quotes or <> around it, as people paste it, and the form of a link, `swarm://`, are accepted.
     """
     text = text.strip(" \t\r\n'\"<>")
     text = re.sub(r"\Aswarm:(//)?", SCHEME, text, flags=re.IGNORECASE)

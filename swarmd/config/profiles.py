@@ -1,9 +1,7 @@
 """Profiles: whole sets of settings that one line of the configuration names.
 
-A key that is set anywhere else overrides its profile's.
-
-A profile names every key that it means, also where the default is the same today: defaults change with what
-is measured.
+A key that is set anywhere else overrides its profile's. A profile names every key that it means, also where
+the default is the same today: defaults change with what is measured.
 """
 
 from collections.abc import Mapping

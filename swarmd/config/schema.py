@@ -234,7 +234,7 @@ def _frozen(value: Any) -> Any:
 def _lines(text: str) -> dict[str, int]:
     """Map each dotted key or section to its line in a TOML text.
 
-    It is 0 where two lines could be it (one of them inside a text of many lines).
+    The line is 0 where two could be it, one of them inside a text of many lines.
     """
     places: dict[str, int] = {}
     section = ""

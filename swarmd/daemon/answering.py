@@ -1,13 +1,13 @@
 """A peer without a model: somebody else answers, it scores the answers and shares them, signed.
 
-For people and for rules; loads no torch.
+It is for people and for rules; loads no torch.
 
     with StateFolder.open(folder) as state, AnsweringPeer(config, state.path, "a rule") as peer:
         for task in peer.questions():
             peer.share(task, [peer.judge(task, "42")])
 
-The network runs in a thread of its own, so that who answers may take any time. Call everything from the
-thread that opened it.
+The network runs in a thread of its own, so that answering may take any time. Call everything from the thread
+that opened it.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class Judged:
 
 
 class AnsweringPeer:
-    """Use as a context manager.
+    """A member of the swarm for somebody who answers. Use as a context manager.
 
     SIGTERM and `swarmd stop` end the block by SystemExit, where it is the main thread's.
     """
@@ -86,10 +86,14 @@ class AnsweringPeer:
     ) -> None:
         """Join the folder's identity to the swarm, without running yet.
 
-        author: what others are told in place of a model's name. share: of SHARES; by default right answers.
-            talk: gets events. folder: an open state folder.
+        Args:
+            author: what others are told in place of a model's name.
+            share: a name in SHARES; by default right answers.
+            talk: called with events.
+            folder: an open state folder.
 
-        Raises ConfigError where the configuration cannot be used.
+        Raises:
+            ConfigError: the configuration cannot be used.
         """
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
@@ -129,15 +133,15 @@ class AnsweringPeer:
             yield from self.tasks.draw(1, self._rng)
 
     def judge(self, task: Task, text: str) -> Judged:
-        """Score an answer. One without <answer> tags is put between them."""
+        """Score an answer. Text without <answer> tags is put between them."""
         completion = Completion(text if extract(text) is not None else f"<answer>{text}</answer>", ended=True)
         ((grade,),) = self._verifier.judge([(task.ref, [completion])])
         return Judged(completion, grade)
 
     def share(self, task: Task, answers: Sequence[Judged]) -> bool:
-        """Share all answers to a question as one rollout.
+        """Share all answers to a question as one rollout. Waits for the pace.
 
-        False where nobody could learn from it. Waits for the pace.
+        Returns False where nobody could learn from it.
         """
         rollout = Rollout(task.ref, tuple(answer.completion for answer in answers), self.identity.peer_id)
         if not self._share(
@@ -156,7 +160,7 @@ class AnsweringPeer:
 
     @property
     def shared(self) -> int:
-        """Rollouts, those that wait included."""
+        """Rollouts shared, those that wait included."""
         return self.given.rollouts
 
     @property
@@ -246,7 +250,7 @@ class AnsweringPeer:
                 self._ready.set()
 
     async def _send(self) -> None:
-        """Send finished answers, which took a person's time, once somebody is there to receive them."""
+        """Send finished answers once somebody is there to receive them: they took a person's time."""
         while True:
             while self._waiting and self.present:
                 rollout, number = self._waiting[0]
@@ -294,7 +298,7 @@ class AnsweringPeer:
         return {"schema": 1, "stopping": True}
 
     def _end(self) -> None:
-        """End the block of who answers, wherever it waits."""
+        """End the block of whoever answers, wherever it waits."""
         if self._main:
             main = threading.main_thread().ident
             assert main is not None

@@ -1,10 +1,8 @@
-"""A bootstrap node: others find each other through it, and it relays for those behind NAT. It trains nothing.
+"""A bootstrap node: others find each other through it, and it relays for nodes behind NAT. It trains nothing.
 
-Never imports torch.
-
-It is a member of the swarm of each curriculum under its swarm's name, so that it passes on what is said there
-after an inbox has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each
-other through it too.
+Never imports torch. Under its swarm's name it is a member of the swarm of each curriculum, so that it passes
+on what is said there after an inbox has checked it. To nodes of other swarms it is a peer that answers their
+DHT: they find each other through it too.
 """
 
 import logging
@@ -191,9 +189,9 @@ def run_bootstrap(
     announce: Callable[[Bootstrapped], None],
     judges: Sequence[str] = (),
 ) -> int:
-    """Run until stopped.
+    """Run until stopped. Returns the exit code; raises OperatorError.
 
-    `announce` is called once, when others can connect. Returns the exit code; raises OperatorError.
+    announce: called once, when others can connect.
     """
     set_up_logging(state.path / LOG_FILE, stderr=False)
     node = BootstrapNode(config, state.path, announce, judges)

@@ -1,12 +1,10 @@
 """Choices that a state folder remembers, so that the next `swarmd join` needs no flags.
 
-They are swarm, curriculum, bootstrap addresses, judge and model.
-
-They are the last that flags, variables or an invitation made (choices.json), and limits that were changed
-while the node ran. They are written once the model is loaded with them, so a choice that fails is not
-remembered. But where there is a checkpoint, the model is the one that the newest was trained from. What is
-configured overrides what is remembered, and that is said. Another model than the checkpoint's is refused
-before anything is loaded.
+They are swarm, curriculum, bootstrap addresses, judge and model as flags, variables or an invitation set them
+last (choices.json), and limits that were changed while the node ran. They are written once the model is
+loaded with them, so a choice that fails is not remembered. But where there is a checkpoint, the model is the
+one that the newest was trained from. Configuration overrides memory, and that is said. Another model than the
+checkpoint's is refused before anything is loaded.
 """
 
 import json
@@ -75,7 +73,10 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
 
 
 def require_tasks(resolved: Resolved, config: NodeConfig, folder: Path) -> None:
-    """Require the file of own tasks that the folder remembers (`recalled`) to be there. ConfigError."""
+    """Require the file of own tasks that the folder remembers (`recalled`) to be there.
+
+    Raises ConfigError.
+    """
     tasks = config.swarm.curriculum
     if tasks != resolved.config.swarm.curriculum and tasks.endswith(FILES) and not Path(tasks).exists():
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the
 link; what the trainer publishes is sealed and sent. A crash of the trainer does not drop the node from the
-swarm, and the other way round.
+swarm, nor the other way round.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Composes the invitation to a node's swarm.
-
-Which addresses it names, and what it leaves out because it is of this machine alone.
-"""
+"""Composes the invitation to a node's swarm, without addresses that are this machine's alone."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -30,10 +27,14 @@ def invite(
     Addresses that can be dialled from the internet come first, then configured bootstrap addresses, then the
     node's others.
 
-    curriculum: None for a bootstrap node, which helps those of every curriculum and model. own: the node's
-        addresses, where it runs. judges: what it advertises.
+    Args:
+        curriculum: None for a bootstrap node, which helps those of every curriculum and model.
+        own: the node's addresses, where it runs.
+        judges: what it advertises.
 
-    Raises ConfigError where the node is in no swarm, Unreachable where there is no address to name.
+    Raises:
+        ConfigError: the node is in no swarm.
+        Unreachable: there is no address to name.
     """
     if config.swarm.engine == "none":
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Swarm membership, as all that take part share it: choose an engine, build it and the member, run it."""
+"""Swarm membership, the same for all who take part: choose an engine, build it and the member, run it."""
 
 import logging
 import random
@@ -56,9 +56,12 @@ def engine_builder(
 ) -> Callable[[Handlers], P2pEngine]:
     """Return a function that builds the p2p engine of a `Member`.
 
-    choice: None for no network. folder: where the address book is kept; None for nowhere. public: the
-        operator says that others can dial this node, so that it relays more, or at once (`hivemind`), and
-        does not wait for others to find that out. traffic: counts and limits the bytes.
+    Args:
+        choice: None for no network.
+        folder: where the address book is kept; None for nowhere.
+        public: the operator says that others can dial this node, so that it relays more, or at once
+            (`hivemind`), and does not wait for others to find that out.
+        traffic: counts and limits the bytes.
     """
 
     def build(handlers: Handlers) -> P2pEngine:
@@ -131,7 +134,7 @@ def nearby(member: Member) -> Mdns:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run trio; of several errors raise the one that the operator can mend."""
+    """Run trio; of several errors raise the one that the operator can correct."""
     try:
         trio.run(main)
     except BaseExceptionGroup as group:

@@ -16,9 +16,10 @@ TURN_EVERY_S = 1.0
 
 
 class Publisher:
-    """target: offers a second of the whole swarm.
+    """Sends what the trainer shares when the pace allows it.
 
-    max_age: `round.max_age`. talk: told once when nothing can be sent.
+    target: offers a second of the whole swarm. max_age: `round.max_age`. talk: told once when nothing can be
+    sent.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Publisher:
         self.heard.offer(envelope.author, envelope.group, time.monotonic())
 
     def publish(self, kind: str, body: bytes) -> None:
-        """Send it now, or when it is our turn while it is worth something."""
+        """Send a body now, or when it is our turn while it is worth something."""
         self._outgoing.put(kind, body)
         self._send()
 
@@ -51,7 +52,7 @@ class Publisher:
     def _send(self) -> None:
         """Seal and send what waits.
 
-        On a full disk no sequence number can be reserved: nothing is sent, and that is said once.
+        On a full disk no sequence number can be reserved: nothing is sent, and the operator is told once.
         """
         while (message := self._outgoing.take(time.monotonic())) is not None:
             try:

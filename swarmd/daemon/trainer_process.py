@@ -1,6 +1,6 @@
 """The trainer's process: started, sent messages, watched, and restarted when it dies (trio).
 
-Beside it, the processes that hand the node's figures to experiment trackers.
+Beside it run the processes that hand the node's figures to experiment trackers.
 """
 
 import contextlib
@@ -31,8 +31,10 @@ CHECK_EVERY_S = 1.0
 class TrainerChild:
     """Runs the trainer, `python -m MODULE FD`, until it finishes, is stopped, or dies too often.
 
-    `on_message` is called for every message, in order; `on_death` when it died and will be restarted;
-    `on_stuck` when it is stuck (it is killed if that lasts), and with None when it works again.
+    Args:
+        on_message: called for every message, in order.
+        on_death: called when it died and will be restarted.
+        on_stuck: called when it is stuck (it is killed if that lasts), and with None when it works again.
     """
 
     def __init__(
@@ -236,9 +238,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _keep_short(log_file: Path) -> None:
-    """Set its lines aside, as those of swarmd.log are.
+    """Set the log's lines aside, as those of swarmd.log are.
 
-    The process goes on writing to it, so they are copied.
+    The process goes on writing to the file, so its lines are copied.
     """
     with contextlib.suppress(OSError):
         if log_file.stat().st_size <= LOG_BYTES:
@@ -267,9 +269,9 @@ LOG_FILE = "tracking.log"
 
 
 async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], None]) -> None:
-    """Run it until cancelled.
+    """Run a tracker until cancelled.
 
-    One that fails is told once and not started again: the figures are in metrics.jsonl.
+    One that fails is reported once and not started again: the figures are in metrics.jsonl.
     """
     command = [sys.executable, "-m", "swarmd.state.tracking", str(folder), peer, name]
     try:

@@ -1,8 +1,8 @@
 """Watchdog: tells a stuck trainer from a slow one. Pure.
 
-Two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its loop does
-(`link.Alive`): where it is silent, it is stopped, or the machine is overloaded. And rounds end: a loop hangs
-if no round ends for many times its slowest of late.
+There are two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its
+loop does (`link.Alive`): where it is silent, it is stopped, or the machine is overloaded. And rounds end: a
+loop hangs if no round ends for many times its slowest lately.
 
 Time is added up check by check, at most MAX_COUNTED_S for each. So time in which the daemon itself was
 suspended, with the machine, does not count.
@@ -21,7 +21,7 @@ _RECENT_ROUNDS: Final = 20
 
 @dataclass(frozen=True)
 class StuckLimits:
-    """Limits in seconds, and in rounds as long as the slowest of late. Both must be exceeded."""
+    """Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded."""
 
     silent: float = 15.0  # without a word from the process, until it counts as stuck
     # The same until its first round has ended: imports hold up every thread of a process
@@ -58,7 +58,7 @@ class Watchdog:
     def told(self, message: link.ToTrainer) -> None:
         """Record what the trainer is told.
 
-        It ends no round while it rests for the CPU share, and it does not tell that rest as a state.
+        While it rests for the CPU share it ends no round, and it does not report that rest as a state.
         """
         if isinstance(message, link.Pause | link.Resume):
             self._resting = isinstance(message, link.Pause)

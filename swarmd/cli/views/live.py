@@ -56,7 +56,7 @@ _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round
 class LiveView:
     """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames.
 
-    The last page stays on the normal one.
+    At the end the last page stays on the normal screen.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:

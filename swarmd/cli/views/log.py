@@ -1,4 +1,4 @@
-"""Writes to swarmd.log what the view shows: events as they happen, and a line about rounds once a minute."""
+"""Writes to swarmd.log what the view shows: each event, and one line about rounds a minute."""
 
 import logging
 import time

@@ -1,7 +1,4 @@
-"""Notifications on the desktop (`notify = "on"`).
-
-The node stopped with an error, has been paused for long, or has finished.
-"""
+"""Notifications on the desktop (`notify = "on"`): the node failed, was paused for long, or has finished."""
 
 import html
 import shutil

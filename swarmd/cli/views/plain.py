@@ -1,4 +1,4 @@
-"""Views of a running node: plain lines and JSON lines (the live page is in view_live.py).
+"""Views of a running node: plain lines and JSON lines (the live page is in live.py).
 
 Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone,
 it stops writing, and what a reader leaves unread until the pipe is full is left out.
@@ -104,9 +104,7 @@ class PlainView:
 class StartView:
     """Says every few seconds, from a thread, that the node still starts, until its first status.
 
-    Passes everything else on.
-
-    Until then the process imports, and on a busy machine that takes half a minute.
+    Until then the process imports, which takes half a minute on a busy machine. Everything else is passed on.
     """
 
     def __init__(self, view: View, every: float = STARTING_EVERY_S - 1) -> None:

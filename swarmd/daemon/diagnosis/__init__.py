@@ -1,1 +1,1 @@
-"""Why a node is alone or cannot be reached: the facts are collected, and a pure part says what they mean."""
+"""Why a node is alone or cannot be reached: some modules collect the facts, a pure one explains them."""

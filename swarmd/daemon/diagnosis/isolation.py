@@ -1,6 +1,6 @@
 """Diagnoses isolation: why a node hears no peer, or what else is wrong with its swarm, and what to do. Pure.
 
-`certain` says what needs no waiting; `why_alone` adds what only silence tells, and silence may be the long
+`certain` finds what needs no waiting; `why_alone` adds what only silence tells, and silence may be the long
 rounds of others.
 """
 

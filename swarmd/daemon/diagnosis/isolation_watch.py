@@ -1,8 +1,7 @@
 """Isolation detection: notices that a node is alone, and collects the facts.
 
-What peers say and see, and which bootstrap addresses answer.
-
-`isolation` turns the facts into cause and remedy.
+They are what peers say and see, and which bootstrap addresses answer. `isolation` turns them into cause and
+remedy.
 """
 
 import logging
@@ -56,9 +55,10 @@ log = logging.getLogger(__name__)
 class IsolationWatch:
     """Watches whether the node hears other peers, and tells the operator why not.
 
-    talk: told when a bootstrap address stops or begins to answer, where that is not the trouble itself.
-        trouble: gets what to tell the operator, None where all is well. clock: seconds since the epoch, as
-        the roster has them; durations are measured by trio's.
+    Args:
+        talk: told when a bootstrap address stops or begins to answer, where that is not the trouble itself.
+        trouble: gets what to tell the operator, None where all is well.
+        clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""The report of `swarmd doctor network`.
-
-What a survey (`reachability_survey`) means, and what to change. Pure.
-"""
+"""The report of `swarmd doctor network`: what a survey means, and what to change. Pure."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence

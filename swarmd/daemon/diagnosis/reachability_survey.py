@@ -1,8 +1,7 @@
 """Reachability survey: collects the facts on whether others can reach this node.
 
-`reachability_report` says what they mean.
-
-The process with the engine makes it: the running node; if none runs, a member started for the survey alone.
+`reachability_report` says what they mean. The process with the engine makes it: the running node; if none
+runs, a member started for the survey alone.
 """
 
 import ipaddress
@@ -42,7 +41,7 @@ SEEN_S = 5.0
 async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
     """Survey the network of a member that is up.
 
-    Takes as long as the slowest peer that is asked, 10 s at most.
+    Takes as long as the slowest peer that is asked, at most 10 s.
     """
     ports = listen_ports(member.addresses())
     peers = sorted(member.peers(), key=_worth_asking)

@@ -22,7 +22,7 @@ OVERRIDE: Final = "swarmd resume goes on all the same"
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """None: it cannot be told here, or nobody asked for it."""
+    """Facts about the machine. None: it cannot be told here, or nobody asked for it."""
 
     on_battery: bool | None = None
     idle: float | None = None  # seconds without keyboard and mouse

@@ -1,9 +1,8 @@
 """The node as a guest of its machine: counts what it costs, keeps to its limits, pauses.
 
-A task of the daemon (trio).
-
-Training is paused by one means: the trainer is told to rest, and does so before its next token or micro-batch
-(`TrainerLink.rest`). A pause is told with its cause. The CPU share is kept by short rests without one.
+It is a task of the daemon (trio). Training is paused by one means: the trainer is told to rest, and does so
+before its next token or micro-batch (`TrainerLink.rest`). A pause is told with its cause. The CPU share is
+kept by short rests without one.
 """
 
 import logging
@@ -46,7 +45,10 @@ class Leaves(Protocol):
 
 
 class Guest:
-    """tell: messages to the trainer. talk: to the operator. clock: seconds since the epoch."""
+    """Keeps the node to its limits and pauses it.
+
+    tell: sends messages to the trainer. talk: shows them to the operator. clock: seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,10 @@ class Guest:
     ) -> None:
         """Connect probes, ledger, budget and conditions for one node.
 
-        folder: the state folder. traffic: of the node's engine. look: replaces `Probes.look`, if given.
+        Args:
+            folder: the state folder.
+            traffic: of the node's engine.
+            look: replaces `Probes.look`, if given.
             on_gpu: whether the node trains on a CUDA device now.
         """
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
@@ -248,7 +253,7 @@ class Guest:
         return out_of_budget(self._budget, self.ledger.this_month.bytes_moved, self._clock())
 
     def _limit_traffic(self) -> None:
-        """Be told at the byte with which the month's budget ends."""
+        """Have the traffic stop at the byte with which the month's budget ends."""
         left = float("inf") if self._budget is None else self._budget - self.ledger.this_month.bytes_moved
         self._traffic.stop_after(left, self._on_budget_spent)
 

@@ -4,12 +4,11 @@ The shortest of all answers counts.
 
     X11                  the screen saver extension
     GNOME on Wayland     Mutter, over D-Bus
-    Linux                interrupts of built-in keyboards and touch pads; reads from terminals (typing, also
-    over SSH)
+    Linux                interrupts of built-in keyboards and touch pads; reads from terminals (also over SSH)
     macOS                IOHIDSystem, by `ioreg`
 
 Other Wayland desktops tell nobody. A USB keyboard's interrupts cannot be told from a USB disk's, so they are
-not looked at.
+not counted.
 """
 
 import contextlib
@@ -100,9 +99,9 @@ def _devices(folder: Path) -> Iterable[Path]:
 
 
 class Interrupts:
-    """Idle since the counts of the input devices' lines last changed.
+    """Measures idle time since the interrupt counts of the input devices last changed.
 
-    Unknown until they have changed once.
+    It is unknown until they have changed once.
     """
 
     def __init__(self, file: Path = Path("/proc/interrupts")) -> None:

@@ -16,7 +16,7 @@ DEBT_S: Final = 3600.0
 
 
 class CpuShare:
-    """cores: CPU seconds a second, of all processes together."""
+    """Keeps the CPU share. cores: CPU seconds a second, of all processes together."""
 
     def __init__(self, cores: float, now: float) -> None:
         self._cores, self._at, self._left = cores, now, 0.0

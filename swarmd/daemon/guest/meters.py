@@ -1,7 +1,7 @@
-"""What the node costs its machine: CPU time, disk writes, and an estimate of the energy.
+"""Measures what the node costs its machine: CPU time, disk writes, and an estimate of the energy.
 
-Of all its processes: the daemon, the trainer, the verifier, workers and p2pd. The energy is its share of the
-processor's, and the whole of its CUDA device's while it trains.
+It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd. The energy is the
+node's share of the processor's, and the whole of its CUDA device's while it trains.
 """
 
 import os
@@ -26,10 +26,10 @@ class Spent:
 
 
 class ProcessMeter:
-    """`read` gives what was spent since the last call.
+    """Counts CPU time and disk writes; `read` returns what was spent since the last call.
 
-    A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. What
-    is lost is that of processes whose parent was killed.
+    A process that ends hands its figures on to its parent, so the sum over all that run only ever rises. Only
+    the figures of processes whose parent was killed are lost.
     """
 
     def __init__(self, now: float, pid: int | None = None) -> None:
@@ -82,9 +82,9 @@ _POWER: Final = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,
 
 
 class EnergyMeter:
-    """`read` gives what was taken since the last call.
+    """Estimates energy; `read` returns what was used since the last call.
 
-    folder: where Linux has the processor's counters (RAPL), for root alone on most.
+    folder: where Linux has the processor's counters (RAPL), mostly for root alone.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""What the platform tells of battery, load, network and temperature.
-
-Each answer is None where it cannot be told here.
+"""What the platform tells of battery, load, network and temperature; None where it cannot tell.
 
 What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle
 time.
@@ -90,7 +88,7 @@ def metered(run: Run = run) -> bool | None:
 
 @dataclass(slots=True)
 class LoadProbe:
-    """The share of all cores that other programs used since the last call."""
+    """Measures the share of all cores that other programs used since the last call."""
 
     times: Callable[[], Any] = psutil.cpu_times
     _before: tuple[float, float] | None = None  # busy seconds, and all

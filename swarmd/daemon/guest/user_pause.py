@@ -1,6 +1,6 @@
-"""The pause that the user asked for, kept in the state folder.
+"""The pause that the user asked for, kept in the state folder so that it survives a restart.
 
-It survives a restart of the node, with an end or without one.
+It has an end or none.
 """
 
 import logging
@@ -27,7 +27,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class UserPause:
-    """clock: seconds since the epoch."""
+    """The user's pause. clock: seconds since the epoch."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock

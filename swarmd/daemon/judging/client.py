@@ -1,10 +1,9 @@
 """The judge's client, in the daemon (trio).
 
-A judge that is down, slow or lying costs a line in the status, never a round.
-
-The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question,
-a grade, or a NotJudged with cause and remedy. What a judge sends is a stranger's: the size is capped before
-it is decoded, the types and values are checked after.
+A judge that is down, slow or lying costs a line in the status, never a round. docs/judge-protocol.md
+describes the protocol in words. Nothing here raises for what a judge does: there is a Question, a grade, or a
+NotJudged with cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded,
+the types and values are checked after.
 """
 
 import contextlib
@@ -76,7 +75,7 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class NotJudged:
-    """No evaluation this time: cause and remedy. Training continues."""
+    """There is no evaluation this time: cause and remedy. Training continues."""
 
     cause: str
     remedy: str
@@ -148,7 +147,7 @@ def _is_ip(host: str) -> bool:
 
 
 def judge_origin(url: str) -> str:
-    """`url` in its one spelling, scheme://host[:port]. Raises BadJudgeUrl."""
+    """Return `url` in its one spelling, scheme://host[:port]. Raises BadJudgeUrl."""
     try:
         return web_origin(url)
     except ValueError as error:
@@ -156,9 +155,9 @@ def judge_origin(url: str) -> str:
 
 
 def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
-    """How long to leave a judge alone after `attempts` failures in a row: 5 s, doubling, at most 10 min.
+    """Return how long to leave a judge alone after `attempts` failures in a row: 5 s, doubling to 10 min.
 
-    `spread` in [0, 1) adds up to a quarter, so that a swarm does not come back to a restarted judge all at
+    spread: in [0, 1), adds up to a quarter, so that a swarm does not come back to a restarted judge all at
     once.
     """
     if attempts <= 0:
@@ -183,7 +182,7 @@ def signed_headers(
 
 
 class JudgeClient:
-    """One judge, one key.
+    """A client with one key, for one judge.
 
     Calls are made one after another, however many tasks make them: the judge wants rising sequence numbers.
     """
@@ -199,13 +198,14 @@ class JudgeClient:
         resolve: Resolve | None = None,
         said: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """`clock`: seconds, for waits and deadlines.
+        """Set up a client. Raises BadJudgeUrl.
 
-        `nanoseconds`: only where the sequence numbers begin; its skew does no harm. `resolve`: gives the IP
-        addresses that the judge's name may be dialled at, or raises OSError; None: any. `said`: what this
-        node tells a judge of itself besides its model.
-
-        Raises BadJudgeUrl.
+        Args:
+            clock: seconds, for waits and deadlines.
+            nanoseconds: only where the sequence numbers begin; its skew does no harm.
+            resolve: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None:
+                any.
+            said: what this node tells a judge of itself besides its model.
         """
         self.origin = judge_origin(url)
         self._identity, self._digest, self._clock, self._timeouts = (
@@ -233,7 +233,7 @@ class JudgeClient:
         return self._failures
 
     def wait(self) -> float:
-        """Seconds until it is worth asking again; 0.0: now."""
+        """Return the seconds until it is worth asking again; 0.0: now."""
         return max(0.0, self._again_at - self._clock())
 
     async def ask(self, round_number: int, model: str) -> Question | NotJudged:
@@ -257,9 +257,9 @@ class JudgeClient:
         )
 
     async def check(self) -> NotJudged | None:
-        """Why the judge would refuse us, as it asks another curriculum.
+        """Return why the judge would refuse us, as it asks another curriculum; None where it would not.
 
-        None where it does not, or cannot be asked now: `ask` says that.
+        None also where it cannot be asked now: `ask` says that.
         """
         health = await self._call("/healthz", None, 200, _Health)
         if isinstance(health, NotJudged) or health.curriculum == self._digest:
@@ -309,7 +309,7 @@ class JudgeClient:
         )
 
     def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
-        """Whether the receipt is of this answer of ours and its grade, and signed by the judge that asked."""
+        """Return whether the receipt is of our answer and its grade, and signed by the judge that asked."""
         try:
             receipt = msgspec.json.decode(grade.receipt, type=_Receipt)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -365,7 +365,7 @@ class JudgeClient:
         return NotJudged(cause, "nothing to do; it is asked again later")
 
     async def _exchange(self, path: str, body: bytes | None) -> tuple[int, bytes | None]:
-        """Status and body; None: the body is over the limit.
+        """Exchange request and reply; returns status and body, or None for a body over the limit.
 
         No redirect is followed, no cookie kept, no environment read.
         """

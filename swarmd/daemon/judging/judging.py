@@ -55,7 +55,7 @@ class ReceiptFile:
 class Evaluation:
     """The daemon's side of being judged.
 
-    At most one question at a time, from the judge to the trainer and back.
+    At most one question at a time is on its way from the judge to the trainer and back.
     """
 
     def __init__(
@@ -71,11 +71,13 @@ class Evaluation:
         said: Callable[[], Mapping[str, Any]] = dict,
         receipts: ReceiptFile | None = None,
     ) -> None:
-        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`.
+        """Set up a judge's evaluation. Raises BadJudgeUrl.
 
-        To the operator; `resolve` and `said`: as JudgeClient has them.
-
-        Raises BadJudgeUrl.
+        Args:
+            ask_trainer: called with question id and text.
+            judged: called with score and number of questions.
+            talk: tells the operator.
+            resolve, said: as JudgeClient has them.
         """
         self._client = client or JudgeClient(url, identity, curriculum_digest, resolve=resolve, said=said)
         self._ask_trainer, self._judged, self._talk = ask_trainer, judged, talk
@@ -91,13 +93,13 @@ class Evaluation:
 
     @property
     def lost(self) -> bool:
-        """Whether the judge has failed so often that another one would be better."""
+        """Return whether the judge has failed so often that another one would be better."""
         return self._client.failures >= LOST_AFTER_FAILURES
 
     async def check(self) -> None:
-        """See whether the judge asks what we train on, and by whose rules it scores.
+        """Check whether the judge asks what we train on, and by whose rules it scores.
 
-        What it says of that is told at once.
+        The operator is told at once what was found.
         """
         known = self._client.scorer
         if (mismatch := await self._client.check()) is not None:
@@ -178,9 +180,10 @@ CHECK_EVERY_S = 600.0
 
 
 class Judging:
-    """folder: the node's, for receipts.
+    """The node's judge.
 
-    device: what the model runs on, as torch names it. tell: the trainer. talk: the operator.
+    folder: the node's, for receipts. device: what the model runs on, as torch names it. tell: sends to the
+    trainer. talk: tells the operator.
     """
 
     def __init__(
@@ -212,7 +215,7 @@ class Judging:
     async def run(self) -> None:
         """Find the judge, where it is to be found, and another when it is lost.
 
-        See now and then whether it asks what we train on.
+        Checks now and then whether it asks what we train on.
         """
         lost: list[str] = []
         while self._search is not None or self._evaluation is not None:
@@ -235,7 +238,7 @@ class Judging:
             self._evaluation = self._by(found.url, public_addresses)
 
     async def ask(self, round_number: int) -> None:
-        """Have it ask a question, where a round calls for one."""
+        """Have the judge ask a question, where a round calls for one."""
         if self._evaluation is not None and round_number % self._config.judge.every == 0:
             await self._evaluation.ask(round_number, self._config.model.name)
             if self._evaluation.lost:

@@ -1,7 +1,7 @@
 """Reads a judge's public JSON, for commands, and checks an evaluation from it.
 
-What it sends is a stranger's: size and types are checked; who prints it escapes it. An evaluation is checked
-by signature, answers, commitment, question and score; that is pure but for what scores the answers.
+What a judge sends is a stranger's: size and types are checked; whoever prints it escapes it. An evaluation is
+checked by signature, answers, commitment, question and score; that is pure but for what scores the answers.
 """
 
 import json
@@ -126,10 +126,10 @@ def exchanged(
     pieces: Iterable[bytes] | None = None,
     seconds: float = ANSWER_TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer.
+    """Send a request; returns status and body of the answer.
 
     pieces: of the request's body. No redirect is followed, no environment read. Raises httpx2.HTTPError; also
-    where the answer is too large, or not whole within `seconds` of the last piece, whatever drips meanwhile.
+    where the answer is too large, or not whole within `seconds` of the last piece, however slowly it drips.
     """
     return trio.run(
         _exchanged,

@@ -30,15 +30,12 @@ class UploadRefused(SwarmdError):
 
 
 class JudgeLied(SwarmdError):
-    """What the judge sent is not what the protocol says.
-
-    Check the judge's address; if it is right, tell its operator.
-    """
+    """What the judge sent is not what the protocol says. Check its address, or tell its operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedWeights:
-    """A safetensors file or a commit on a hub, and what it is of."""
+    """A safetensors file or a commit on a hub, and what model it is of."""
 
     data: bytes
     model: str
@@ -54,7 +51,7 @@ class UploadedWeights:
 
     @property
     def target(self) -> str:
-        """Path and query of the request."""
+        """Return path and query of the request."""
         said: dict[str, str | int] = {
             "model": self.model,
             "curriculum": self.curriculum,
@@ -123,11 +120,9 @@ def upload(
     told: Callable[[int], None],
     nanoseconds: Callable[[], int] = time.time_ns,
 ) -> str:
-    """Send the weights, or name them; the id of their verification.
+    """Send the weights, or name them; returns the id of their verification.
 
-    `told`: called with the bytes sent so far.
-
-    Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied.
+    told: called with the bytes sent so far. Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied.
     """
 
     def pieces() -> Iterator[bytes]:

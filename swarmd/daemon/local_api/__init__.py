@@ -1,1 +1,1 @@
-"""What the running node tells and takes on this machine: the control API, and the status document."""
+"""What the running node tells and accepts on this machine: the control API, and the status document."""

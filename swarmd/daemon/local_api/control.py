@@ -102,7 +102,7 @@ async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream"
 
 
 async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:
-    """Read the next line; return None at the end, over MAX_REQUEST_BYTES bytes for a line over that limit."""
+    """Read the next line; None at the end, the first MAX_REQUEST_BYTES of a longer line."""
     while (end := buffer.find(b"\n")) < 0:
         if len(buffer) > MAX_REQUEST_BYTES:
             return bytes(buffer)
@@ -159,7 +159,7 @@ def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mappi
 
 
 def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
-    """Ask the node that runs in this state folder. Blocks, at most `timeout` seconds.
+    """Ask the node that runs in this state folder. Blocks for at most `timeout` seconds.
 
     Raises NotRunning where no node does, Unreachable where it does not answer, and what the node itself
     refused as SwarmdError.
@@ -187,7 +187,7 @@ def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments:
 def wait_until_gone(state_dir: Path, timeout: float) -> bool:
     """Wait until no node owns the state folder any more.
 
-    False where one still does after `timeout` seconds.
+    Returns False where one still does after `timeout` seconds.
     """
     until = time.monotonic() + timeout
     while in_use(state_dir):

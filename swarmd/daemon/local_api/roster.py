@@ -1,6 +1,4 @@
-"""Authors heard lately, for `swarmd status` and `swarmd peers`.
-
-Bounded in number. Pure; `now` is an argument.
+"""Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded; pure; `now` is an argument.
 
 An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps,
 at least a minute and at most a quarter of an hour. So a dead node leaves within a minute or two, and a slow

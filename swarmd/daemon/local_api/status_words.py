@@ -1,7 +1,4 @@
-"""The status document in words.
-
-What `swarmd status`, the live view, the log and the node's page say. Pure.
-"""
+"""The status document in words, for `swarmd status`, the live view, the log and the node's page. Pure."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean

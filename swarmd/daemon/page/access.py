@@ -1,4 +1,4 @@
-"""Who may ask the node's page. Pure.
+"""Decides who may ask for the node's page. Pure.
 
 The page listens on loopback, where every program and every web page open on this machine can send it
 requests. Three rules:

@@ -1,6 +1,6 @@
 """Opens the node's page when `swarmd ui` asks for it, and /metrics where the configuration names an address.
 
-Loads the server only then.
+The server is loaded only then.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ LOOPBACK = (HOST, "localhost", "::1")
 class PageOpening:
     """Answers "ui" of the control API.
 
-    Starts the page's server at the first call, and says its address at each.
+    It starts the page's server at the first call, and returns its address at each.
     """
 
     def __init__(self, nursery: trio.Nursery, handlers: Mapping[str, Handler]) -> None:

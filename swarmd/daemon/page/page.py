@@ -1,6 +1,6 @@
 """The node's page as a server sees it: which request gets what.
 
-Everything but files for everybody needs the token.
+All but the static files, which are for everybody, needs the token.
 """
 
 import json
@@ -40,7 +40,7 @@ _REFUSED = "This page needs the address that `swarmd ui` prints: run it as the u
 
 
 class Page:
-    """Answers requests for one node's page. `handlers`: the control API's."""
+    """Answers requests for one node's page. handlers: the control API's."""
 
     def __init__(
         self, handlers: Mapping[str, control.Handler], clock: Callable[[], float] = time.time

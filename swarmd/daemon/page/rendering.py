@@ -1,8 +1,7 @@
 """The node's page as HTML, in parts that are sent anew where they changed.
 
-Pure; all text of files and peers is escaped.
-
-A part whose facts are missing is empty, and its section is not shown.
+Pure; all text of files and peers is escaped. A part whose facts are missing is empty, and its section is not
+shown.
 """
 
 import json
