@@ -43,10 +43,10 @@ def doctor_model(
     Downloads no weights.
     """
     from swarmd.config.sources import load
-    from swarmd.policy.models.doctor import examine
+    from swarmd.policy.models.doctor import document, examine, explain
 
     found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
-    answer(found.document(), "\n".join(found.lines()), as_json)
+    answer(document(found), "\n".join(explain(found)), as_json)
     found.require()
 
 

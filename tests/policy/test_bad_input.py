@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarmd.cli.app import main
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models.doctor import examine
+from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
@@ -74,7 +74,7 @@ def test_a_tokenizer_that_loses_text(spoil, named: str, tmp_path: Path) -> None:
     ):
         open_policy(tmp_path)
     found = examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
-    assert "cannot represent" in str(found.document()["message"])
+    assert "cannot represent" in str(document(found)["message"])
     with pytest.raises(NoModel, match="cannot represent"):
         found.require()
 
@@ -154,7 +154,7 @@ def test_answers_longer_than_the_context_and_questions_that_fill_it(
     report = policy.update(batch)
     assert report.tokens > 0 and report.skipped == 0
     assert "Answers end with the model's context of 128 tokens" in "\n".join(
-        examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu"))).lines()
+        explain(examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu"))))
     )
 
 

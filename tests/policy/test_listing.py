@@ -27,14 +27,14 @@ def listed(free: int, recorded: dict[str, list[float]] | None = None) -> dict[st
     where, models = list_models(config, recorded or {}, lambda _: free, lambda *_: SPEED)
     assert where == "cpu"
     assert len(lines(where, models)) == len(models) + 6
-    return {model.name: model for model in models}
+    return {model.fit.source: model for model in models}
 
 
 def test_what_fits_is_what_the_plan_says_smallest_first() -> None:
     models = listed(6 * GB)
     assert list(models) == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen2.5-1.5b"]
-    assert [model.plan.fits for model in models.values()] == [True, True, True, False]  # type: ignore[attr-defined]
-    assert not any(model.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
+    assert [model.fit.plan.fits for model in models.values()] == [True, True, True, False]  # type: ignore[attr-defined]
+    assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
 
 
 def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
@@ -46,7 +46,7 @@ def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
         and "slow: " in half
         and half.endswith(" rounds an hour, with LoRA")
     )
-    least = [model.plan.least for model in models]
+    least = [model.fit.plan.least for model in models]
     assert least == sorted(least)
     assert models[1].document()["rounds_an_hour"] == pytest.approx(3600 / models[1].seconds, rel=0.06)
 

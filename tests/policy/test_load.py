@@ -21,7 +21,7 @@ from swarmd.policy.models.device import (
     quick_at_bf16,
     threads_for,
 )
-from swarmd.policy.models.doctor import examine
+from swarmd.policy.models.doctor import document, examine
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import WORKSPACE_BYTES
 from tests.policy.conftest import QWEN_05B, edit_json, make_model, open_policy
@@ -143,7 +143,7 @@ def test_a_tokenizer_that_lacks_something(made: dict[str, Any], message: str, tm
         load(make_model(tmp_path, "llama", **made))
     if "vocab_size" not in made:
         found = examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
-        assert re.search(message, str(found.document()["message"]))
+        assert re.search(message, str(document(found)["message"]))
         with pytest.raises(NoModel, match=message):
             found.require()
 

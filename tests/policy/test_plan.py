@@ -28,8 +28,8 @@ from swarmd.policy.attention.attention import adopt
 from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.chat import Chat
-from swarmd.policy.models.doctor import examine
-from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, require, work_of
+from swarmd.policy.models.doctor import document, examine, explain
+from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, work_of
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.memory_plan import MAX_TOKENS, Shape, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
@@ -327,16 +327,16 @@ def test_the_doctor_shows_half_a_billion(
         train=train,
     )
     found = examine(config, lambda _: gigabytes * GB)
-    text = "\n".join(found.lines())
-    assert found.fit.plan.fits and "494,032,768 parameters" in text
+    text = "\n".join(explain(found))
+    assert found.plan.fits and "494,032,768 parameters" in text
     for words in (*said, "micro-batch", "always", "training", "answering"):
         assert words in text, text
-    document = json.loads(json.dumps(found.document()))
-    assert (document["schema"], document["fits"], document["plan"]) == (
+    said_to_programs = json.loads(json.dumps(document(found)))
+    assert [said_to_programs[key] for key in ("schema", "fits", "plan")] == [
         1,
         True,
-        json.loads(json.dumps(asdict(found.fit.plan))),
-    )
+        json.loads(json.dumps(asdict(found.plan))),
+    ]
 
 
 def test_the_doctor_says_why_a_large_model_is_in_float32(
@@ -350,7 +350,7 @@ def test_the_doctor_says_why_a_large_model_is_in_float32(
         monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda quick=quick: quick)
         rows = [
             line.split(maxsplit=1)
-            for line in examine(config, lambda _: 40 * GB).lines()
+            for line in explain(examine(config, lambda _: 40 * GB))
             if line.strip().startswith("dtype")
         ]
         assert rows == [["dtype", said]]
@@ -429,7 +429,7 @@ def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
         model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16"),
         train=TrainConfig(micro_batch_tokens=100_000),
     )
-    assert any("too many" in line for line in examine(config, lambda _: 4 * GB).lines())
+    assert any("too many" in line for line in explain(examine(config, lambda _: 4 * GB)))
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_what_cannot_fit_is_told_with_the_largest_that_would(
     config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
     found = fit(config, Workload(), lambda _: free)
     with pytest.raises(NoModel, match=remedy) as caught:
-        require(found)
+        found.require()
     assert f"cpu has {f'{free / GB:.2f} GB' if free >= GB else '0.00 MB'} free" in str(caught.value)
     assert "Close other programs" in str(caught.value)
 
@@ -468,7 +468,7 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
     config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16")
     for free, name in ((12 * GB, "qwen2.5-1.5b"), (3 * GB, "qwen")):
         with pytest.raises(NoModel, match=f"--model {name}"):
-            require(fit(config, Workload(), lambda _, free=free: free))
+            fit(config, Workload(), lambda _, free=free: free).require()
 
 
 # Tokens that Qwen2.5's tokenizer makes of the longest of 400 questions (the vocabulary as dashscope 2.0.2 has

@@ -1,6 +1,6 @@
-"""Whether models fit this machine: `swarmd doctor model` about one, `swarmd models` about each named one.
+"""What `swarmd doctor model` and `swarmd models` show of a fit (fit.py), as text and as documents.
 
-As text and as documents: the memory plan, disk, seconds a round. Nothing is downloaded.
+The memory plan, disk, seconds a round. Nothing is downloaded.
 """
 
 import time
@@ -24,12 +24,11 @@ from swarmd.policy.models.device import (
 from swarmd.policy.models.fit import (
     NAMED,
     Fit,
+    FittedModel,
     fit,
     gigabytes,
     measures_start,
     plan_on,
-    require,
-    too_large,
     work_of,
 )
 from swarmd.policy.models.hub import REPOSITORIES
@@ -43,120 +42,105 @@ PRECISION: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """The findings about one model."""
+def document(fit: FittedModel) -> dict[str, Any]:
+    """Return what `swarmd doctor model` found, for programs.
 
-    fit: Fit
+    `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens.
+    """
+    return {
+        "schema": SCHEMA,
+        "model": fit.source,
+        "revision": fit.place.revision,
+        "device": str(fit.device),
+        "parameters": fit.shape.parameters,
+        "fits": fit.plan.fits,
+        "message": fit.refusal,
+        "work": {key: value for key, value in asdict(fit.work).items() if key != "asked"},
+        "plan": asdict(fit.plan),
+    }
 
-    def require(self) -> None:
-        """Raise NoModel where the model cannot be trained here."""
-        require(self.fit)
 
-    def document(self) -> dict[str, Any]:
-        """Return the examination for programs.
-
-        `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens.
-        """
-        fit, plan = self.fit, self.fit.plan
-        return {
-            "schema": SCHEMA,
-            "model": fit.place.source,
-            "revision": fit.place.revision,
-            "device": str(fit.device),
-            "parameters": fit.shape.parameters,
-            "fits": plan.fits,
-            "message": fit.fault if plan.fits else too_large(fit),
-            "work": {key: value for key, value in asdict(fit.work).items() if key != "asked"},
-            "plan": asdict(plan),
-        }
-
-    @property
-    def kl(self) -> str:
-        """The start of the run that its distance is measured against, in words."""
-        fit = self.fit
-        if not fit.work.start_copy:
-            return "not measured"
-        if not measures_start(fit.plan, fit.device):
-            return "not measured: no room for a copy of the weights as they were"
-        if fit.plan.lora_rank:
-            return "measured against the model without its adapter"
-        return "measured against a copy of the weights as they were" + (
-            ", in main memory" if fit.device.type == "cuda" else ""
-        )
-
-    @property
-    def dtype(self) -> str:
-        """The data type in words, with the reason where a large model is in float32."""
-        fit, dtype = self.fit, self.fit.plan.dtype
-        if dtype != "float32" or fit.shape.parameters <= LORA_FROM_PARAMETERS or quick_at_bf16(fit.device):
-            return dtype
-        return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}, and float16 is not used"
-
-    def lines(self) -> Sequence[str]:
-        """Return the examination for people: what will be used, then the arithmetic."""
-        fit, plan = self.fit, self.fit.plan
-        rows = [
-            ("dtype", self.dtype),
+def explain(fit: Fit) -> list[str]:
+    """Return the same for people: what will be used, then the arithmetic."""
+    plan = fit.plan
+    rows = [
+        ("dtype", _dtype(fit)),
+        (
+            "trained",
+            (f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
+        ),
+        ("optimizer", plan.optimizer + PRECISION[plan.precision]),
+        ("KL from the start", _kl(fit)),
+        ("gradient checkpointing", "on" if plan.checkpointing else "off"),
+        (
+            "micro-batch",
+            f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once",
+        ),
+        ("prompts", f"{fit.work.prompt_tokens:,} tokens at most, of the curriculum's questions"),
+        (
+            "answers",
             (
-                "trained",
-                (
-                    f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights"
-                    if plan.lora_rank
-                    else "all weights"
-                ),
+                f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at"
+                " once, at most"
             ),
-            ("optimizer", plan.optimizer + PRECISION[plan.precision]),
-            ("KL from the start", self.kl),
-            ("gradient checkpointing", "on" if plan.checkpointing else "off"),
-            (
-                "micro-batch",
-                f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once",
-            ),
-            ("prompts", f"{fit.work.prompt_tokens:,} tokens at most, of the curriculum's questions"),
-            (
-                "answers",
-                (
-                    f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at"
-                    " once, at most"
-                ),
-            ),
-            ("context", f"{plan.context:,} tokens, question and answer"),
+        ),
+        ("context", f"{plan.context:,} tokens, question and answer"),
+    ]
+    width = max(len(item.name) for item in plan.items)
+    formulas = max(len(item.formula) for item in plan.items)
+    lines = [f"{fit.source}: {fit.shape.parameters:,} parameters, on {fit.device}", ""]
+    lines += [f"  {name:<24}{value}" for name, value in rows]
+    for phase in ("always", "answering", "training"):
+        lines += ["", f"  {phase}"]
+        lines += [
+            f"    {item.name:<{width}}  {item.formula:>{formulas}}  {gigabytes(item.bytes):>10}"
+            for item in plan.items
+            if item.phase == phase
         ]
-        width = max(len(item.name) for item in plan.items)
-        formulas = max(len(item.formula) for item in plan.items)
-        lines = [f"{fit.place.source}: {fit.shape.parameters:,} parameters, on {fit.device}", ""]
-        lines += [f"  {name:<24}{value}" for name, value in rows]
-        for phase in ("always", "answering", "training"):
-            lines += ["", f"  {phase}"]
-            lines += [
-                f"    {item.name:<{width}}  {item.formula:>{formulas}}  {gigabytes(item.bytes):>10}"
-                for item in plan.items
-                if item.phase == phase
-            ]
+    lines += [
+        "",
+        f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
+        f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
+        f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
+    ]
+    if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
         lines += [
             "",
-            f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
-            f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
-            f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
+            f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included.",
         ]
-        if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
-            lines += [
-                "",
-                f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included.",
-            ]
-        if plan.fits and plan.peak > plan.usable:
-            lines += [
-                "",
-                (
-                    f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many:"
-                    " fewer will be tried."
-                ),
-            ]
-        return lines
+    if plan.fits and plan.peak > plan.usable:
+        lines += [
+            "",
+            (
+                f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many:"
+                " fewer will be tried."
+            ),
+        ]
+    return lines
 
 
-def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> Examination:
+def _kl(fit: Fit) -> str:
+    """Say what the start of the run is that the distance is measured against."""
+    if not fit.work.start_copy:
+        return "not measured"
+    if not measures_start(fit.plan, fit.device):
+        return "not measured: no room for a copy of the weights as they were"
+    if fit.plan.lora_rank:
+        return "measured against the model without its adapter"
+    return "measured against a copy of the weights as they were" + (
+        ", in main memory" if fit.device.type == "cuda" else ""
+    )
+
+
+def _dtype(fit: Fit) -> str:
+    """Return the data type in words, with the reason where a large model is in float32."""
+    dtype = fit.plan.dtype
+    if dtype != "float32" or fit.shape.parameters <= LORA_FROM_PARAMETERS or quick_at_bf16(fit.device):
+        return dtype
+    return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}, and float16 is not used"
+
+
+def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> FittedModel:
     """Examine how the configured model fits; download its configuration and tokenizer at most.
 
     free: bytes free on a device. Raises NoModel and Unreachable.
@@ -165,7 +149,7 @@ def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memor
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    return Examination(fit(config.model, work_of(config), free))
+    return fit(config.model, work_of(config), free)
 
 
 # The time of each measurement of the device.
@@ -187,9 +171,7 @@ class DeviceSpeed:
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    name: str
-    parameters: int
-    plan: Plan
+    fit: Fit
     download: int  # bytes still to be fetched
     checkpoints: int  # bytes
     seconds: float  # of a round
@@ -200,10 +182,10 @@ class ListedModel:
         return 3600 / max(self.seconds, 1e-3)
 
     def document(self) -> dict[str, Any]:
-        plan = self.plan
+        plan = self.fit.plan
         return {
-            "name": self.name,
-            "parameters": self.parameters,
+            "name": self.fit.source,
+            "parameters": self.fit.shape.parameters,
             "fits": plan.fits,
             "dtype": plan.dtype,
             "lora_rank": plan.lora_rank,
@@ -237,11 +219,8 @@ def list_models(
             speeds[way] = speed(device, dtype)
         rounds = sorted(recorded.get(name, ()))
         seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, batch, speeds[way])
-        listed.append(
-            ListedModel(
-                name, shape.parameters, plan, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)
-            )
-        )
+        found = Fit(source=name, shape=shape, device=device, dtype=dtype, work=work, plan=plan)
+        listed.append(ListedModel(found, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)))
     return str(device), listed[::-1]
 
 
@@ -303,7 +282,7 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
     """Format models for people: one a line, then what the figures mean."""
     rows = [("MODEL", "WEIGHTS", "MEMORY", "DISK", "SECONDS A ROUND", "HERE")]
     for model in models:
-        plan, size = model.plan, model.parameters
+        plan, size = model.fit.plan, model.fit.shape.parameters
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
         seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
         hourly = f"{_two_digits(model.rounds_an_hour):g}"
@@ -317,7 +296,7 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         )
         rows.append(
             (
-                model.name,
+                model.fit.source,
                 weights,
                 gigabytes(plan.least),
                 gigabytes(model.download + model.checkpoints),

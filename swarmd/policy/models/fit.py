@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from torch import nn
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
@@ -88,25 +87,41 @@ def prompt_tokens(questions: Sequence[str], count: Callable[[str], int]) -> int:
     return -(-max(map(count, questions)) // STEP_TOKENS) * STEP_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model, the machine, and the plan for the two.
+    """A model on this machine: the plan, and whether it can be trained here.
 
-    `plan.fits` says whether it can be trained here at all.
+    `swarmd models`, `swarmd doctor model` and the trainer of `swarmd join` say what stands here.
     """
 
-    place: hub.Place
-    architecture: Any  # transformers' configuration
-    skeleton: nn.Module  # the network without weights
-    # Whether its architecture is one of those that our tests compare with transformers' own forward pass
-    tried: bool
+    source: str
     shape: Shape
     device: torch.device
     dtype: torch.dtype
     work: Workload
     plan: Plan
+    fault: str | None = None  # of its tokenizer or template: why it cannot be trained anywhere
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why it cannot be trained here, with the largest model that could be; None: it can."""
+        return self.fault if self.plan.fits else _too_large(self)
+
+    def require(self) -> None:
+        """Raise NoModel where the model cannot be trained here."""
+        if refusal := self.refusal:
+            raise NoModel(refusal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedModel(Fit):
+    """A fit, with what was read of the model to find it."""
+
+    place: hub.Place
+    architecture: Any  # transformers' configuration
+    # Whether its architecture is one of those that our tests compare with transformers' own forward pass
+    tried: bool
     tokenizer: Any  # None where there is a fault
-    fault: str | None  # of its tokenizer or template: why it cannot be trained anywhere
 
 
 def work_of(config: NodeConfig) -> Workload:
@@ -136,7 +151,9 @@ def work_of(config: NodeConfig) -> Workload:
     )
 
 
-def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory) -> Fit:
+def fit(
+    config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory
+) -> FittedModel:
     """Decide device, dtype, adapter and budgets.
 
     Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
@@ -162,7 +179,19 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
     except NoModel as error:
         fault = str(error)
     dtype, plan = plan_on(config, shape, device, free(device), work)
-    return Fit(place, architecture, skeleton, tried, shape, device, dtype, work, plan, tokenizer, fault)
+    return FittedModel(
+        source=place.source,
+        shape=shape,
+        device=device,
+        dtype=dtype,
+        work=work,
+        plan=plan,
+        fault=fault,
+        place=place,
+        architecture=architecture,
+        tried=tried,
+        tokenizer=tokenizer,
+    )
 
 
 def system_prompt_of(config: ModelConfig) -> str:
@@ -195,24 +224,12 @@ def measures_start(plan: Plan, device: torch.device) -> bool:
     return plan.lora_rank is not None or plan.start_copy or device.type == "cuda"
 
 
-def require(fit: Fit) -> None:
-    """Raise NoModel where the model cannot be trained here.
-
-    The message names the largest model that could be trained here, if any.
-    """
-    if not fit.plan.fits:
-        raise NoModel(too_large(fit))
-    if fit.fault:
-        raise NoModel(fit.fault)
-
-
-def too_large(fit: Fit) -> str:
-    """Explain why a model does not fit, and what would."""
+def _too_large(fit: Fit) -> str:
     plan = fit.plan
     method = f"a LoRA adapter of rank {plan.lora_rank}" if plan.lora_rank else "all weights"
     would = next(_alternatives(fit), None)
     return (
-        f"not enough memory for {fit.place.source}: training {method} in {plan.dtype} takes at least"
+        f"not enough memory for {fit.source}: training {method} in {plan.dtype} takes at least"
         f" {gigabytes(plan.least)}, and {fit.device} has {gigabytes(plan.free)} free, of which"
         f" {gigabytes(plan.usable)} can be counted on. Close other programs"
         + (

@@ -22,7 +22,7 @@ from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts
 from swarmd.policy.models.device import free_memory, is_out_of_memory
-from swarmd.policy.models.fit import fit, require
+from swarmd.policy.models.fit import fit
 from swarmd.policy.models.lora import adapted_linear
 from swarmd.policy.models.memory_plan import Plan, Workload
 from swarmd.policy.models.preflight import read_config_json
@@ -79,7 +79,7 @@ def load_model(
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)
-    require(found)
+    found.require()
     place, device, plan = found.place, found.device, found.plan
 
     network = load_weights(hub.with_weights(place, report), found.architecture, found.dtype, place.source)
