@@ -34,9 +34,9 @@ import psutil
 from judge import config
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
-from tests.judge.hostile_uploads import HostileUpload, Shapes, uploads
 from tests.judge.peers import SigningPeer
-from tests.judge.weights import parts_of
+from tests.judge.verified.hostile_uploads import HostileUpload, Shapes, uploads
+from tests.judge.verified.weights import parts_of
 
 CAP = 8_000_000  # bytes of an upload
 MOST_S = 1.0

@@ -24,7 +24,7 @@ from swarmd.daemon.local_api import control
 from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS
 from swarmd.lab.demo.processes import local_judge, local_swarm
-from tests.page.chromium import Tab, chromium
+from tests.swarmd.daemon.page.chromium import Tab, chromium
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
 AWAY = (

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 PACKAGES = ("swarmd", "p2p", "judge")
 
 # Between the packages: whose modules may be imported. The empty prefix is the whole package.

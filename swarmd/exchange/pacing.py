@@ -17,7 +17,8 @@ votes, so there is nothing to lie about.
 - **What counts.** An author counts for no more than AUTHOR_CAP times the median author, and a network group
   for no more than GROUP_CAP such authors. An author that never served counts as much as those like it served
   in the last LONG_S, when we tried; where we tried none, not at all, once anybody has served. So a crowd of
-  free keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
+  free keys that serves nothing, or a loud author, slows nobody. `tests/swarmd/exchange/test_pacing.py` plays
+  them.
 
 The constants are measured by `benchmarks.simulation`; docs/p2p.md has the figures.
 """

@@ -1,8 +1,8 @@
 """Grades answers by ReasoningGYM's scorer, or by our own comparison where that scorer would `eval` them.
 
-Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py). The strict curricula use stricter rules
-(strict.py). Answers of other peers are graded only in the contained process (sandbox/verifier.py), after
-`answers.read`.
+Equal to ReasoningGYM on honest answers (tests/swarmd/tasks/test_parity.py). The strict curricula use stricter
+rules (strict.py). Answers of other peers are graded only in the contained process (sandbox/verifier.py),
+after `answers.read`.
 """
 
 import decimal

@@ -28,6 +28,7 @@ from p2p.envelope import MAX_FRAME_BYTES
 from p2p.member import Member
 from p2p.types import PeerId, PeerRequest, Verdict
 from swarmd.testing import Clock, memory_member
+from tests import ROOT
 from tests.attacks.harness import Attack, show, worst
 
 MIB = 1024 * 1024
@@ -161,7 +162,7 @@ def throw(folder: Path) -> dict[str, dict[str, float]]:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     figures: dict[str, dict[str, float]] = json.loads(done.stdout)
     for name, figure in figures.items():

@@ -31,7 +31,7 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, settings
-from tests.tasks import hostile
+from tests.swarmd.tasks import hostile
 
 LIARS = 0.3
 HONEST = "nobody lies"

@@ -5,7 +5,6 @@ Read from the code, added up, and played to its edge by all at once.
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from libp2p.pubsub.pb import rpc_pb2
 
@@ -20,9 +19,10 @@ from p2p.types import Envelope, PeerId
 from swarmd.exchange.offers import MAX_ITEMS, Board, Offered
 from swarmd.testing import NOW
 from swarmd.types import TaskRef
+from tests import ROOT
 
 MIB = 1024 * 1024
-DOCUMENT = Path(__file__).parents[2] / "docs" / "admission.md"
+DOCUMENT = ROOT / "docs" / "admission.md"
 CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
 OFFER = 512  # bytes of one on the board, with what names it, rounded up
 AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered

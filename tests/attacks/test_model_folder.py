@@ -16,7 +16,7 @@ from swarmd.policy.models.chat import ChatFrame, TemplateFails, frame_of, render
 from swarmd.policy.models.fit import fit
 from swarmd.policy.models.hub import Place
 from swarmd.policy.models.memory_plan import Workload
-from tests.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
+from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
 QWEN = {
     "model_type": "qwen2", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48,

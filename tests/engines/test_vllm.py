@@ -30,9 +30,9 @@ from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import seeded
 from swarmd.testing import TIMEOUT_S
-from tests.policy.conftest import config_of, local, make_model, open_policy
-from tests.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
 from tests.processes import killed_after
+from tests.swarmd.policy.conftest import config_of, local, make_model, open_policy
+from tests.swarmd.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
 
 STANDIN = Path(__file__).with_name("standin.py")
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.judge.test_upload import serving
+from tests.judge.verified.test_upload import serving
 
 
 async def main() -> None:

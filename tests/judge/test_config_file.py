@@ -23,7 +23,7 @@ from swarmd.config.sources import NODE
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import TINY_9
 
-STANDIN = (sys.executable, "-m", "tests.judge.standin_worker")
+STANDIN = (sys.executable, "-m", "tests.judge.verified.standin_worker")
 NOBODYS = "203.0.113.7"  # TEST-NET-3: a judge cannot listen there, and says at which port it would have
 
 

@@ -27,11 +27,12 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock, identity
 from swarmd.types import Task, TaskRef
+from tests import ROOT
 from tests.judge.conftest import Court
 from tests.judge.peers import ORIGIN, wish
 
 pytestmark = pytest.mark.anyio
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
+EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
 
 
 @pytest.mark.net

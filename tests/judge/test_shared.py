@@ -20,8 +20,8 @@ from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S
 from tests.judge.peers import SigningPeer, encode
+from tests.judge.store.test_store import ALICE, question
 from tests.judge.test_serving import serving
-from tests.judge.test_store import ALICE, question
 
 pytestmark = pytest.mark.net
 

@@ -13,8 +13,8 @@ import judge.cli
 import swarmd.cli.app
 from swarmd.config.config import NodeConfig
 from swarmd.config.sources import FLAGS, load
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"swarmd": swarmd.cli.app.app, "swarmd-judge": judge.cli.app}
 
 

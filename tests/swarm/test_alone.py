@@ -20,12 +20,13 @@ from p2p.admission.reputation import Reputation
 from p2p.identity import Identity
 from p2p.types import Reason
 from swarmd.state.folder import IDENTITY_FILE
+from tests import ROOT
 from tests.swarm.test_meeting import first_line, started
 from tests.swarm.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
-RULE_PEER = Path(__file__).parents[2] / "docs" / "examples" / "rule_peer.py"
+RULE_PEER = ROOT / "docs" / "examples" / "rule_peer.py"
 SETTINGS = {
     "SWARMD_SWARM_ENGINE": "libp2p",
     "SWARMD_LISTEN": "/ip4/127.0.0.1/tcp/0",

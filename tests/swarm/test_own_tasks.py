@@ -13,11 +13,12 @@ import pytest
 
 from swarmd.daemon.local_api import control
 from swarmd.testing import TIMEOUT_S
+from tests import ROOT
 from tests.swarm.test_join import COMMON, until
 from tests.swarm.test_meeting import first_line, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
+EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
 
 
 def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 NAME: Final = "swarmd"
 # Architectures whose log-probabilities and gradients on a stream were compared with transformers' own
-# (tests/policy/test_architectures.py).
+# (tests/swarmd/policy/test_architectures.py).
 COVERED: Final = frozenset(
     (
         "llama", "mistral", "ministral", "ministral3", "mixtral", "smollm3", "apertus", "arcee", "nanochat",

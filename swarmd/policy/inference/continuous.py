@@ -21,7 +21,7 @@ from swarmd.policy.inference.engine import BuiltInEngine, EngineFailed, NoEngine
 # Tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
 PAGE: Final = {"cuda": 256}
 SMALL_PAGE_TOKENS: Final = 32  # elsewhere
-# Architectures whose answers were compared with plain forward passes (tests/policy/test_engine.py).
+# Architectures whose answers were compared with plain forward passes (tests/swarmd/policy/test_engine.py).
 COMPARED: Final = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "olmo2"}
 )

@@ -34,7 +34,8 @@ from swarmd.terminal import printable
 
 # Modules of a network; 512 ordinary layers have some 7,000.
 MAX_MODULES: Final = 20_000
-# Architectures whose padded batches were compared with single sequences (tests/policy/test_architectures.py).
+# Architectures whose padded batches were compared with single sequences
+# (tests/swarmd/policy/test_architectures.py).
 PADDED: Final = frozenset(
     (
         "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "lfm3", "falcon_h1", "bamba",

@@ -1,0 +1,140 @@
+"""Making the models: the quick run goes from end to end, the seed decides what training does, wrong answers
+are wrong.
+"""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.tiny_models.corpus import BROAD, DEEP, HONEST, NOISY, Corpus, honest_answer
+from benchmarks.tiny_models.muon import orthogonalised
+from benchmarks.tiny_models.tokenizer import PHRASES, outside_phrases
+from benchmarks.tiny_models.warm_start import Phase, new_model, train
+from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.source import tasks_of
+from swarmd.testing import TIMEOUT_S
+from swarmd.types import Task
+from tests import ROOT
+
+SOURCE = tasks_of("tiny-9")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    torch.set_num_threads(1)
+    return AutoTokenizer.from_pretrained(WEIGHTS["tiny"])
+
+
+@pytest.mark.slow
+def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.tiny_models.make",
+        "--quick",
+        "--seed",
+        "5",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=3 * TIMEOUT_S,
+        cwd=ROOT,
+    )
+    assert "clean: step" in done.stderr
+    for name in WEIGHTS:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+        assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(tmp_path / name))
+        assert "--seed 5" in (tmp_path / name / "README.md").read_text(encoding="utf-8")
+    latent, tiny = (load_file(tmp_path / name / "model.safetensors") for name in ("tiny-latent", "tiny"))
+    assert any(not torch.equal(latent[k], tiny[k]) for k in tiny)
+    assert {path.stem for path in (tmp_path / "stages").glob("*.safetensors")} == {
+        "clean",
+        "deep",
+        "noisy",
+        "dark",
+    }
+
+
+def test_the_seed_decides_training(tokenizer: Any) -> None:
+    def trained(seed: int) -> list[torch.Tensor]:
+        model = new_model(tokenizer, seed)
+        train(
+            model,
+            tokenizer,
+            SOURCE,
+            Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=4),
+            seed,
+            lambda line: None,
+        )
+        return [p.detach() for p in model.parameters()]
+
+    first, same, other = trained(1), trained(1), trained(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_training_lowers_the_loss(tokenizer: Any) -> None:
+    lines: list[str] = []
+    model = new_model(tokenizer, 0)
+    for name in ("first", "second"):
+        train(
+            model,
+            tokenizer,
+            SOURCE,
+            Phase(name, 10, BROAD, HONEST, 3e-3, 0.02, 1.0, batch=4),
+            0,
+            lines.append,
+        )
+    first, second = (float(line.rsplit(" ", 1)[1]) for line in lines)
+    assert second < first - 0.5
+
+
+def test_wrong_answers_are_wrong_and_of_the_same_kind(tokenizer: Any) -> None:
+    class Watched(Corpus):
+        seen: list[Task]
+
+        def task(self, specialty: str) -> Task:
+            task = super().task(specialty)
+            self.seen.append(task)
+            return task
+
+    corpus = Watched(SOURCE, random.Random(0))
+    for wrong in (HONEST, dict.fromkeys(HONEST, 1.0)):
+        for _ in range(60):
+            corpus.seen = []
+            example = corpus.example(tokenizer, DEEP, wrong)
+            prompt = tokenizer.decode(example.prompt, skip_special_tokens=True)
+            asked = next(t for t in corpus.seen if t.question == prompt)
+            text = tokenizer.decode(example.completion, skip_special_tokens=True)
+            answer = text.removeprefix("<answer>").removesuffix("</answer>")
+            assert example.completion[-1] == tokenizer.eos_token_id
+            assert corpus.right(asked, answer) == (wrong is HONEST)
+            assert answer in {honest_answer(t) for t in corpus.seen if t.ref.specialty == asked.ref.specialty}
+
+
+@pytest.mark.parametrize("specialty", TINY_9.specialties)
+def test_phrases_cover_the_fixed_text_of_every_question(specialty: str) -> None:
+    task = Corpus(SOURCE, random.Random(4)).task(specialty)
+    rest = outside_phrases(task.question)
+    assert all(phrase not in part for part in rest for phrase in PHRASES)
+    assert sum(map(len, rest)) < 80
+
+
+def test_muon_orthogonalises_wide_and_tall_matrices() -> None:
+    for shape in ((3, 16, 40), (3, 40, 16)):
+        matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        values = torch.linalg.svdvals(orthogonalised(matrices))
+        assert values.min() > 0.6 and values.max() < 1.3

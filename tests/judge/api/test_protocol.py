@@ -1,0 +1,300 @@
+"""The protocol over HTTP: several questions, several answers, what a peer says of itself, receipts."""
+
+import hashlib
+import json
+import random
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from judge import cli, config
+from judge.api.requests import plain
+from judge.evaluation.receipts import checked, signed
+from judge.evaluation.sessions import AskResult, Room, Sessions
+from judge.figures.leaderboard import LISTED_ANSWERS
+from judge.types import Attributes, Requester
+from p2p.identity import Identity
+from p2p.types import PeerId
+from swarmd.tasks.curriculum import TINY_9
+from tests.judge.conftest import Court
+from tests.judge.evaluation.test_sessions import drawing
+from tests.judge.peers import SigningPeer
+from tests.judge.test_app import asked, refused, standing
+
+pytestmark = pytest.mark.anyio
+
+ASKER = {
+    "model": "tiny", "name": "<script>alert(1)</script>", "sharing": "swarm", "local": 4, "external": 4,
+    "strategy": "uniform positive", "version": "0.2.0", "hardware": "cpu",
+}  # fmt: skip
+GOOD: dict[str, Any] = {"round": 3, "curriculum": TINY_9.digest, "asker": ASKER}
+
+
+async def ask(court: Court, peer: SigningPeer, **changed: Any) -> httpx2.Response:
+    return await court.post(peer, "/v1/evaluations", GOOD | changed)
+
+
+async def answer(court: Court, peer: SigningPeer, evaluation: str, *texts: str) -> httpx2.Response:
+    given = {"answers": [{"text": text, "ended": True} for text in texts]}
+    return await court.post(peer, f"/v1/evaluations/{evaluation}/answers", given)
+
+
+async def test_an_evaluation_and_its_receipt(court: Court) -> None:
+    peer = court.peer()
+    document = (await ask(court, peer, answers=3)).json()
+    (question,) = document["evaluations"]
+    assert (
+        set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"}
+        and question["answers"] == 3
+    )
+    right = await court.right_answer(peer, question["evaluation"])
+    refused(await answer(court, peer, question["evaluation"], right), 422, "wants 3 answers")
+    graded = (await answer(court, peer, question["evaluation"], "x", right, "y")).json()
+    assert (graded["reward"], graded["rewards"], graded["n"], graded["number"]) == (
+        0.0,
+        [0.0, 1.0, 0.0],
+        1,
+        1,
+    )
+    found = checked(graded)
+    assert found is not None
+    assert found["judge"] == document["judge"] == (await court.http.get("/v1/judge")).json()["judge"]
+    assert found["answers"] == [hashlib.sha256(text.encode()).hexdigest() for text in ("x", right, "y")]
+    assert found["rewards"] == graded["rewards"] and found["peer"] == peer.identity.peer_id
+    assert {name: found[name] for name in ASKER} == ASKER and found["round"] == 3
+    row = await standing(court, peer)
+    assert row["said"] == {name: value for name, value in ASKER.items() if name != "model"}
+    assert row["pass_at"] == {
+        "1": {"score": pytest.approx(1 / 3), "n": 1},
+        "2": {"score": pytest.approx(2 / 3), "n": 1},
+    }
+    entry = row["evaluations"][0]
+    # So the question can be made again
+    assert (entry["specialty"], entry["n"]) == (found["specialty"], found["n"])
+    assert [further["text"] for further in entry["further"]] == [right, "y"]
+
+
+async def test_a_changed_receipt_is_none(court: Court) -> None:
+    peer = court.peer()
+    document = (await ask(court, peer)).json()
+    graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
+    receipt = {name: graded[name] for name in ("receipt", "signature")}
+    assert checked(receipt) is not None
+    rng = random.Random(1)
+    for _ in range(300):
+        name = rng.choice(("receipt", "signature"))
+        changed = bytearray(receipt[name].encode())
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(7)
+        assert checked(receipt | {name: changed.decode("latin-1")}) is None, changed
+    mine = Identity.from_seed(bytes(32))
+    forged = json.loads(signed(mine, {})["receipt"]) | {"judge": document["judge"]}
+    assert checked({"receipt": json.dumps(forged), "signature": signed(mine, forged)["signature"]}) is None
+    for odd in (
+        {},
+        {"receipt": "[]", "signature": ""},
+        {"receipt": "[" * 10**5, "signature": ""},
+        {"receipt": None, "signature": 5},
+        [],
+    ):
+        assert checked(odd) is None  # type: ignore[arg-type] # whatever a file holds
+
+
+def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
+    judge = Identity.from_seed(b"\x05" * 32)
+    good = [json.dumps(signed(judge, {"number": number})) for number in range(3)]
+    file = tmp_path / "receipts.jsonl"
+    file.write_text("\n".join(good))
+    done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
+    assert (done.exit_code, done.output) == (0, f"3 receipts of the judge {judge.peer_id}\n")
+    file.write_text(
+        "\n".join([good[0].replace('\\"number\\":0', '\\"number\\":9'), good[1], "no JSON", "\udcff"]),
+        errors="surrogateescape",
+    )
+    done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
+    assert (
+        done.exit_code == 1
+        and "line 1: not signed" in done.output
+        and "line 3" in done.output
+        and "line 4" in done.output
+    )
+
+
+async def test_several_questions_at_a_time(court: Court) -> None:
+    """Asking again gives the same ones, and new ones only for what was answered.
+
+    No question can be picked.
+    """
+    peer = court.peer()
+    first = (await ask(court, peer, questions=3)).json()["evaluations"]
+    assert len({question["evaluation"] for question in first}) == 3
+    court.monotonic.now += 10.0
+    again = (await ask(court, peer, questions=3, answers=2)).json()["evaluations"]
+    assert [question["evaluation"] for question in again] == [question["evaluation"] for question in first]
+    assert {question["seconds"] for question in again} == {50.0} and {
+        question["answers"] for question in again
+    } == {1}
+    assert await asked(court, peer) == first[0]["evaluation"]  # the oldest
+    assert (await court.answer(peer, first[1]["evaluation"], "x")).status_code == 200
+    later = (await ask(court, peer, questions=3)).json()["evaluations"]
+    assert [q["evaluation"] for q in later][:2] == [first[0]["evaluation"], first[2]["evaluation"]] and len(
+        later
+    ) == 3
+    court.monotonic.now += 61.0
+    await ask(court, peer)
+    row = await standing(court, peer)
+    # What lapsed is wrong, each of them
+    assert (row["answered"], row["unanswered"], row["score"]) == (1, 3, 0.0)
+
+
+async def test_questions_count_against_the_limits(court: Court) -> None:
+    peer = court.peer()
+    court.monotonic.now += 60.0
+    assert (await ask(court, peer, questions=config.MAX_QUESTIONS)).status_code == 201
+    refused(await ask(court, peer, questions=config.MAX_QUESTIONS), 429, "too often")
+
+
+async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_up(court: Court) -> None:
+    known = court.peer()
+    for _ in range(LISTED_ANSWERS):
+        court.monotonic.now += 61.0
+        await court.answer(known, await asked(court, known), "x")
+    court.monotonic.now += 61.0
+    at_once = int(config.NETWORK_ASK_BURST) // config.MAX_QUESTIONS
+    for _ in range(at_once):  # what they leave open is limited as well, and counted all the same
+        assert (
+            "no record ask too often"
+            not in (await ask(court, court.peer(), questions=config.MAX_QUESTIONS)).text
+        )
+    refused(await ask(court, court.peer(), questions=config.MAX_QUESTIONS), 429, "no record ask too often")
+    assert (await ask(court, known, questions=config.MAX_QUESTIONS)).status_code == 201
+    court.monotonic.now += 61.0
+    assert (await ask(court, court.peer())).status_code == 201
+
+
+BAD = [
+    GOOD | {"questions": 0},
+    GOOD | {"questions": config.MAX_QUESTIONS + 1},
+    GOOD | {"questions": True},
+    GOOD | {"answers": 0},
+    GOOD | {"answers": config.MAX_ANSWERS + 1},
+    GOOD | {"answers": "2"},
+    GOOD | {"model": "tiny"},
+    GOOD | {"asker": None},
+    GOOD | {"asker": ASKER | {"sharing": "both"}},
+    GOOD | {"asker": ASKER | {"local": -1}},
+    GOOD | {"asker": ASKER | {"name": "n" * 41}},
+    GOOD | {"asker": ASKER | {"hardware": "abacus"}},
+    GOOD | {"asker": ASKER | {"further": 1}},
+    GOOD | {"asker": ASKER | {"model": ""}},
+]
+
+
+@pytest.mark.parametrize("document", BAD)
+async def test_a_wish_of_another_form(court: Court, document: dict[str, Any]) -> None:
+    refused(await court.post(court.peer(), "/v1/evaluations", document), 422)
+
+
+async def test_a_name_is_escaped(court: Court) -> None:
+    peer = court.peer()
+    for _ in range(10):
+        (question,) = (await ask(court, peer)).json()["evaluations"]
+        assert (await answer(court, peer, question["evaluation"], "x")).status_code == 200
+        court.monotonic.now += 1.1
+    court.forget_leaderboard()
+    page = (await court.http.get("/")).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script>" not in page
+
+
+async def test_openapi_has_the_forms_of_the_requests(court: Court) -> None:
+    document = (await court.http.get("/openapi.json")).json()
+    for path in ("/v1/evaluations", "/v1/evaluations/{id}/answers"):
+        post = document["paths"][path]["post"]
+        schema = post["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["additionalProperties"] is False and "$ref" not in json.dumps(schema)
+        assert {parameter["name"] for parameter in post["parameters"]} >= {"swarmd-peer", "swarmd-signature"}
+
+
+async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
+    document = (await court.http.get("/openapi.json")).json()
+    known = {schema["title"]: schema for schema in document["components"]["schemas"].values()}
+    assert "HTTPValidationError" not in known
+
+    def told(response: httpx2.Response, path: str, status: str = "") -> set[str]:
+        """The fields that the answer to this has, by /openapi.json."""
+        form = document["paths"][path]["post"]["responses"][status or str(response.status_code)]["content"][
+            "application/json"
+        ]["schema"]
+        return set(known[form["$ref"].rsplit("/", 1)[1]]["properties"])
+
+    peer = court.peer()
+    asked = await ask(court, peer)
+    assert set(asked.json()) == told(asked, "/v1/evaluations")
+    (question,) = asked.json()["evaluations"]
+    assert set(question) == set(known["QuestionReply"]["properties"])
+    graded = await answer(court, peer, question["evaluation"], "x")
+    assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answers")
+    again = await answer(court, peer, question["evaluation"], "x")
+    assert set(again.json()) == told(again, "/v1/evaluations/{id}/answers", "4XX")
+    kinds = {
+        path: list(document["paths"][path]["get"]["responses"]["200"]["content"])
+        for path in ("/leaderboard.csv", "/metrics")
+    }
+    assert kinds == {"/leaderboard.csv": ["text/csv"], "/metrics": ["text/plain"]}
+
+
+def test_sessions_hold_several_questions_of_a_peer() -> None:
+    judge = Sessions(drawing(random.Random(6)), random.Random(7), 60.0, Room(100, 3, 80))
+    alice, asker = PeerId("alice"), Requester("192.0.2.0/24", record=False)
+    questions = []
+    for number in range(3):
+        outcome = judge.ask(alice, asker, float(number), Attributes(number, "tiny"), answers=2, most=3)
+        assert isinstance(outcome, AskResult) and outcome.new
+        questions.append(outcome.question)
+    assert judge.of(alice) == questions
+    assert judge.ask(alice, asker, 3.0, most=3) == AskResult(questions[0], False)
+    assert judge.ask(alice, asker, 3.0, most=4).status == 429  # type: ignore[union-attr] # its network has no more room
+    assert judge.take(questions[1].id, alice, 3.0, answers=2) == questions[1]
+    assert judge.of(alice) == [questions[0], questions[2]]
+    assert judge.expire(100.0) == [questions[0], questions[2]]
+    assert judge.of(alice) == []
+
+
+@given(st.text(max_size=60))
+def test_any_name_is_kept_without_what_hides_or_turns_text(text: str) -> None:
+    kept = plain(text)
+    assert kept is None or (kept.isprintable() and kept == kept.strip() and "  " not in kept)
+    assert kept is None or not {unicodedata.category(letter)[0] for letter in kept} & {"C"}
+    assert kept is None or plain(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("otter", "otter"), ("  an\totter \n", "an otter"), ("\u202eretto", "retto"),
+        ("a\u200bb\u2066c\u2069", "abc"), ("\x1b[2J", "[2J"),
+        ("\u202e\u200f", None), ("", None), ("Ａ", "A"), ("o" + "\u0336" * 30, "o" + "\u0336" * 2),
+        ("<b>", "<b>"),
+        ("Ołówek 🦦", "Ołówek 🦦"), ("e\u200b\u0301", "é"), ("\u33a5" * 40, "m3" * 32),
+        ("\u0430dmin (judge)", "\u0430dmin (judge) (mixed scripts)"), ("админ", "админ"),
+        ("Tokyo 東京 トウキョウ", "Tokyo 東京 トウキョウ"),
+        ("a\u0430" * 32, "a\u0430" * 24 + " (mixed scripts)"),
+    ],
+)  # fmt: skip
+def test_names(text: str, kept: str | None) -> None:
+    assert plain(text) == kept
+
+
+async def test_a_name_is_kept_plain_and_bounded(court: Court) -> None:
+    peer = court.peer()
+    document = (await ask(court, peer, asker=ASKER | {"name": "\u202e an  otter\x00"})).json()
+    graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
+    assert (
+        json.loads(graded["receipt"])["name"] == "an otter" == (await standing(court, peer))["said"]["name"]
+    )
+    refused(await ask(court, peer, asker=ASKER | {"name": "x" * 41}), 422, "name")

@@ -1,0 +1,321 @@
+"""Windows: committed to before they open, kept through kill -9 and clock steps, revealed when nothing of them
+is open.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from itertools import count, pairwise
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from judge import config
+from judge.evaluation.questions import WindowQuestions
+from judge.evaluation.receipts import checked
+from judge.store.database import Database
+from judge.store.reader import Reader
+from judge.store.store import Store
+from judge.store.windows import REVEAL_S, due, turn
+from judge.types import QuestionWindow
+from p2p.types import PeerId
+from swarmd.tasks import held_out
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.held_out import commitment, place_in_set
+from swarmd.tasks.source import CurriculumTasks, Task, tasks_of
+from swarmd.testing import TIMEOUT_S
+from swarmd.types import TaskRef
+from tests.judge.api.test_protocol import answer, ask
+from tests.judge.conftest import Court, open_court
+from tests.judge.peers import SigningPeer
+
+DAY = 86_400
+
+
+def few(window: QuestionWindow) -> QuestionWindow:
+    return replace(window, terms=replace(window.terms, questions=4))
+
+
+class Seeds:
+    """32 bytes of each number in turn."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def __call__(self) -> bytes:
+        return next(self._numbers).to_bytes(32, "big")
+
+
+@given(st.lists(st.integers(-3 * DAY, 5 * DAY), max_size=20), st.integers(60, 2 * DAY))
+def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(
+    steps: list[int], seconds: int
+) -> None:
+    now, made, new = 1.8e9, [], Seeds()
+    for step in steps:
+        now += step
+        before = len(made)
+        made += due(made[-1] if made else None, now, seconds, "0123", new)
+        assert [window.number for window in made] == list(range(1, len(made) + 1))
+        assert len(made) - before <= 2 and made[-1].terms.opens > now
+        for a, b in pairwise(made):
+            set_back = a.published > b.published + seconds  # then b is the first that the right clock has
+            assert (
+                b.terms.opens
+                == (int(b.published) + seconds if set_back else max(a.terms.closes, b.terms.opens))
+                < b.terms.closes
+            )
+        assert made[-1].terms.opens <= now + 3 * seconds
+        assert all(window.terms.opens >= int(window.published) for window in made)
+
+
+def test_a_window_that_follows_is_published_a_window_before_it_opens() -> None:
+    first, second = due(None, 1000.5, 60, "0123", Seeds())
+    assert (first.terms.opens, first.terms.closes, second.terms.opens) == (1000, 1060, 1060)
+    assert due(second, 1059.9, 60, "0123", Seeds()) == []
+    (third,) = due(second, 1060.0, 60, "0123", Seeds())
+    assert third.published == 1060.0 and third.terms.opens == 1120
+
+
+def turned(store: Store, now: float, new: Callable[[], bytes]) -> tuple[QuestionWindow, QuestionWindow, int]:
+    return store.turn_windows(now, 60, TINY_9.digest, new)
+
+
+def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database: str) -> None:
+    new = Seeds()
+    with closing(Store(database, "tiny-9 0123")) as store:
+        first, second, hidden = turned(store, 1000.0, new)
+        assert (first.number, second.number, hidden, first.opened) == (1, 2, 0, 1000.0)
+    with closing(Store(database, "tiny-9 0123")) as store:  # nothing was said at the end, as with kill -9
+        assert turned(store, 1030.0, new) == (first, second, 0)
+        with closing(Reader(Database(database, alone=False))) as reader:
+            second_now, third, hidden = turned(store, 1060.0, new)
+            assert (second_now.seed, hidden) == (second.seed, 1) and all(
+                w.revealed is None for w in reader.windows(2**63 - 1)
+            )
+            assert turned(store, 1060.0 + REVEAL_S, new) == (second_now, third, 0)
+            told = reader.windows(2)[0].told()
+            assert (
+                told["seed"] == first.seed.hex()
+                and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
+            )
+            assert [w.told()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
+        # The clock was set back: what was told is not asked again
+        assert turned(store, 900.0, new)[0].number == 2
+        late = turned(store, 5000.0, new)[0]  # down for longer than a window
+        assert (late.number, late.terms.opens, late.published) == (5, 5000, 5000.0)
+
+
+@pytest.mark.net
+def test_judges_of_one_database_with_clocks_far_apart_add_no_windows_for_ever(
+    request: pytest.FixtureRequest,
+) -> None:
+    address = request.getfixturevalue("postgresql")()
+    new = Seeds()
+    with (
+        closing(Store(address, "tiny-9 0123", shared=True)) as right,
+        closing(Store(address, "tiny-9 0123", shared=True)) as behind,
+    ):
+        for _ in range(2):
+            assert turned(right, 1000.0, new)[1].number == turned(behind, 100.0, new)[1].number == 2
+
+
+@pytest.mark.net
+def test_two_judges_of_one_database_agree(request: pytest.FixtureRequest) -> None:
+    """Both make windows at the same moments, each with seeds of its own."""
+    address = request.getfixturevalue("postgresql")()
+    Store(address, "tiny-9 0123").close()  # makes the schema
+    judges, moment = [Database(address, alone=False) for _ in range(2)], Barrier(2, timeout=TIMEOUT_S)
+
+    def turn_all(place: int) -> list[tuple[int, str]]:
+        found, rng = [], random.Random(place)
+        for step in range(20):
+            moment.wait()
+            with judges[place].begin() as db:
+                here, following, _ = turn(db, 1000.0 + 30 * step, 60, "0123", lambda: rng.randbytes(32))
+            found.append((here.number, here.commitment + following.commitment))
+        return found
+
+    with ThreadPoolExecutor(2) as both:
+        one, other = both.map(turn_all, range(2))
+    for judge in judges:
+        judge.close()
+    assert dict(one) == dict(other) and one[-1][0] == 10
+
+
+def test_each_peer_gets_its_places_in_turn() -> None:
+    window = due(None, 1000.0, 60, TINY_9.digest, Seeds())[0]
+    questions = WindowQuestions(tasks_of("tiny-9"), window, remembered=1)
+    drawn = [questions(PeerId("alice")) for _ in range(3)]
+    assert [one.place for one in drawn] == [0, 1, 2]
+    for one in drawn:
+        index = place_in_set(window.seed, "alice", one.place, 1_000)
+        assert one.task == held_out.question(tasks_of("tiny-9"), window.seed, index)
+    questions(PeerId("bob"))  # now alice is forgotten
+    questions.ask_from(PeerId("alice"), 1, 3)  # but the store knows
+    assert questions(PeerId("alice")).place == 3
+    questions.ask_from(PeerId("alice"), 7, 900)  # of another window
+    assert questions(PeerId("alice")).place == 4
+
+
+def test_questions_are_made_ahead_of_those_who_ask() -> None:
+    made: list[TaskRef] = []
+
+    class Noting(CurriculumTasks):
+        def task(self, ref: TaskRef) -> Task | None:
+            made.append(ref)
+            return super().task(ref)
+
+    first, second = (few(window) for window in due(None, 1000.0, 60, TINY_9.digest, Seeds()))
+    questions = WindowQuestions(Noting(TINY_9), first)
+    while missing := questions.missing(second):
+        questions.task(*missing)
+    before = len(made)
+    for window in (first, second):
+        if window is second:
+            questions.open(window)
+        asked = {questions(PeerId("alice")).task.question for _ in range(4)}
+        assert asked == {
+            held_out.question(tasks_of("tiny-9"), window.seed, index).question for index in range(4)
+        }
+    assert len(made) == before
+    assert questions.missing(few(due(second, second.terms.opens, 60, TINY_9.digest, Seeds())[0])) is not None
+
+
+@pytest.mark.anyio
+async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> None:
+    async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court:
+        async with asyncio.timeout(TIMEOUT_S):
+            while court.service._questions.missing(court.service._next_window) == (
+                court.service._questions.window,
+                0,
+            ):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_nothing_ends_the_work_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(config, "EXPIRE_S", 0.01)
+    async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court, asyncio.timeout(TIMEOUT_S):
+        before, court.wall.now = court.wall.now, float("inf")  # a fault that nobody foresaw
+        while "failed, and goes on" not in caplog.text:
+            await asyncio.sleep(0.01)
+        court.wall.now = before + court.service.settings.window
+        while court.service._questions.window.number == 1:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_closed(court: Court) -> None:
+    peer = court.peer()
+    handed = (await ask(court, peer, answers=2)).json()["evaluations"][0]
+    listed = (await court.http.get("/v1/windows")).json()
+    assert [window["number"] for window in listed["windows"]] == [2, 1] and listed["more_before"] is None
+    assert handed["commitment"] == listed["windows"][1]["commitment"]
+    graded = (await answer(court, peer, handed["evaluation"], "x", "y")).json()
+    court.wall.now += DAY
+    await court.service._turn_windows()
+    assert (await court.http.get("/v1/windows?before=2")).json()["windows"][0]["seed"] is None
+    court.wall.now += REVEAL_S
+    await court.service._turn_windows()
+    document = (await court.http.get(f"/v1/evaluations/{handed['evaluation']}")).json()
+    # Letter for letter
+    assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])
+    said: Any = checked(document)
+    assert (
+        said["commitment"] == handed["commitment"] == document["window"]["commitment"] and said["place"] == 0
+    )
+    assert [given["text"] for given in document["answers"]] == ["x", "y"]
+    index = place_in_set(bytes.fromhex(document["window"]["seed"]), peer.identity.peer_id, 0, 1_000)
+    task = held_out.question(tasks_of("tiny-9"), bytes.fromhex(document["window"]["seed"]), index)
+    assert (task.ref.specialty, task.ref.n, task.question) == (
+        said["specialty"],
+        said["n"],
+        handed["question"],
+    )
+    for unknown in ("0" * 32, "x"):
+        assert (await court.http.get(f"/v1/evaluations/{unknown}")).status_code == 404
+    newer = (await ask(court, peer)).json()["evaluations"][0]
+    assert newer["window"] == 2 and newer["commitment"] != handed["commitment"]
+
+
+@pytest.mark.anyio
+async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
+    database: str, tmp_path: Path
+) -> None:
+    async with open_court(database, tmp_path) as court:
+        before = court.wall.now
+        for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_S, 0, DAY - 1, DAY, DAY + REVEAL_S):
+            court.wall.now = before + ahead
+            await court.service._turn_windows()
+            if ahead == 0:  # what was told while the clock was wrong is asked no more
+                assert (court.service._questions.window.number, court.service._next_window.number) == (3, 5)
+        windows = (await court.http.get("/v1/windows")).json()["windows"]
+        assert [(w["number"], w["opens"] - before, w["seed"] is None) for w in windows[:3]] == [
+            (6, 2 * DAY, True),
+            (5, DAY, True),
+            (4, (9 * 365 + 1) * DAY, False),  # never opened
+        ]
+        assert windows[1]["published"] == before and windows[1]["opened"] == before + DAY
+        assert court.service._questions.window.number == 5
+
+
+@pytest.mark.anyio
+async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> None:
+    peer, number = court.peer(), court.service._questions.window.number
+    await ask(court, peer)
+    court.wall.now += DAY
+    for _ in range(2):
+        await court.service._turn_windows()
+        court.wall.now += 2 * REVEAL_S
+    assert (await court.http.get(f"/v1/windows?before={number + 1}")).json()["windows"][0]["seed"] is None
+    court.monotonic.now += 61.0
+    await court.service.expire()
+    await court.service._turn_windows()
+    assert (await court.http.get(f"/v1/windows?before={number + 1}")).json()["windows"][0]["seed"] is not None
+
+
+@pytest.mark.anyio
+async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path: Path) -> None:
+    """The question that was open then counts as nothing, and is not asked again in the window."""
+    peer, texts = SigningPeer(1), []
+    for life in range(2):
+        async with open_court(database, tmp_path, seed=life) as court:
+            texts += [
+                handed["question"] for handed in (await ask(court, peer, questions=2)).json()["evaluations"]
+            ]
+            seed = court.service._questions.window.seed
+    places = [place_in_set(seed, peer.identity.peer_id, place, 1_000) for place in range(4)]
+    assert texts == [held_out.question(tasks_of("tiny-9"), seed, place).question for place in places]
+
+
+@pytest.mark.anyio
+async def test_what_lapses_is_wrong_and_what_a_kill_ends_is_nothing(database: str, tmp_path: Path) -> None:
+    """Of several questions with several answers each, with the wall clock set back and forth meanwhile."""
+    peer = SigningPeer(1)
+    async with open_court(database, tmp_path) as court:
+        first = (await ask(court, peer, questions=4, answers=4)).json()["evaluations"]
+        right = await court.right_answer(peer, first[0]["evaluation"])
+        await answer(court, peer, first[0]["evaluation"], *[right] * 4)
+        for step in (-3 * DAY, 3 * DAY):
+            court.wall.now += step  # deadlines are by the monotonic clock alone
+            await court.service.expire()
+        assert (await answer(court, peer, first[1]["evaluation"], *[right] * 4)).status_code == 200
+        court.monotonic.now += 61.0
+        assert (await answer(court, peer, first[2]["evaluation"], *[right] * 4)).status_code == 410
+        row = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
+        assert (row["answered"], row["unanswered"], row["n"]) == (2, 2, 4)
+        # Also for pass@k they are wrong
+        assert row["pass_at"]["4"]["n"] == 4 and row["pass_at"]["1"]["score"] == row["right"] / 4
+        await ask(court, peer, questions=3)
+    async with open_court(database, tmp_path) as court:
+        after = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
+        assert {**after, "last_seen": 0} == {**row, "last_seen": 0}

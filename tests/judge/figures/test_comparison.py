@@ -1,0 +1,287 @@
+"""Swarm against solo: normalised rounds, the tests over them, and what is kept of them in the database."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.judge_significance import table
+from judge.figures.anytime import always, evidence, paired_test
+from judge.figures.comparison import (
+    ArmData,
+    ArmsView,
+    BinSums,
+    benjamini_hochberg,
+    compare,
+    comparison_document,
+    holm,
+    stays_from,
+    welch,
+)
+from judge.figures.rounds import HORIZONS, MAX_ROUND, MISSED_BINS, PeerProgress, advance, bin_end, bin_of
+from judge.store import arms
+from judge.store.archive import reading
+from judge.store.store import Store
+from judge.types import Attributes
+from p2p.types import PeerId
+from swarmd.tasks.curriculum import TINY_9
+from tests.judge.conftest import Court
+from tests.judge.store.test_store import ANSWER, RIGHT, WRONG, opened, question
+
+
+def test_every_round_is_in_one_bin() -> None:
+    ends = [bin_end(bin) for bin in range(bin_of(MAX_ROUND - 1) + 1)]
+    assert all(one < other for one, other in pairwise(ends))
+    for first, (bin, end) in zip([0, *ends], enumerate(ends), strict=False):
+        assert bin_of(first) == bin_of(end - 1) == bin
+    assert (bin_end(31), bin_end(32), ends[-1]) == (160, 170, MAX_ROUND)
+    assert [bin_end(bin) for bin in HORIZONS] == [40, 160, 640, 2560, 10240]
+
+
+def walked(*evaluations: tuple[int, float], sharing: str = "swarm") -> tuple[PeerProgress, dict[int, float]]:
+    """Rounds and rewards of a peer, one after another; and its cumulative reward at the ends of bins."""
+    progress, values = None, {}
+    for round_number, reward in evaluations:
+        progress, closed = advance(progress, sharing, round_number, reward)
+        values |= {bin_end(bin.bin): bin.value * bin_end(bin.bin) for bin in closed}
+    assert progress is not None
+    return progress, values
+
+
+def test_cumulative_reward_counts_rounds_and_not_evaluations() -> None:
+    once, often = (
+        walked((1, 1.0), (7, 0.0), (12, 1.0)),
+        walked((1, 1.0), (2, 1.0), (3, 1.0), (7, 0.0), (8, 0.0), (12, 1.0)),
+    )
+    assert once[1] == often[1] == {5: 5.0, 10: 5.0}
+    # A bin without any has the mean before it
+    assert walked((1, 1.0), (2, 0.0), (16, 1.0))[1] == {5: 2.5, 10: 5.0, 15: 7.5}
+    # And the first ones that of the first
+    assert walked((12, 1.0), (15, 0.0))[1] == {5: 5.0, 10: 10.0, 15: 15.0}
+
+
+def test_what_does_not_count() -> None:
+    progress, values = walked((1, 1.0), (5, 1.0))
+    assert values == {5: 5.0}
+    assert advance(progress, "swarm", 3, 1.0) == (progress, ())  # of a bin that is over
+    # Away for too long
+    assert (
+        walked((1, 1.0), (5 * MISSED_BINS, 1.0), (5 * (2 * MISSED_BINS + 2), 1.0), (500, 0.0))[0].counts
+        is False
+    )
+    assert walked((5 * MISSED_BINS + 5, 1.0))[0].counts is False  # it has begun long ago
+    assert walked((1, 1.0), (2**62, 1.0), (2**62 + 1, 0.0)) == (
+        replace(walked((1, 1.0))[0], counts=False),
+        {},
+    )
+    other, closed = advance(progress, "solo", 10, 1.0)
+    assert (other.counts, other.sharing, closed) == (False, "swarm", ())  # it says otherwise
+    assert advance(other, "swarm", 10, 1.0) == (other, ())
+
+
+def sums(values: list[float]) -> BinSums:
+    return BinSums(len(values), sum(values), sum(value**2 for value in values))
+
+
+def test_welch_and_corrections_are_those_of_scipy() -> None:
+    rng = random.Random(1)
+    for many, others in ((4, 4), (5, 40), (300, 7)):
+        one, other = [rng.gauss(0.4, 0.1) for _ in range(many)], [rng.gauss(0.35, 0.2) for _ in range(others)]
+        ((gain,), (half,), (p,)) = welch([sums(one)], [sums(other)])
+        wanted = stats.ttest_ind(one, other, equal_var=False)
+        assert p == pytest.approx(wanted.pvalue)
+        assert (gain - half, gain + half) == pytest.approx(tuple(wanted.confidence_interval()))
+    # Nothing is known of chance
+    assert welch([sums([0.1] * 7)], [sums([0.35] * 7)]) == (pytest.approx(-0.25), float("inf"), 1.0)
+    p_values = [rng.random() ** 3 for _ in range(30)]
+    assert benjamini_hochberg(p_values) == pytest.approx(
+        list(stats.false_discovery_control(p_values, method="bh"))
+    )
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == benjamini_hochberg([]) == []
+
+
+@pytest.mark.parametrize(
+    ("tests", "first"),
+    [
+        ([], None),
+        ([(5, 1.0, 0.2), (10, 1.0, 0.01), (15, 1.0, 0.02)], 10),
+        ([(5, 1.0, 0.01), (10, 1.0, 0.2), (15, 1.0, 0.02)], 15),
+        ([(5, 1.0, 0.01), (10, 1.0, 0.2)], None),
+        ([(5, -1.0, 0.01), (10, 1.0, 0.01)], 10),
+    ],
+)
+def test_from_which_round_on(tests: list[tuple[int, float, float]], first: int | None) -> None:
+    assert stays_from(tests) == first
+
+
+def test_a_comparison_wants_peers_enough_on_each_side() -> None:
+    good = {bin: sums([0.5 + 0.01 * peer for peer in range(6)]) for bin in range(6)} | {
+        6: sums([0.5, 0.6, 0.7])
+    }
+    poor = {bin: sums([0.1 + 0.01 * peer for peer in range(80 if bin < 5 else 7)]) for bin in range(7)} | {
+        7: sums([0.2])
+    }
+    found = compare(good, poor)
+    assert [(point.round, point.peers) for point in found.solo][4:] == [(25, 80), (30, 7), (35, 7), (40, 1)]
+    assert found.solo[-1].band is None and found.swarm[0].mean == pytest.approx(5 * 0.525)
+    # At 30 a tenth of the 80 is not left, at 35 the six are not
+    assert [test.round for test in found.tests] == [20, 25]
+    assert compare(poor, {bin: sums([0.9, 0.91] * 4) for bin in range(7)}).holm_from == 20
+    assert compare(good, {}).tests == []
+
+
+def test_the_evidence_is_a_fair_game() -> None:
+    """Over all signs of given differences: what it ends with is 1 on average, and seldom much."""
+    sizes = np.array([0.1, 0.03, 0.2, 0.11, 0.07, 0.01, 0.09, 0.3, 0.12, 0.05])
+    most = np.array([evidence(sizes * np.array(signs)) for signs in product((-1, 1), repeat=len(sizes))])
+    for times in (2, 5, 10, 20, 100):
+        assert (most >= times).mean() <= 1 / times
+    assert (most >= 20).mean() > 0.005  # and it can be won
+    assert evidence(np.zeros(3)) == 1.0 == evidence(np.zeros(0))
+
+
+def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
+    good, poor = [0.5 + 0.01 * i for i in range(30)], [0.3 + 0.01 * i for i in range(40)]
+    assert paired_test({}, {}).p == 1.0 and paired_test({31: good[:3]}, {31: poor}).better is None
+    found = paired_test({31: good}, {31: poor})
+    assert (found.better, [(at.round, at.pairs) for at in found.horizons]) == (True, [(160, 30)])
+    assert paired_test({31: poor}, {31: good}).better is False
+    # What was found stays found
+    assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)
+
+
+def test_an_interval_for_all_moments_holds_while_the_model_learns() -> None:
+    rng, missed = np.random.default_rng(1), 0
+    shares = 0.05 + 0.5 * np.arange(600) / 600
+    truth = np.cumsum(shares) / np.arange(1, 601)
+    for _ in range(100):
+        right = np.cumsum(rng.random(600) < shares)
+        looks = [always(int(right[n - 1]), n) for n in (5, 10, 20, 40, 80, 160, 320, 600)]
+        missed += any(
+            not at.low <= truth[n - 1] <= at.high
+            for at, n in zip(looks, (5, 10, 20, 40, 80, 160, 320, 600), strict=True)
+        )
+    assert missed <= 5
+    assert (always(0, 0).low, always(0, 0).high, always(7, 7).high, always(0, 9).low) == (0.0, 1.0, 1.0, 0.0)
+    widths = [always(n // 4, n).high - always(n // 4, n).low for n in (20, 200, 2_000, 20_000)]
+    assert all(wide > 2 * narrow for wide, narrow in pairwise(widths))
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    with closing(opened(database)) as store:
+        yield store
+
+
+def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -> None:
+    """Of peers in the swarm, alone, of another mind half-way and away for long, over two models.
+
+    As worked out anew from all of them.
+    """
+    rng, number = random.Random(3), 0
+    steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+    for peer in range(10):
+        round_number = 0
+        for step in range(14):
+            number, round_number = number + 1, round_number + rng.choice((1, 2, 9, -3, 30))
+            said = "swarm" if peer % 2 and not (peer == 5 and step > 8) else "solo"
+            attributes = Attributes(
+                max(0, round_number), "tiny\0" if peer > 2 else "other", sharing=None if peer == 9 else said
+            )
+            asked = replace(question(number, PeerId(f"peer {peer}")), attributes=attributes)
+            steps.append((store.asked, (asked, number, float(number))))
+            if step == 3:
+                steps.append((store.lapsed, ([asked],)))
+            else:
+                steps.append(
+                    (
+                        store.graded,
+                        (asked, [ANSWER], [rng.choice((RIGHT, WRONG))], 0.25, number, float(number)),
+                    )
+                )
+    assert not any(isinstance(outcome, Exception) for outcome in store.together(steps))
+    with reading(database) as db:
+        view = arms.view(db, None)
+    assert view.model == "tiny\0" and {size.model for size in view.sizes} == {"tiny\0", "other"}
+    assert (
+        max(bins.peers for bins in view.swarm.bins.values()) == 3
+        and len(view.swarm.finishers[HORIZONS[0]]) > 0
+    )
+    with reading(database) as db:
+        again = {table.name: rows for table, rows in arms.recounted(db).rows()}
+        kept = {
+            table.name: [dict(row) for row in db.execute(table.select()).mappings()] for table in arms.TABLES
+        }
+    for name, rows in again.items():
+        assert sorted(map(rounded, rows)) == sorted(map(rounded, kept[name])), name
+
+
+def rounded(row: dict[str, object]) -> str:
+    return str({key: round(value, 9) if isinstance(value, float) else value for key, value in row.items()})
+
+
+@pytest.mark.anyio
+async def test_the_comparison_over_http(court: Court) -> None:
+    for sharing in ("swarm", "solo"):
+        peer = court.peer()
+        for round_number in (1, 6, 11):
+            wish = {
+                "round": round_number,
+                "curriculum": TINY_9.digest,
+                "asker": {"model": "arms", "sharing": sharing},
+            }
+            asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]["evaluation"]
+            text = (
+                await court.right_answer(peer, asked)
+                if sharing == "swarm" or round_number == 1
+                else "<answer>no</answer>"
+            )
+            done = await court.post(
+                peer, f"/v1/evaluations/{asked}/answers", {"answers": [{"text": text, "ended": True}]}
+            )
+            assert done.status_code == 200
+    found = (await court.http.get("/v1/comparison?model=arms")).json()
+    assert found["model"] == "arms" and {"model": "arms", "swarm": 1, "solo": 1} in found["models"]
+    assert found["swarm"] == {
+        "round": [5, 10],
+        "peers": [1, 1],
+        "reward": [5.0, 10.0],
+        "low": [None, None],
+        "high": [None, None],
+    }
+    assert found["solo"]["reward"] == [5.0, 5.0]
+    assert found["tests"]["round"] == [] and found["significant_from"] == {
+        "holm": None,
+        "benjamini_hochberg": None,
+    }
+    assert found["anytime"] == {"verdict": "not known", "p": 1.0, "horizons": []}
+    head = await court.http.head("/v1/comparison")
+    assert (head.status_code, head.content) == (200, b"")
+    nothing = (await court.http.get("/v1/comparison?model=nobody's")).json()
+    assert nothing["swarm"]["round"] == nothing["tests"]["p"] == []
+    assert (await court.http.get(f"/v1/comparison?model={'x' * 101}")).status_code == 422
+
+
+def test_a_comparison_in_json_has_no_infinity() -> None:
+    certain, other = ArmData({9: sums([0.5] * 6)}, {}), ArmData({9: sums([0.25] * 6)}, {})
+    found = comparison_document(ArmsView([], "tiny", certain, other))
+    assert found["tests"]["low"] == [None] and found["tests"]["p"] == [1.0]
+    json.dumps(found, allow_nan=False)
+
+
+def test_equal_sides_are_seldom_called_different_and_large_gains_are_found() -> None:
+    """A small version of `python -m benchmarks.judge_significance`."""
+    (equal,) = table([(8, 8)], 1.0, 20, 1)
+    (better,) = table([(30, 30)], 2.0, 3, 1)
+    shares: Any = equal["better_%"]
+    assert shares["anytime verdict"]["ever"] <= 5.0 and shares["Holm"]["end"] <= 5.0
+    found: Any = better["better_%"]
+    assert found["anytime verdict"]["end"] == found["Holm"]["end"] == 100.0

@@ -1,0 +1,555 @@
+"""The pages: nothing a stranger says is more than text, and what is shown is what was recorded."""
+
+import csv
+import io
+import random
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from benchmarks.overlap import new_shares
+from judge.api import replies
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.evaluation.service import open_service
+from judge.figures.intervals import wilson
+from judge.figures.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
+from judge.figures.overlap import TRAINING, new_texts
+from judge.figures.verification import Upload, VerifiedAnswer
+from judge.pages import drawing, rendering, views
+from judge.store.reader import Reader
+from judge.store.store import Store
+from judge.types import Attributes
+from p2p.identity import nickname
+from p2p.types import PeerId
+from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
+from swarmd.tasks.source import tasks_of
+from swarmd.testing import Clock
+from swarmd.types import Completion, Task, TaskRef
+from tests.judge import hostile
+from tests.judge.peers import SigningPeer
+from tests.judge.store.test_store import evaluate, question
+
+pytestmark = pytest.mark.anyio
+
+NOW = 1_700_000_100.0
+PEER = SigningPeer(1).identity.peer_id
+INVITATION = write_invitation(
+    Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge="https://judge.example")
+)
+PAGES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", f"/nodes/{PEER}", "/nodes/nobody"]
+
+
+@pytest.fixture(scope="module")
+async def site(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A real judge whose every text of a stranger is hostile."""
+    database = tmp_path_factory.mktemp("site") / "judge.sqlite3"
+    hostile.fill(database)
+    settings = JudgeSettings(database, "tiny-9", invitation=INVITATION)
+    async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
+        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
+            yield http
+
+
+async def answers(site: httpx2.AsyncClient, peer: str) -> list[dict[str, Any]]:
+    return list((await site.get(f"/v1/peers/{peer}")).json()["evaluations"])
+
+
+@pytest.mark.slow  # 50 pages
+async def test_500_hostile_names_and_answers_are_text(site: httpx2.AsyncClient) -> None:
+    rows = (await site.get("/v1/leaderboard")).json()["peers"]
+    assert len(rows) == hostile.NODES
+    seen = 0
+    for row in rows:
+        history = await answers(site, row["peer"])
+        texts = [entry["answer"] for entry in history]
+        for address, shown in (
+            (f"/nodes/{row['peer']}", texts),
+            (f"/evaluations/{history[0]['evaluation']}", texts[:1]),
+        ):
+            page = hostile.Parsed((await site.get(address)).text)
+            assert page.faults() == []
+            assert [
+                text for text in shown if hostile.shown(text) not in page.text.replace("\r", "\ufffd")
+            ] == []
+        seen += len(texts)
+    assert seen == len(hostile.ALL)
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/?q=%3Cscript%3E&model=%3Cscript%3E", "/?sort=score&active=1"])
+async def test_a_page_loads_and_runs_nothing_of_others(site: httpx2.AsyncClient, path: str) -> None:
+    response = await site.get(path)
+    assert response.status_code == (404 if path.endswith("nobody") else 200)
+    page = hostile.Parsed(response.text)
+    assert page.faults() == []
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert "http-equiv" not in {name for name, _ in page.attributes}
+    assert len(response.content) <= 100_000
+
+
+async def test_what_is_asked_for_comes_back_as_text(site: httpx2.AsyncClient) -> None:
+    page = hostile.Parsed((await site.get("/", params={"q": '"><script>hacked=1</script>'})).text)
+    assert ("value", '"><script>hacked=1</script>') in page.attributes
+
+
+async def test_each_answer_has_its_question_and_why(site: httpx2.AsyncClient) -> None:
+    entry = (await answers(site, PEER))[0]
+    task = tasks_of("tiny-9").task(TaskRef(entry["specialty"], entry["n"]))
+    assert task is not None
+    for address in (f"/nodes/{PEER}", f"/evaluations/{entry['evaluation']}"):
+        text = hostile.Parsed((await site.get(address)).text).text
+        assert task.question in text and entry["reason"] in text
+    assert str(task.entry["answer"]) in text
+    assert (await site.get("/evaluations/" + "0" * 32)).status_code == 404
+
+
+async def test_older_answers_are_on_further_pages(site: httpx2.AsyncClient) -> None:
+    newest, older = [
+        hostile.Parsed((await site.get(f"/nodes/{PEER}{q}")).text).text for q in ("", "?before=5")
+    ]
+    assert "Question 20" in newest and "Question 4" in older and "Question 5" not in older
+
+
+FILES = ("/v1/leaderboard", "/v1/judge", "/leaderboard.csv", "/openapi.json", f"/nodes/{PEER}/badge.svg")
+
+
+@pytest.mark.parametrize("path", [*PAGES[:-1], *FILES])
+async def test_a_reader_that_has_it_gets_304(site: httpx2.AsyncClient, path: str) -> None:
+    first = await site.get(path)
+    etag = first.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await site.get(path, headers={"if-none-match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert (await site.get(path, headers={"if-none-match": '"other"'})).status_code == 200
+    head = await site.head(path)
+    assert (head.status_code, head.headers["etag"]) == (200, etag)
+
+
+async def test_other_sites_may_read_what_is_not_a_page(site: httpx2.AsyncClient) -> None:
+    for path in (*FILES, f"/v1/peers/{PEER}", "/v1/comparison", "/healthz"):
+        assert (await site.get(path)).headers["access-control-allow-origin"] == "*", path
+    assert "access-control-allow-origin" not in (await site.get("/")).headers
+    assert "access-control-allow-origin" not in (await site.post("/v1/evaluations")).headers
+
+
+async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None:
+    for name, kind in (
+        ("page.css", "text/css"),
+        ("live.js", "text/javascript"),
+        ("icon.svg", "image/svg+xml"),
+    ):
+        assert f'"{rendering.static(name)}"' in (await site.get("/")).text
+        response = await site.get(rendering.static(name))
+        assert (
+            response.headers["content-type"].startswith(kind)
+            and "immutable" in response.headers["cache-control"]
+        )
+    for name in ("../rendering.py", "%2e%2e%2frendering.py", "none.css", "page"):
+        assert (await site.get(f"/static/{name}")).status_code == 404
+    assert "Disallow: /v1/" in (await site.get("/robots.txt")).text
+    metrics = (await site.get("/metrics")).text
+    assert "swarmd_judge_nodes_listed 25\n" in metrics and "swarmd_judge_answers_total 500\n" in metrics
+    docs = hostile.Parsed((await site.get("/docs")).text).text
+    assert "/v1/evaluations" in docs and "swarmd-signature" in docs
+
+
+async def test_csv_has_no_formulas(site: httpx2.AsyncClient) -> None:
+    response = await site.get("/leaderboard.csv", params={"limit": 20})
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert len(rows) == 20 and rows[0]["rank"] == "1" and rows[0]["tier"] == "reported"
+    assert not [cell for row in rows for cell in row.values() if cell[:1] in "=+-@\t\r" and cell]
+    assert response.headers["link"] == '</leaderboard.csv?limit=20&after=20>; rel="next"'
+    assert len(response.content) <= 100_000
+
+
+async def test_joining(site: httpx2.AsyncClient) -> None:
+    page = hostile.Parsed((await site.get("/join")).text)
+    assert (
+        f"swarmd join '{INVITATION}'" in page.text
+        and "scripts/setup" in page.text
+        and page.tags.count("svg") == 1
+    )
+    assert "http://judge.test/join" in page.text
+    assert [value for name, value in page.attributes if name == "data-copy"] == ["install", "command"]
+
+
+async def test_joining_without_an_invitation(tmp_path: Path) -> None:
+    """Every command can be run as it stands: no word in it is to be replaced."""
+    origin = "https://judge.example"
+    settings = JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9", origin=(origin,))
+    async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
+        transport = httpx2.ASGITransport(app=create_app(service))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
+            page = hostile.Parsed((await http.get("/join")).text)
+    assert (
+        page.faults() == []
+        and "ADDRESS" not in page.text
+        and "swarmd invite" in page.text
+        and "svg" not in page.tags
+    )
+    assert f"swarmd join --curriculum tiny-9 --judge {origin}" in page.text
+
+
+async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site: httpx2.AsyncClient) -> None:
+    page = hostile.Parsed((await site.get("/")).text)
+    facts = (
+        "swarm main",
+        "learns from the answers of the others",
+        "25 nodes now",
+        "500 questions today",
+        "Join this swarm",
+    )
+    assert [fact for fact in facts if fact not in page.text] == []
+    assert (
+        page.text.index("nodes now")
+        < page.text.index("Leaderboard", page.text.index("nodes now"))
+        < page.text.index("Questions")
+    )
+    assert {"/join", "/about", "/compare", "/swarm", "/docs"} <= {
+        value for name, value in page.attributes if name == "href"
+    }
+    assert (
+        "nothing about a model" not in page.text
+        and "nothing about a model" in hostile.Parsed((await site.get("/about")).text).text
+    )
+    searched = hostile.Parsed((await site.get("/?q=x")).text)
+    assert "questions today" not in searched.text and "h1" in searched.tags
+
+
+@pytest.mark.parametrize(
+    ("path", "title"), [("/", "swarm"), (f"/nodes/{PEER}", "script"), ("/join", "Join this swarm")]
+)
+async def test_what_a_link_to_a_page_shows_elsewhere(site: httpx2.AsyncClient, path: str, title: str) -> None:
+    """Open Graph: https://ogp.me"""
+    page = hostile.Parsed((await site.get(path)).text)
+    said = dict(
+        zip(
+            *[[value for name, value in page.attributes if name == of] for of in ("property", "content")],
+            strict=False,
+        )
+    )
+    values = [value for name, value in page.attributes if name == "content"]
+    assert set(said) == {"og:type", "og:site_name", "og:title", "og:description", "og:url"}
+    assert f"http://judge.test{path}" in values and any(title in value for value in values)
+
+
+async def test_each_reply_is_as_the_api_says(site: httpx2.AsyncClient) -> None:
+    """Every document that anyone may read has the fields of its model, and no other; none is left untyped."""
+    found = (await site.get("/openapi.json")).json()
+    for path, methods in found["paths"].items():
+        for method, told in methods.items():
+            of = next(reply for status, reply in told["responses"].items() if status.startswith("2"))
+            assert told["description"] and all(content.get("schema") for content in of["content"].values()), (
+                method,
+                path,
+            )
+    entry = (await answers(site, PEER))[0]["evaluation"]
+    for path, model in (
+        ("/v1/judge", replies.JudgeReply),
+        ("/v1/leaderboard", replies.LeaderboardReply),
+        (f"/v1/peers/{PEER}", replies.PeerReply),
+        ("/v1/comparison", replies.ComparisonReply),
+        ("/v1/windows", replies.WindowsReply),
+        ("/healthz", replies.HealthReply),
+        (f"/v1/evaluations/{entry}", replies.EvaluationReply),
+    ):
+        response = await site.get(path)
+        assert response.status_code == 200
+        model.model_validate_json(response.content, extra="forbid")
+
+
+async def test_the_api_page_has_an_example_of_each_reply_and_no_number_of_the_machine(
+    site: httpx2.AsyncClient,
+) -> None:
+    response = await site.get("/docs")
+    page = hostile.Parsed(response.text)
+    assert page.text.count(": an example") >= 15 and '"more_after": 40' in page.text
+    for text in (response.text, (await site.get("/openapi.json")).text):
+        assert "9223372036854775807" not in text
+    for path, schema in (("/v1/peers/{peer}", "Reply 200"), ("/v1/evaluations", "Reply 201")):
+        assert schema in page.text[page.text.index(path) :]
+
+
+async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
+    """50 nodes whose every letter takes five of HTML, or four bytes.
+
+    Every page, JSON and CSV keeps to 100 kB, and what is cut follows.
+    """
+    with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
+        for node in range(50):
+            letter = '"' if node % 4 == 0 else "\U0001f9ab"
+            said = Attributes(1, letter * 100, letter * 40, "swarm", 4, 4, letter * 64, letter * 64, "cpu")
+            answers, steps = [Completion(letter * (16_384 if node == 1 else 1), True)], []
+            for number in range(10):
+                asked = replace(
+                    question(1_000_000_000 + 10 * node + number, SigningPeer(node).identity.peer_id),
+                    attributes=said,
+                )
+                asked = replace(
+                    asked, task=Task(TaskRef(TINY_9.specialties[number % 9], asked.task.ref.n), "?", {})
+                )
+                steps.append((store.asked, (asked, number, 1.0)))
+                steps.append((store.graded, (asked, answers, [GradeReason.WRONG], 0.5, number, 1.0)))
+            store.together(steps)
+    async with open_service(
+        JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9"), random.Random(1), Clock(1.0), Clock(2.0)
+    ) as service:
+        transport = httpx2.ASGITransport(app=create_app(service))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
+            node = SigningPeer(1).identity.peer_id
+            entry = (await http.get(f"/v1/peers/{node}")).json()["evaluations"][0]["evaluation"]
+            for path in (
+                "/",
+                "/swarm",
+                f"/nodes/{node}",
+                f"/evaluations/{entry}",
+                f"/v1/peers/{node}",
+                "/leaderboard.csv",
+            ):
+                response = await http.get(path)
+                assert response.status_code == 200 and len(response.content) <= 100_000, (
+                    path,
+                    len(response.content),
+                )
+            seen, after = 0, 0
+            while after is not None:
+                response = await http.get("/v1/leaderboard", params={"after": after})
+                assert len(response.content) <= 100_000
+                seen, after = seen + len(response.json()["peers"]), response.json()["more_after"]
+            assert seen == 50
+
+
+@pytest.fixture
+def board(database: str) -> Iterator[Reader]:
+    """Nodes of two models with 10 to 24 answers, seen at different times.
+
+    The higher the number the better and the later.
+    """
+    with closing(Store(database, "tiny-9 0123")) as store:
+        numbers = iter(range(1, 1_000))
+        for node in range(4):
+            for place in range(10 + 4 * node):
+                evaluate(
+                    store,
+                    next(numbers),
+                    float(place < 2 + 4 * node),
+                    PeerId(f"node{node}"),
+                    "a" if node % 2 else "B_%",
+                )
+        evaluate(store, 999, 1.0, PeerId("newcomer"), "a")
+        yield Reader(store.database)
+
+
+def names(reader: Reader, **view: Any) -> list[str]:
+    return [f"{s.rank}{s.record.peer[4:]}" for s in reader.board(BoardView(**view)).standings]
+
+
+def test_search_filters_and_order(board: Reader) -> None:
+    """A rank is that among all, whatever is shown."""
+    assert names(board) == ["13", "22", "31", "40"]
+    assert names(board, sort="score") == ["13", "22", "31", "40"]
+    assert (
+        names(board, sort="new")
+        == names(board, sort="seen")
+        == names(board, sort="questions")
+        == ["13", "22", "31", "40"]
+    )
+    assert names(board, model="a") == ["13", "31"]
+    assert names(board, search="NODE2") == names(board, search=nickname("node2")[2:]) == ["22"]
+    assert (
+        names(board, search="_%") == ["22", "40"]
+        and names(board, search="%") == ["22", "40"]
+        and names(board, search="newcomer") == []
+    )
+    assert names(board, model="a", sort="reward", after=1, limit=1) == ["31"]
+    seen = board.board(BoardView()).standings[1].record.last_seen
+    assert names(board, seen_since=seen) == ["13", "22"]
+    page = board.board(BoardView(model="a", limit=1))
+    assert (page.listed, page.unlisted, page.matching, page.more_after, page.models) == (
+        4,
+        1,
+        2,
+        1,
+        ["B_%", "a"],
+    )
+
+
+def test_nodes_whose_weights_were_evaluated(database: str) -> None:
+    with closing(Store(database, "tiny-9 0123")) as store:
+        for number in range(30):
+            evaluate(store, number + 1, 1.0, PeerId(f"node{number % 3}"))
+        for peer, done in (("node1", True), ("node2", False)):
+            upload = Upload(f"of {peer}", PeerId(peer), "tiny", None, "ab" * 32, 10, 1)
+            store.verified.queued(upload, 1, 1.0)
+            if done:
+                store.verified.done(
+                    upload,
+                    2.0,
+                    [VerifiedAnswer("bf", 1, 1.0, 1, "correct", "x", True)],
+                    {"receipt": "{}", "signature": ""},
+                )
+        reader = Reader(store.database)
+        assert names(reader, tier="verified") == ["21"] and names(reader, tier="reported") == ["10", "32"]
+        assert [s.record.tier for s in reader.board(BoardView(sort="rank")).standings] == [
+            "reported",
+            "verified",
+            "reported",
+        ]
+        standing = reader.standing("node1")
+    shown = {
+        "standing": standing,
+        "segments": [],
+        "segment_rows": views.segment_rows,
+        "specialties": {},
+        "passes": {},
+        "said": [],
+        "history": [],
+    }
+    shown |= {
+        "before": False,
+        "more": None,
+        "now": 3.0,
+        "base": "",
+        "curriculum": "tiny-9",
+        "listed_answers": 10,
+    }
+    page = hostile.Parsed(rendering.render("node.html", shown))
+    assert (
+        page.faults() == []
+        and "Verified by the judge" in page.text
+        and "ab" * 32 in page.text
+        and "1 of 1 questions" in page.text
+    )
+
+
+def test_the_health_of_the_swarm(board: Reader) -> None:
+    """Evaluation n was of round n, asked n seconds after 1970."""
+    newest = 999.0
+    health = board.health(newest)
+    assert (health.listed, health.unlisted, health.answers, health.seen_hour, health.seen_day) == (
+        4,
+        1,
+        65,
+        5,
+        5,
+    )
+    assert health.rounds_an_hour == 4 * 3600  # one a second, of the four that were seen twice
+    assert health.groups["model"] == [("a", 3), ("B_%", 2)] and health.groups["version"] == [(None, 5)]
+    assert [many for _, many in health.hours] == [0] * 23 + [65]
+    assert health.progress is None and health.asked_day == 65
+    later = board.health(newest + 3600)
+    assert (later.seen_hour, later.seen_day, later.rounds_an_hour) == (1, 5, 0)
+    assert [many for _, many in later.hours] == [0] * 22 + [65, 0] and later.hours[-1][0] == 3600
+
+
+def test_progress_is_of_the_same_nodes(database: str) -> None:
+    """The last 100 questions of each beside those before; who has no earlier ones is left out."""
+    with closing(Store(database, "tiny-9 0123")) as store:
+        for number in range(150):
+            evaluate(store, number + 1, float(number < 10 or number >= 100), PeerId("old"), "a")
+        for number in range(20):
+            evaluate(store, number + 200, 1.0, PeerId("young"), "a")
+        assert Reader(store.database).health(999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
+
+
+def test_a_rank_is_told_with_its_node(board: Reader) -> None:
+    ranks = {peer: board.standing(peer) for peer in ("node3", "node0", "newcomer", "nobody")}
+    assert {peer: found and found.rank for peer, found in ranks.items()} == {
+        "node3": 1,
+        "node0": 4,
+        "newcomer": 0,
+        "nobody": None,
+    }
+
+
+def test_segments_cover_every_question_once() -> None:
+    for last, totals in ((9, 4.0), (48, 20.0), (1_000, 500.0)):
+        step = max(1, last // 48)
+        curve = [(number, totals * number // last) for number in sorted({*range(1, last + 1, step), last})]
+        found = views.segments(curve)
+        assert [first for first, *_ in found] == [1, *(end + 1 for _, end, *_ in found[:-1])] and found[-1][
+            1
+        ] == last
+        # None of three questions at 100 %
+        assert all(end - first + 1 >= views.MIN_SEGMENT_QUESTIONS for first, end, *_ in found[1:])
+        assert sum(round(share * (end - first + 1)) for first, end, share, _ in found) == totals
+        assert len(found) <= views.MAX_SEGMENTS
+    assert views.segments([]) == []
+    # The last three of 23 are right
+    rising = [(number, float(max(0, number - 20))) for number in range(1, 24)]
+    assert views.segments(rising) == [(1, 10, 0.0, wilson(0, 10)), (11, 23, 3 / 13, wilson(3, 13))]
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])
+def test_drawings_stay_in_their_frame(last: float) -> None:
+    curve = [(1, 0.0), (50, last / 2), (100, last)]
+    drawn = [(drawing.sparkline(curve), 120, 28), (drawing.chart([("a", curve), ("b", curve[:1])]), 720, 220)]
+    drawn.append((drawing.pass_chart([(1, 10, 0.0, wilson(0, 10)), (11, 20, 1.0, wilson(10, 10))]), 720, 220))
+    drawn.append(
+        (drawing.compare_chart([("a", [(5.0, 1.0, -3.0, 2.0), (10.0, last, 0.0, last + 1)])], 7.0), 720, 260)
+    )
+    for picture, width, height in drawn:
+        for points in re.findall(r'points="([^"]+)"', picture):
+            for point in points.split():
+                x, y = map(float, point.split(","))
+                assert 0 <= x <= width and 0 <= y <= height
+
+
+def test_a_badge_says_how_sure_the_score_is() -> None:
+    assert "pass@1 67% (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
+    assert "no answers yet" in drawing.badge(0.0, wilson(0, 0), 0)
+
+
+def test_csv_goes_on_where_it_was_cut() -> None:
+    record = Record(
+        PEER, "\U0001f9ab" * 100, 0.0, 0.0, 10, 0, 1.0, ScoreTally(1, 10), said={"name": "\U0001f9ab" * 40}
+    )
+    rows = [Standing(rank, record) for rank in range(1, 501)]
+    text, after = views.csv_of(LeaderboardPage(rows, 7, 600, 0, 0, 600))
+    assert len(text.encode()) <= 100_000 and after == 7 + text.count("\n") - 1 < 500
+    assert views.csv_of(LeaderboardPage(rows[:2], 7, 600, 0, 0, 600))[1] == 9
+    assert views.csv_of(LeaderboardPage(rows[:2], 7, 9, 0, 0, 9))[1] is None
+
+
+def test_a_newcomer_has_a_page() -> None:
+    record = Record(PEER, "tiny", 0.0, 0.0, 1, 0, 1.0, ScoreTally(1, 1), [("bf", 1.0)], [(1, 1.0)])
+    assert views.segments(record.curve) == [(1, 1, 1.0, wilson(1, 1))] and views.shown_name(
+        record
+    ) == nickname(PEER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
+def test_what_is_said_is_what_is_measured(curriculum: Curriculum) -> None:
+    """With another seed than benchmarks.overlap took.
+
+    Without bf, which takes longer to make than all others.
+    """
+    said = new_texts(curriculum.questions)
+    assert set(said) == set(curriculum.specialties)
+    quick = replace(
+        curriculum, configs={name: config for name, config in curriculum.configs.items() if name != "bf"}
+    )
+    for specialty, share in new_shares(quick, TRAINING, 150, seed=9).items():
+        assert share == pytest.approx(said[specialty], abs=0.1), specialty
+
+
+def test_figures_beside_a_chart_are_short() -> None:
+    assert [drawing.figure(value) for value in (0, 0.5, 9_999, 10_000, 250_000)] == [
+        "0",
+        "0.5",
+        "9999",
+        "10k",
+        "250k",
+    ]

@@ -1,0 +1,270 @@
+"""`swarmd verify --upload` against a judge over TCP, with a stand-in for the process that evaluates.
+
+And the deadline of uploads.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import psutil
+import pytest
+import uvicorn
+
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.evaluation.receipts import checked
+from judge.evaluation.service import open_service
+from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_socket, url_of
+from judge.verified.evaluator import Evaluator
+from p2p.identity import Identity
+from swarmd.cli.app import main
+from swarmd.daemon.judging import weights_upload
+from swarmd.daemon.judging.weights_upload import UploadedWeights, UploadRefused, upload
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import wait_until
+from tests.judge.verified.standin_worker import BASE, MODELS, SHAPES
+from tests.judge.verified.test_verified import STANDIN
+from tests.judge.verified.weights import file_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net, pytest.mark.usefixtures("patient_uploads")]
+OF_THIS_TEST = "SWARMD_TEST_JUDGE"
+GOOD = file_of(SHAPES)
+ADAPTER = file_of({"a.lora_A.default.weight": (2, 3), "a.lora_B.default.weight": (4, 2)})
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[str]:
+    class Protocol(PatientProtocol):
+        request_seconds = 1.5
+        readers = SlowReaders(16, 256)
+
+    settings = JudgeSettings(
+        str(folder / "judge.sqlite3"),
+        "tiny-9",
+        verified_bytes=10**6,
+        verified_model=MODELS,
+        verified_questions=1,
+        verified_hub="http://127.0.0.1:9",
+    )
+    ready = asyncio.Event()
+    async with open_service(settings, random.Random(1), evaluator=Evaluator(60.0, STANDIN)) as service:
+        with listening_socket("127.0.0.1", 0) as listener:
+            options = uvicorn.Config(
+                create_app(service),
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+            )
+            server = JudgeServer(options, ready.set)
+            running = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                await ready.wait()
+                yield url_of(listener)
+            finally:
+                server.should_exit = True
+                await running
+
+
+@pytest.fixture(scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[str]:
+    async with serving(tmp_path_factory.mktemp("judge")) as url:
+        yield url
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A state folder with a key, and a checkpoint of an adapter."""
+    checkpoint = tmp_path / "checkpoints" / "round-00000007"
+    checkpoint.mkdir(parents=True)
+    base = {
+        "source": "tiny",
+        "revision": None,
+        "fingerprint": BASE,
+        "lora_rank": 2,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    files = {"policy.json": json.dumps({"base": base, "updates": 7}).encode(), "weights.safetensors": ADAPTER}
+    for name, content in files.items():
+        (checkpoint / name).write_bytes(content)
+    written = {
+        name: {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+        for name, content in files.items()
+    }
+    (checkpoint / "manifest.json").write_text(json.dumps({"schema": 1, "files": written}))
+    Identity.load_or_create(tmp_path / "identity.key")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("swarmd.cli.judge.POLL_S", 0.05)
+    yield
+
+
+async def run(*arguments: str) -> int:
+    return await asyncio.to_thread(main, ["verify", *arguments])
+
+
+async def test_the_newest_checkpoint(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("--upload", "--judge", url, "--state-dir", str(node), "--json", "--answers", "2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["n"], found["weights"]) == ("done", 9, sha256(ADAPTER).hexdigest())
+    (line,) = (node / "receipts.jsonl").read_text().splitlines()
+    receipt = checked(json.loads(line))
+    assert receipt is not None and receipt["lora_rank"] == 2 and receipt["answers"] == 2
+    assert await run(found["verification"], "--judge", url, "--state-dir", str(node)) == 0
+    assert "pass@1 0.0%" in capsys.readouterr().out
+
+
+async def test_a_file_and_a_refusal(
+    url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(GOOD)
+    options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
+    assert await run("--upload", str(tmp_path / "mine"), *options) == 0
+    assert f"weights {sha256(GOOD).hexdigest()}" in capsys.readouterr().out
+    (tmp_path / "bomb").write_bytes(b"\x1f\x8b" + bytes(100))
+    assert await run("--upload", str(tmp_path / "bomb"), *options) == 2
+    assert "no safetensors file" in capsys.readouterr().err
+    assert await run("--upload", str(tmp_path / "nothing"), *options) == 2
+    assert "Give a safetensors file" in capsys.readouterr().err
+
+
+async def test_an_exported_adapter(
+    url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the names that peft gives its tensors."""
+    file, about = tmp_path / "mine" / "adapter_model.safetensors", tmp_path / "mine" / "adapter_config.json"
+    file.parent.mkdir()
+    file.write_bytes(
+        file_of({"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)})
+    )
+    options = ("--upload", str(file.parent), "--judge", url, "--state-dir", str(node), "--json")
+    about.write_text(json.dumps({"r": 2, "lora_alpha": 4}))
+    assert await run(*options) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == sha256(file.read_bytes()).hexdigest()
+    about.write_text(json.dumps({"r": 2, "lora_alpha": 2}))
+    assert await run(*options) == 2
+    assert "not twice its rank" in capsys.readouterr().err
+    about.write_text("[]")
+    assert await run(*options) == 2
+    assert "adapter_config.json cannot be read" in capsys.readouterr().err
+
+
+async def test_a_commit_on_the_hub(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a judge whose hub is out of reach."""
+    options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
+    assert await run("--upload", f"me/x@{'c' * 40}", "--lora-rank", "4", *options) == 1
+    said = capsys.readouterr()
+    assert "named; " in said.err and "the hub cannot be reached" in said.out
+    assert await run("--upload", "me/x@main", *options) == 2
+    assert "40 hex digits" in capsys.readouterr().err
+
+
+async def test_what_cannot_be_asked_for(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("--upload", "--state-dir", str(node)) == 2
+    assert "--judge" in capsys.readouterr().err
+    assert await run("--judge", url, "--state-dir", str(node)) == 2
+    assert await run("0" * 32, "--judge", url, "--state-dir", str(node)) == 2
+    assert "no evaluation and no upload of this id" in capsys.readouterr().err
+
+
+async def test_a_clock_that_was_set_back(url: str) -> None:
+    """A sequence number that is too low is answered with the highest one known."""
+    identity = Identity.from_seed(b"\x07" * 32)
+    weights = UploadedWeights(GOOD, "tiny", TINY_9.digest)
+    first = await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**6)
+    await asyncio.to_thread(wait_until, lambda: weights_upload.outcome(url, first).over)
+    await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 5)
+    with pytest.raises(UploadRefused, match=r"wait or are being|too often"):
+        await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**7)
+
+
+async def test_an_upload_may_take_longer_than_other_requests(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds, where others have one and a half."""
+    monkeypatch.setattr(weights_upload, "PIECE_BYTES", len(GOOD) - 4)
+    sent: list[int] = []
+
+    def told(so_far: int) -> None:
+        sent.append(so_far)
+        if len(sent) == 1:
+            time.sleep(2.0)
+
+    id = await asyncio.to_thread(
+        upload, url, Identity.from_seed(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told
+    )
+    assert sent == [len(GOOD) - 4, len(GOOD)] and len(id) == 32
+
+
+def of_standins(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)
+    ]
+
+
+def workers(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in of_standins(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end at any moment
+            found += [process] if "tests.judge.verified.standin_worker" in process.cmdline() else []
+    return found
+
+
+@contextmanager
+def judge_process(folder: Path) -> Iterator[str]:
+    """Ends with kill -9."""
+    command, environment = (
+        [sys.executable, "-m", "tests.judge.standin_judge", str(folder)],
+        {**os.environ, OF_THIS_TEST: str(folder)},
+    )
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            assert url, "the judge did not start"
+            yield url
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow  # two judges
+def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
+    peers = [Identity.from_seed(bytes([number]) * 32) for number in (11, 12, 13)]
+    uploads = tmp_path / "judge.sqlite3.uploads"
+    with judge_process(tmp_path) as url:
+        hanging = upload(url, peers[0], UploadedWeights(GOOD, "hangs", TINY_9.digest), lambda _sent: None)
+        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")
+        waiting = upload(url, peers[1], UploadedWeights(GOOD, "tiny", TINY_9.digest), lambda _sent: None)
+        (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # as one that was arriving
+        wait_until(lambda: len(of_standins(tmp_path)) > 1)
+    wait_until(lambda: not of_standins(tmp_path))  # the evaluation has ended with its judge
+    with judge_process(tmp_path) as url:
+        assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
+        # It listens before it has begun anew
+        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")
+        assert weights_upload.outcome(url, waiting).state == "queued"
+        wait_until(lambda: workers(tmp_path) != [])
+        for process in workers(tmp_path):
+            process.kill()
+        wait_until(lambda: weights_upload.outcome(url, waiting).over)
+        assert weights_upload.outcome(url, waiting).state == "done"
+        assert "killed" in weights_upload.outcome(url, hanging).error
+        assert list(uploads.iterdir()) == []

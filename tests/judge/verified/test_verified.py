@@ -1,0 +1,430 @@
+"""The verified tier over HTTP.
+
+What is taken, what is refused, what survives a restart, and workers that go wrong. Real processes.
+"""
+
+import asyncio
+import errno
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+import psutil
+import pytest
+
+from judge import config
+from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.evaluation.receipts import checked
+from judge.evaluation.service import JudgeService, open_service
+from judge.figures.verification import Upload, VerifiedAnswer
+from judge.store.store import Store
+from judge.store.verifications import newest
+from judge.verified.evaluator import EvaluationFailed, Evaluator
+from judge.verified.messages import AnswerRequest
+from p2p.types import PeerId
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.source import tasks_of
+from swarmd.testing import TIMEOUT_S, Clock
+from swarmd.types import TaskRef
+from tests.judge.conftest import eventually
+from tests.judge.peers import ORIGIN, SigningPeer
+from tests.judge.test_app import refused
+from tests.judge.verified.hostile_uploads import HostileUpload, uploads
+from tests.judge.verified.standin_worker import BASE, MODELS, SHAPES
+from tests.judge.verified.weights import file_of
+from tests.processes import ended
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net, pytest.mark.usefixtures("patient_uploads")]
+STANDIN = (sys.executable, "-m", "tests.judge.verified.standin_worker")
+GOOD = file_of(SHAPES)
+
+
+class Uploader:
+    def __init__(self, service: JudgeService, http: httpx2.AsyncClient, clock: Clock) -> None:
+        self.service, self.http, self.clock, self.peers = service, http, clock, 0
+
+    def peer(self) -> SigningPeer:
+        self.peers += 1
+        self.clock.now += 601.0  # so that no rate is met
+        return SigningPeer(self.peers)
+
+    async def upload(
+        self,
+        file: Any = GOOD,
+        peer: SigningPeer | None = None,
+        headers: dict[str, str] | None = None,
+        **said: Any,
+    ) -> Any:
+        """`file`: bytes, or parts of it. `said`: declared, besides what is true."""
+        peer = peer or self.peer()
+        true = file if isinstance(file, bytes) else GOOD
+        wish = {
+            "model": "good",
+            "curriculum": TINY_9.digest,
+            "bytes": len(true),
+            "sha256": sha256(true).hexdigest(),
+        } | said
+        target = "/v1/verified?" + urlencode(wish)
+        signed = peer.headers("POST", target, b"")
+        message = f"POST\n{ORIGIN}\n{target}\n{peer.sequence}\n{wish['sha256']}"
+        signed["swarmd-signature"] = peer.identity.sign(b"swarmd judge request v1", message.encode()).hex()
+        return await self.http.post(target, content=file, headers=signed | (headers or {}))
+
+    async def ended(self, id: str) -> dict[str, Any]:
+        return await self.told(id, "done", "refused")
+
+    async def told(self, id: str, *states: str) -> dict[str, Any]:
+        """What the judge says of an upload once it is in one of these states.
+
+        One that has ended in another comes to none.
+        """
+
+        async def look() -> dict[str, Any] | None:
+            found = dict((await self.http.get(f"/v1/verified/{id}")).json())
+            VerificationReply.model_validate(found, extra="forbid")
+            assert found["state"] in (*states, "queued", "running"), found
+            return found if found["state"] in states else None
+
+        return dict(await eventually(look))
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in folder_of(self.service.settings).iterdir())
+
+
+async def workers() -> list[psutil.Process]:
+    """Those of this process's judges that evaluate weights by now."""
+    children = psutil.Process().children()
+    return [child for child in children if not ended(child) and child.cmdline()[2:3] == [STANDIN[2]]]
+
+
+def folder_of(settings: JudgeSettings) -> Path:
+    return settings.uploads_folder
+
+
+@asynccontextmanager
+async def judging(settings: JudgeSettings, seconds: float = TIMEOUT_S) -> AsyncIterator[Uploader]:
+    clock = Clock(1_000.0)
+    evaluator = Evaluator(seconds, STANDIN)
+    async with open_service(settings, random.Random(11), clock, Clock(1_800_000_000.0), evaluator) as service:
+        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+            yield Uploader(service, http, clock)
+
+
+@pytest.fixture(scope="module")
+def settings(court_database: str, tmp_path_factory: pytest.TempPathFactory) -> JudgeSettings:
+    folder = tmp_path_factory.mktemp("verified")
+    return JudgeSettings(
+        court_database,
+        "tiny-9",
+        key=folder / "judge.key",
+        verified_bytes=10**6,
+        verified_model=MODELS,
+        verified_questions=2,
+        verified_folder=folder / "uploads",
+    )
+
+
+@pytest.fixture(scope="module")
+async def judge(settings: JudgeSettings, anyio_backend: str) -> AsyncIterator[Uploader]:
+    async with judging(settings) as uploader:
+        yield uploader
+
+
+async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader) -> None:
+    peer = judge.peer()
+    taken = await judge.upload(peer=peer, answers=3)
+    assert taken.status_code == 202, taken.text
+    assert taken.json().keys() == QueuedReply.model_fields.keys()  # as /openapi.json has it
+    found = await judge.ended(taken.json()["verification"])
+    assert (found["state"], found["n"], found["tier"]) == ("done", 18, "verified")
+    assert found["weights"] == sha256(GOOD).hexdigest() and found["peer"] == peer.identity.peer_id
+    assert {question["specialty"] for question in found["questions"]} == set(TINY_9.specialties)
+    receipt = checked(found)
+    assert (
+        receipt is not None and receipt["weights"] == found["weights"] and receipt["right"] == found["right"]
+    )
+    assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt[
+        "questions"
+    ]
+    assert set(found["pass_at"]) == {"1", "2"}
+    assert judge.files() == []
+    tasks = [
+        tasks_of("tiny-9").task(TaskRef(question["specialty"], question["n"]))
+        for question in found["questions"]
+    ]
+    assert all(TINY_9.holds_out(task) for task in tasks if task and task.ref.specialty in TINY_9.held_by_text)
+    again = await judge.upload(peer=judge.peer())  # other questions, though the weights are the same
+    assert (await judge.ended(again.json()["verification"]))["questions"][0]["n"] != found["questions"][0][
+        "n"
+    ]
+
+
+async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
+    response = await judge.http.get("/v1/verified")
+    assert response.headers["etag"] and response.headers["access-control-allow-origin"] == "*"
+    said = response.json()
+    VerifiableReply.model_validate(said, extra="forbid")
+    assert said["models"]["good"] == {"base": BASE, "tensors": 2} and said["bytes"] == 10**6
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("eats", "too much processor time or memory|ended by itself"),
+        ("dies", "ended by itself"),
+        ("talks", "more text than a reply"),
+        ("lies", "another number of answers"),
+        ("babbles", "middle of its reply"),
+    ],
+)
+async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(
+    judge: Uploader, model: str, words: str
+) -> None:
+    wrong = (await judge.upload(model=model)).json()["verification"]
+    good = (await judge.upload()).json()["verification"]
+    found = await judge.ended(wrong)
+    assert found["state"] == "refused" and found["remedy"]
+    assert any(word in found["error"] for word in words.split("|")), found["error"]
+    assert (await judge.ended(good))["state"] == "done"
+    assert judge.files() == []
+
+
+async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path) -> None:
+    """So much waits to be read by then that asyncio has stopped to read, and with it to look whether the
+    worker is gone.
+    """
+    (tmp_path / "weights").touch()
+    talks = Evaluator(1.0, (sys.executable, "-c", "import os\nwhile True: os.write(1, bytes(65536))"))
+    request = AnswerRequest("good", None, "", ("x" * 10**6,), answers=1, seed=0, cpu=1, memory=0)
+    with pytest.raises(EvaluationFailed, match="longer than 1 s"):
+        await asyncio.wait_for(talks.answers(tmp_path / "weights", request), TIMEOUT_S)
+
+
+async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: Path) -> None:
+    own = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads")
+    async with judging(own, seconds=0.5) as judge:
+        found = await judge.ended((await judge.upload(model="hangs")).json()["verification"])
+        assert found["state"] == "refused" and "longer than 0.5 s" in found["error"]
+
+
+async def test_weights_that_cannot_be_removed_hold_up_nobody(settings: JudgeSettings, tmp_path: Path) -> None:
+    own = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads")
+    async with judging(own) as judge:
+        stuck = (await judge.upload(model="hangs")).json()["verification"]
+        (worker,) = await eventually(workers)
+        file = tmp_path / "uploads" / f"{stuck}.safetensors"
+        file.unlink()
+        file.mkdir()  # which `unlink` refuses, as it would on a disk that fails
+        worker.kill()
+        assert (await judge.ended(stuck))["state"] == "refused"
+        assert (await judge.ended((await judge.upload()).json()["verification"]))["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        ({"model": "other"}, 422, "no model of this name"),
+        ({"curriculum": "0" * 16}, 409, "another curriculum"),
+        ({"lora_rank": 4, "base": "f" * 16}, 409, "another base model"),
+        ({"lora_rank": 4, "base": BASE}, 422, "no weights of this model|missing or of another"),
+        ({"lora_rank": 0}, 422, "another form"),
+        ({"lora_rank": 10**9, "base": BASE}, 422, "another form"),
+        ({"bytes": 2 * 10**6}, 422, "another length"),
+        ({"bytes": 0}, 422, "another form"),
+        ({"sha256": "0" * 64}, 422, "another SHA-256"),
+        ({"sha256": "../../etc/passwd"}, 422, "another form"),
+        ({"answers": 17}, 422, "another form"),
+        ({"path": "/etc/passwd"}, 422, "another form"),
+    ],
+)
+async def test_what_is_declared_is_checked(
+    judge: Uploader, said: dict[str, Any], status: int, words: str
+) -> None:
+    response = await judge.upload(**said)
+    assert response.status_code == status and any(
+        word in response.json()["error"] for word in words.split("|")
+    ), response.text
+    assert response.json()["remedy"] and judge.files() == []
+
+
+async def test_too_large(judge: Uploader) -> None:
+    refused(await judge.upload(headers={"content-length": str(10**6 + 1)}, bytes=10**6 + 1), 413, "too large")
+
+
+async def test_what_is_not_signed(judge: Uploader) -> None:
+    peer = judge.peer()
+    refused(await judge.upload(peer=peer, headers={"swarmd-signature": "0" * 128}), 401, "signature")
+    refused(await judge.upload(peer=peer, headers={"content-encoding": "gzip"}), 415, "compressed")
+    taken = await judge.upload(peer=peer)
+    assert taken.status_code == 202
+    await judge.ended(taken.json()["verification"])
+    peer.sequence -= 1
+    refused(await judge.upload(peer=peer), 409, "sequence number")
+
+
+async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "VERIFIED_STALL_S", 0.05)
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield GOOD[:20]
+        await asyncio.Event().wait()
+
+    refused(await judge.upload(drip()), 408, "in time")
+    assert judge.files() == []
+
+
+async def test_a_disk_that_times_out_is_not_the_senders_fault(
+    judge: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk on the network may."""
+
+    def times_out(_file: int) -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", times_out)
+        refused(await judge.upload(), 500, "its own fault")
+    assert judge.files() == []
+
+
+async def test_one_at_a_time_and_few_of_a_network(judge: Uploader) -> None:
+    peer, held = judge.peer(), asyncio.Event()
+
+    async def waiting() -> AsyncIterator[bytes]:
+        yield GOOD[:20]
+        await held.wait()
+        yield GOOD[20:]
+
+    async def both_arrive() -> bool:
+        return len(judge.files()) == 2
+
+    slow = [asyncio.create_task(judge.upload(waiting(), one)) for one in (peer, judge.peer())]
+    await eventually(both_arrive)
+    refused(await judge.upload(peer=peer), 409, "of yours wait")
+    refused(await judge.upload(), 429, "of your network wait")
+    held.set()
+    for upload in slow:
+        assert (await judge.ended((await upload).json()["verification"]))["state"] == "done"
+
+
+async def test_a_peer_uploads_so_often(judge: Uploader) -> None:
+    peer = judge.peer()
+    for _ in range(config.VERIFIED_BURST):
+        taken = await judge.upload(peer=peer)
+        await judge.ended(taken.json()["verification"])
+    response = await judge.upload(peer=peer)
+    refused(response, 429, "too often")
+    assert int(response.headers["retry-after"]) > 500
+
+
+async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path) -> None:
+    off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_bytes=0)
+    async with judging(off) as judge:
+        refused(await judge.upload(), 404, "evaluates no uploaded weights")
+        refused(await judge.http.get("/v1/verified"), 404, "evaluates no uploaded weights")
+        refused(await judge.http.get("/v1/verified/nothing"), 404, "no upload of this id")
+
+
+async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path: Path) -> None:
+    plugin = tmp_path / "none.py"
+    # No held-out question
+    generate = "def generate(specialty, seed):\n    assert seed < 10**9\n    return 'none', ''\n"
+    plugin.write_text(f"specialties = ['add']\n{generate}def score(facts, answer):\n    return 0.0\n")
+    digest = find_curriculum(str(plugin)).digest
+    async with judging(
+        replace(settings, database=str(tmp_path / "judge.sqlite3"), curriculum=str(plugin))
+    ) as judge:
+        for _ in range(2):
+            found = await judge.ended((await judge.upload(curriculum=digest)).json()["verification"])
+            assert (found["state"], found["error"]) == ("refused", "the judge failed; this is its own fault")
+
+
+async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
+    """What waits goes on; what was being evaluated twice does not.
+
+    What is not whole, or has no name in the database, is removed.
+    """
+    settings = JudgeSettings(
+        database,
+        "tiny-9",
+        key=tmp_path / "judge.key",
+        verified_bytes=10**6,
+        verified_model=MODELS,
+        verified_questions=1,
+        verified_folder=tmp_path / "uploads",
+    )
+    async with judging(settings) as judge:
+        hanging = (await judge.upload(model="hangs")).json()["verification"]
+        waiting = (await judge.upload()).json()["verification"]
+        await judge.told(hanging, "running")
+    for stray in ("0" * 32 + ".part", "1" * 32 + ".safetensors", "notes.txt"):
+        (folder_of(settings) / stray).write_bytes(GOOD)
+    async with judging(settings) as judge:
+        assert judge.files() == sorted([hanging + ".safetensors", waiting + ".safetensors", "notes.txt"])
+        await judge.told(hanging, "running")
+    async with judging(settings) as judge:
+        assert (await judge.ended(waiting))["state"] == "done"
+        found = await judge.ended(hanging)
+        assert found["state"] == "refused" and "stopped twice" in found["error"]
+        assert judge.files() == ["notes.txt"]
+    (folder_of(settings) / "notes.txt").unlink()
+
+
+def test_the_last_few_of_a_peer_are_kept(database: str) -> None:
+    with closing(Store(database, "tiny-9 0123")) as store:
+        records = store.verified
+        answer = VerifiedAnswer("bf", 7, 1.0, 1, "correct", "a\0\\", True)
+        for number in range(12):
+            upload = Upload(f"{number:032x}", PeerId("alice"), "tiny", None, "0" * 64, 10, 1)
+            records.queued(upload, 100 + number, float(number))
+            records.running(upload.id)
+            if number % 2:
+                records.refused(upload, float(number), "unfit", "mend it")
+            else:
+                records.done(upload, float(number), [answer], {"receipt": "{}", "signature": "0"})
+        kept = [number for number in range(12) if records.one(f"{number:032x}")]
+        assert kept == [2, 4, 6, 8, 10, 11]  # those that are done, and the last
+        with store.database.begin() as db:
+            assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {
+                "alice": f"{10:032x}"
+            }
+        found = records.one(f"{10:032x}")
+        assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
+        assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1
+
+
+@pytest.mark.slow  # two hundred
+@pytest.mark.parametrize("court_database", ["sqlite"], indirect=True)
+async def test_two_hundred_hostile_uploads(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is kept, none is evaluated, each is told why and what to do, and the next good one goes on."""
+    count = 0
+    for hostile in uploads(SHAPES, seed=1):
+
+        async def body(hostile: HostileUpload = hostile) -> AsyncIterator[bytes]:
+            yield hostile.body
+            if hostile.slow:
+                await asyncio.Event().wait()
+
+        true = {"bytes": len(hostile.body), "sha256": sha256(hostile.body).hexdigest()}
+        with monkeypatch.context() as impatient:
+            if hostile.slow:
+                impatient.setattr(config, "VERIFIED_STALL_S", 0.05)
+            response = await judge.upload(body(), headers=hostile.headers, **true | hostile.said)
+        assert 400 <= response.status_code < 500, (hostile.kind, response.text)
+        assert response.json()["error"] and response.json()["remedy"]
+        assert judge.files() == [], hostile.kind
+        count += 1
+    assert count == 200
+    assert (await judge.ended((await judge.upload()).json()["verification"]))["state"] == "done"

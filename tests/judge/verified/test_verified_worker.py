@@ -1,0 +1,75 @@
+"""The contained process that evaluates weights, with the real tiny model."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from judge.verified.evaluator import COMMAND, START_S, Evaluator
+from judge.verified.messages import AnswerRequest, ModelTensors
+from judge.verified.weights_check import WeightsCheck
+from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.tasks.source import tasks_of
+from tests.judge.verified.weights import file_of, parts_of, whole
+
+pytestmark = [pytest.mark.net, pytest.mark.slow]
+QUESTIONS = tuple(task.question for task in tasks_of("tiny-9").draw_held_out(12, random.Random(1)))
+
+
+@dataclass
+class Given:
+    model: ModelTensors
+    folder: Path
+    said: str
+
+    def answers(self, weights: bytes, lora_rank: int | None = None, count: int = 1) -> list[list[str]]:
+        file = self.folder / "weights"
+        file.write_bytes(weights)
+        request = AnswerRequest(
+            "tiny", lora_rank, sha256(weights).hexdigest(), QUESTIONS, count, seed=1, cpu=300, memory=2**29
+        )  # fmt: skip
+        rows = asyncio.run(Evaluator(600.0).answers(file, request))
+        return [[answer.text for answer in row] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+    read, write = os.pipe()  # what it may write to at its end: no file
+    command = ("sh", "-c", f'exec "$@" 2>/proc/{os.getpid()}/fd/{write}', "sh", *COMMAND)
+    model = Evaluator(600.0, command).describe(["tiny"])["tiny"]
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as said:
+        return Given(model, tmp_path_factory.mktemp("weights"), said.read())
+
+
+def test_it_says_nothing_as_it_ends(given: Given) -> None:
+    """What torch does at an ordinary exit is refused by then."""
+    assert given.said == ""
+
+
+def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
+    tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
+    WeightsCheck(len(tiny), sha256(tiny).hexdigest(), given.model.shapes(None)).feed(tiny)
+    answers = given.answers(tiny, count=3)
+    assert all(len(row) == 3 and "<answer>" in row[0] for row in answers)
+    shapes = given.model.shapes(2)
+    header, data = parts_of(file_of(shapes))
+    nothing = whole(
+        {f"base_model.model.{name.replace('.default', '')}": entry for name, entry in header.items()},
+        bytes(len(data)),
+    )
+    WeightsCheck(len(nothing), sha256(nothing).hexdigest(), shapes).feed(nothing)
+    # An adapter of zeros changes nothing
+    assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]
+
+
+def test_it_does_not_outlive_a_judge_that_was_killed_as_it_started() -> None:
+    """Its parent has another id by then."""
+    worker = subprocess.run((*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_S, check=False)
+    assert worker.returncode == -signal.SIGKILL

@@ -1,9 +1,0 @@
-"""A child that closes its connection and does not exit: `python -m tests.node.lingering FD`."""
-
-import socket
-import sys
-import time
-
-if __name__ == "__main__":
-    socket.socket(fileno=int(sys.argv[1])).close()
-    time.sleep(600)

@@ -1,0 +1,198 @@
+"""The DHT of the libp2p engine: what one peer may have of it. Real hosts over loopback."""
+
+from typing import Any
+
+import pytest
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.identity.identify_push.identify_push import push_identify_to_peer
+from libp2p.kad_dht.common import BUCKET_SIZE, PROTOCOL_ID
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.network.stream.exceptions import StreamEOF, StreamReset
+from libp2p.peer.envelope import seal_record
+from libp2p.peer.id import ID
+from libp2p.peer.peer_record import PeerRecord
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
+from multiaddr import Multiaddr
+
+from p2p.engines.libp2p import dht as bounds
+from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
+from p2p.engines.libp2p.stack import Stack, make_host
+from p2p.identity import Identity
+from swarmd.testing import until
+from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
+from tests.p2p.hostile import hostile_peer
+from tests.p2p.real import SECONDS
+
+pytestmark = pytest.mark.net
+KEY = b"\x12\x20" + bytes(32)
+NO_ADDRESS = Multiaddr(b"\x36\x02\xff\xff")  # a name that is not UTF-8
+
+
+def addresses(count: int) -> list[Multiaddr]:
+    return [Multiaddr(f"/ip4/11.0.{n // 256}.{n % 256}/tcp/4001") for n in range(count)]
+
+
+async def ask(stack: Stack, target: Any, message: Message) -> Message | None:
+    """None: it is not answered."""
+    stream = await stack.host.new_stream(target, [PROTOCOL_ID])
+    try:
+        with trio.fail_after(SECONDS):
+            await stream.write(encode_varint_prefixed(message.SerializeToString()))
+            answer = Message()
+            answer.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
+            return answer
+    except trio.TooSlowError:
+        raise
+    except Exception:
+        return None
+
+
+async def test_no_values_are_stored_for_others(nursery: trio.Nursery) -> None:
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        message = Message(type=Message.MessageType.PUT_VALUE, key=b"any")
+        message.record.key, message.record.value = b"any", b"x"
+        assert await ask(stack, target, message) is None
+        assert not stack_of(engine).dht.value_store.store
+
+
+async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
+    """Of those that it signs, and of those that others tell."""
+    keys = create_new_key_pair(bytes([66]) * 32)
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
+        signed = seal_record(PeerRecord(me, addresses(150), seq=2**62), keys.private_key).marshal_envelope()
+        await ask(
+            stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
+        )
+        assert len(store.addrs(me)) <= MAX_ADDRESSES and len(store.get_peer_record(me).record().addrs) == 150
+        larger = seal_record(
+            PeerRecord(me, addresses(1000), seq=2**62 + 1), keys.private_key
+        ).marshal_envelope()
+        assert (
+            await ask(
+                stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=larger)
+            )
+            is None
+        )
+        assert len(store.get_peer_record(me).record().addrs) == 150
+        other = ID(KEY)
+        for n in range(3):
+            store.add_addrs(other, addresses(100)[n * 10 :], 100)
+        assert store.addrs(other) == addresses(100)[20 : 20 + MAX_ADDRESSES]
+
+
+async def unused(stream: Any) -> None: ...
+
+
+async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
+        for name in [f"/{n}" for n in range(1000)]:
+            stack.host.set_stream_handler(TProtocol(name), unused)
+        assert await push_identify_to_peer(stack.host, target)
+        await until(lambda: "/0" in store.get_protocols(me), SECONDS)
+        assert len(store.get_protocols(me)) <= MAX_PROTOCOLS
+        store.add_protocols(ID(KEY), ["/long" * MAX_LENGTH, "/short"])
+        assert store.get_protocols(ID(KEY)) == ["/short"]
+
+
+async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:
+    """Made text where members are looked at, they ended the engine."""
+    keys, (good,) = create_new_key_pair(bytes([66]) * 32), addresses(1)
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
+        signed = seal_record(
+            PeerRecord(me, [NO_ADDRESS, good], seq=2**62), keys.private_key
+        ).marshal_envelope()
+        assert (
+            await ask(
+                stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
+            )
+            is not None
+        )
+        assert store.addrs(me) == [good]
+    assert bounded([NO_ADDRESS, Multiaddr(b""), good]) == [good]
+
+
+async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresses() -> None:
+    host = make_host(Identity.from_seed(bytes(32)))
+    store, key = host.get_peerstore(), host.get_private_key()
+    store.max_peers = 3
+    for n in range(5):
+        store.add_addrs(ID(bytes([n]) * 34), addresses(1), 3600)
+    store.add_addrs(ID(KEY), [], 3600)
+    assert host.get_private_key() == key and len(store.peer_data_map) <= store.max_peers + 1
+
+
+async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -> None:
+    store = make_host(Identity.from_seed(bytes(32))).get_peerstore()
+    store.max_peers = 4
+    peers = [ID(bytes([n])) for n in range(5)]
+    for peer in peers[:3]:
+        store.add_protocols(peer, ["a"])
+    for n in range(9):
+        store.add_addrs(peers[3 + (n > 5)], addresses(n), 100)
+    kept = {*store.peer_data_map} & {*peers}
+    assert len(kept) == store.max_peers and peers[4] in kept
+
+
+async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose key was announced last."""
+    monkeypatch.setattr(bounds, "MAX_KEYS", 3)
+    providers = bounds.BoundedProviders(host=make_host(Identity.from_seed(bytes(32))))
+    for n in (1, 2, 3, 1, 4):
+        providers.add_provider(bytes([n]), PeerInfo(ID(KEY), addresses(100)))
+    assert [*providers.providers] == [b"\x03", b"\x01", b"\x04"]
+    assert providers.get_providers(b"\x01")[0].addrs == addresses(MAX_ADDRESSES)
+
+
+async def test_a_provider_that_stopped_makes_room_and_one_that_goes_on_stays() -> None:
+    providers = bounds.BoundedProviders(host=make_host(Identity.from_seed(bytes(32))))
+    peers = [ID(bytes([n])) for n in range(BUCKET_SIZE + 2)]
+    for peer in peers[:-2]:
+        providers.add_provider(KEY, PeerInfo(peer, addresses(1)))
+    providers.add_provider(KEY, PeerInfo(peers[-2], addresses(1)))
+    assert [info.peer_id for info in providers.get_providers(KEY)] == peers[:-2]
+    providers.providers[KEY][str(peers[0])].timestamp -= SILENT_S + 1
+    providers.add_provider(KEY, PeerInfo(peers[-1], addresses(1)))
+    assert [info.peer_id for info in providers.get_providers(KEY)] == [*peers[1:-2], peers[-1]]
+
+
+async def test_streams_without_a_question_take_no_place_from_others(nursery: trio.Nursery) -> None:
+    _, _, address = await started(nursery, 1)
+    question = Message(type=Message.MessageType.FIND_NODE, key=bytes(34))
+    async with hostile_peer(address) as (stack, target), hostile_peer(address, 67) as (other, _):
+        silent = [await stack.host.new_stream(target, [PROTOCOL_ID]) for _ in range(20)]
+        assert await ask(other, target, question) is not None
+        assert len(silent) == 20
+
+
+async def test_a_stream_is_not_served_for_ever(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(bounds, "STREAM_S", 0.1)
+    _, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        stream = await stack.host.new_stream(target, [PROTOCOL_ID])
+        with trio.fail_after(SECONDS), pytest.raises((StreamEOF, StreamReset)):
+            await stream.read(1)
+
+
+async def test_a_peer_that_asks_without_end_is_cut_off(nursery: trio.Nursery) -> None:
+    _, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        stream = await stack.host.new_stream(target, [PROTOCOL_ID])
+        ping = Message(type=Message.MessageType.PING).SerializeToString()
+        for _ in range(1000):
+            try:
+                await stream.write(encode_varint_prefixed(ping))
+            except Exception:
+                break
+        await until(lambda: not stack.host.get_network().get_connections(target), SECONDS)

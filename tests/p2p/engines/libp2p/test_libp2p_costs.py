@@ -1,0 +1,110 @@
+"""What the libp2p engine leaves out of its library's work to save time, and that nothing is lost by it."""
+
+import time
+from typing import Any
+
+import multiaddr
+import pytest
+import trio
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
+from libp2p.utils.varint import read_varint_prefixed_bytes
+
+from p2p.engines.libp2p import connections
+from p2p.engines.libp2p.pubsub import MAX_BACK_OFF_S, MESHSUB
+from swarmd.testing import until
+from tests.p2p.engines.libp2p.test_libp2p import stack_of, started
+from tests.p2p.hostile import hostile_peer
+from tests.p2p.real import TOPIC, heard
+
+pytestmark = pytest.mark.net
+
+
+async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(connections, "PING_AFTER_S", 0.4)
+    a, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, victim):
+        (theirs,) = (connection.muxed_conn for connection in stack.host.get_network().get_connections(victim))
+        write, answers, alive = theirs.secured_conn.write, 0, True
+
+        async def written(frames: bytes) -> None:
+            nonlocal answers
+            answers += frames[1] == TYPE_PING and frames[3] == FLAG_ACK
+            if alive:
+                await write(frames)
+
+        theirs.secured_conn.write = written
+        await until(lambda: answers >= 3)
+        assert [peer.id for peer in a.peers()] == [str(stack.host.get_id())]
+        await theirs.ping()
+        before, until_then, held_up = answers, trio.current_time() + 4 * connections.PING_AFTER_S, 0
+        while (now := trio.current_time()) < until_then:
+            await theirs.ping()  # as one who goes on speaking
+            await trio.sleep(0.05)
+            # By a busy machine: it was silent then
+            held_up += trio.current_time() - now > connections.PING_AFTER_S / 2
+        assert answers <= before + 1 + held_up  # one may have been under way
+        monkeypatch.setattr(connections, "PING_TIMEOUT_S", 1.0)
+        alive = False
+        await until(lambda: not a.peers())
+
+
+async def test_where_a_peer_is_now_is_noted_at_once(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """And not only when it is time to note again what it said before."""
+    monkeypatch.setattr(connections, "NOTED_S", 1000.0)
+    a, a_engine, address = await started(nursery, 1)
+    b, _, _ = await started(nursery, 2, address)
+    await until(a.peers)
+    peer, there = ID.from_string(b.identity.peer_id), "/ip4/127.0.0.1/tcp/4321"
+    await until(lambda: b.identity.peer_id in a_engine._book)
+    assert there not in a_engine._book[b.identity.peer_id].addresses
+    stack_of(a_engine).host.get_peerstore().add_addrs(peer, [multiaddr.Multiaddr(there)], 1000)
+    await heard(b, a)
+    await until(lambda: there in a_engine._book[b.identity.peer_id].addresses)
+
+
+async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: trio.Nursery) -> None:
+    _, a_engine, address = await started(nursery, 1)
+    router, ours = stack_of(a_engine).router, str(TOPIC)
+    async with hostile_peer(address) as (stack, target):
+        rpc = rpc_pb2.RPC()
+        for topic in (*map(str, range(100)), ours):
+            rpc.control.prune.add(topicID=topic, backoff=2**63)
+        stack.router.send_rpc(target, rpc)
+        await until(lambda: ours in router.back_off)
+        assert (
+            set(router.back_off) == {ours}
+            and max(router.back_off[ours].values()) <= time.time() + MAX_BACK_OFF_S
+        )
+
+
+async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(nursery: trio.Nursery) -> None:
+    a, a_engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        said: list[Any] = []
+
+        async def handler(stream: Any) -> None:
+            while True:
+                said.append(rpc_pb2.RPC.FromString(await read_varint_prefixed_bytes(stream)))
+
+        await stack.host.disconnect(target)
+        for protocol in MESHSUB:
+            stack.host.set_stream_handler(protocol, handler)
+        router, me, topic = stack_of(a_engine).router, stack.host.get_id(), str(TOPIC)
+        await until(lambda: not a.peers())
+        stack.host.get_network().unblock_peer(target)
+        await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
+        await until(a.peers)
+        await until(lambda: a.publish("rollouts", b"x") or any(rpc.publish for rpc in said))  # type: ignore[func-returns-value]
+        assert not any(rpc.HasField("senderRecord") for rpc in said if rpc.publish)
+        router.mesh[topic].discard(me)
+        router.graft_flood_tracking[me][topic] = time.time()  # as after a PRUNE, whose back-off is over
+        router.back_off.clear()
+        await router.handle_graft(rpc_pb2.ControlGraft(topicID=topic), me)
+        assert me in router.mesh[topic]

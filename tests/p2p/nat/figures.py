@@ -1,0 +1,178 @@
+"""Nodes in the NAT lab, and what they do there; as a program, figures that take too long for a test.
+
+python -m tests.p2p.nat.figures punch --observers 3    when two homes meet through a relay, and when directly
+python -m tests.p2p.nat.figures partition --seconds 60 when a swarm is one again after a cut of so long
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.probes import ProbeProcess
+from swarmd.testing import TIMEOUT_S
+from tests.p2p.nat.lab import BootstrapProcess, Lab, Place
+
+SECONDS = TIMEOUT_S
+PORT = 4001
+
+
+class Net:
+    """A lab with a bootstrap node at 11.0.0.1, and what runs in it."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+        self.lab = stack.enter_context(Lab(folder))
+        self.hub = self.lab.public(1)
+
+    def bootstrap(self, engine: str) -> BootstrapProcess:
+        self.boot = self._stack.enter_context(BootstrapProcess(self.hub, self._folder / "bootstrap", engine))
+        return self.boot
+
+    def probe(self, place: Place, engine: str) -> ProbeProcess:
+        name, digest = self.boot.topic.split("/")[3:5]
+        return self._stack.enter_context(
+            ProbeProcess(
+                self._folder / place.name,
+                listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+                bootstrap=self.boot.addresses,
+                digest=digest,
+                engine=engine,
+                more=["--swarm", name],
+                python=place.python,
+            )
+        )
+
+    def doctor(self, place: Place, *options: str) -> dict[str, Any]:
+        said = place.run("swarmd", "doctor", "network", "--json", *options)
+        assert said.returncode == 0, said.stderr + said.stdout
+        found: dict[str, Any] = json.loads(said.stdout)
+        return found
+
+
+def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: int = 16 * 1024) -> float:
+    """Everybody publishes so many frames and hears all of everybody else's; in how many seconds."""
+    heard = [len(probe.said("got")) for probe in probes]
+    since = time.monotonic()
+    for probe in probes:
+        probe.order(publish=size, count=count, every=every)
+    for probe, before in zip(probes, heard, strict=True):
+        probe.wait_for_frames(before + count * (len(probes) - 1), SECONDS)
+    return time.monotonic() - since
+
+
+def obtain(
+    probe: ProbeProcess, held: dict[str, Any], holders: list[str], seconds: float = 5.0
+) -> dict[str, Any]:
+    before = len(probe.said("fetched"))
+    probe.order(fetch=held["held"], size=held["size"], holders=holders, seconds=seconds)
+    return dict(probe.wait(lambda: len(probe.said("fetched")) > before and probe.last("fetched"), SECONDS))
+
+
+def fresh(probe: ProbeProcess, since: float) -> set[str]:
+    """Whose frames, sent after this moment, have arrived."""
+    return {got["author"] for got in probe.said("got") if got["at"] - got["delay"] > since}
+
+
+def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
+    """Cuts a swarm of six, with both engines, in two halves that go on.
+
+    Returns the seconds after the healing until all hear all, and those that two frames of each took before:
+    how busy the machine is.
+    """
+    net.bootstrap("auto")
+    numbers = range(4, 10)
+    probes = [
+        net.probe(net.lab.public(n), engine)
+        for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)
+    ]
+    for probe in probes:
+        probe.wait_for_peers(5, SECONDS)
+    before = exchange(probes, 2)
+    for number in numbers[3:]:
+        net.lab.cut(number)
+    cut = time.monotonic()
+    for half in (probes[:3], probes[3:]):
+        exchange(half, 3)
+    time.sleep(max(0.0, cut + seconds - time.monotonic()))
+    for number in numbers[3:]:
+        net.lab.heal(number)
+    healed, since = time.monotonic(), time.time()
+    authors = {probe.peer_id for probe in probes}
+    while any(fresh(probe, since) != authors - {probe.peer_id} for probe in probes):
+        if time.monotonic() - healed > SECONDS:
+            raise TimeoutError("they never met again")
+        for probe in probes:
+            probe.order(publish=1024)
+        time.sleep(0.5)
+    return time.monotonic() - healed, before
+
+
+def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, Any]:
+    """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell
+    the two where they see them.
+
+    Returns the seconds until the one first fetched from the other, and until a connection without the relay;
+    None: not in a minute.
+    """
+    net.bootstrap(engine)
+    since = time.monotonic()
+    homes = [net.lab.home(2, symmetric=symmetric > 0), net.lab.home(3, symmetric=symmetric > 1)]
+    author, asker = (net.probe(home, engine) for home in homes)
+    for number in range(observers):
+        net.probe(net.lab.public(4 + number), engine)
+    author.order(hold=30_000)
+    held = author.wait(lambda: author.last("held"), SECONDS)
+    for probe in (author, asker):
+        probe.wait_for_peers(1 + observers, SECONDS)
+    fetched = direct = None
+    command = ["ip", "netns", "exec", homes[1].name, "ss", "-tnH", "state", "established"]
+    while (fetched is None or direct is None) and time.monotonic() - since < 60:
+        if (
+            direct is None
+            and "11.0.0.2:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        ):
+            direct = time.monotonic() - since
+        if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
+            fetched = time.monotonic() - since
+        # Go-libp2p backs off from a peer that it could not reach, for a punch too
+        time.sleep(4 if fetched is None else 0.2)
+    return {
+        "engine": engine,
+        "symmetric": symmetric,
+        "observers": observers,
+        "fetched": fetched,
+        "direct": direct,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.p2p.nat.figures")
+    commands = parser.add_subparsers(dest="command", required=True)
+    punching = commands.add_parser("punch")
+    punching.add_argument("--observers", type=int, default=3)
+    punching.add_argument(
+        "--symmetric",
+        type=int,
+        choices=(0, 1, 2),
+        default=0,
+        help="routers that give each connection another port",
+    )
+    punching.add_argument("--engine", choices=("libp2p", "hivemind"), default="libp2p")
+    commands.add_parser("partition").add_argument("--seconds", type=float, default=60.0)
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        net = Net(stack, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        if given.command == "punch":
+            figures = punch(net, given.observers, given.engine, given.symmetric)
+        else:
+            figures = {"cut": given.seconds, "healed_after": cut_and_heal(net, given.seconds)[0]}
+    print(json.dumps({"schema": 1, **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""A small internet in network namespaces: a public net, and homes behind routers that translate.
+
+As root, on Linux, with nft.
+
+    public places ── bridge ── router of a home (NAT, stateful: nothing comes in unasked) ── the home's
+    machine
+
+Public addresses are 11.0.0.0/24, which is not reserved for anything, so that go-libp2p and we take them for
+the internet; they lead nowhere outside the namespaces. Names of namespaces begin with swarmd-<pid>.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from swarmd.testing import TIMEOUT_S
+from tests import ROOT
+from tests.processes import killed_after
+
+_NAT = """
+table ip nat {{
+  chain out {{ type nat hook postrouting priority 100; oifname "wan" masquerade{ports}; }}
+}}
+table inet door {{
+  chain in {{
+    type filter hook forward priority 0; policy accept;
+    iifname "wan" ct state established,related accept
+    {forward}
+    iifname "wan" drop
+  }}
+  chain self {{
+    type filter hook input priority 0; policy accept;
+    iifname "wan" ct state established,related accept
+    iifname "wan" drop
+  }}
+}}
+"""
+_FORWARD = """
+table ip nat {{
+  chain in {{ type nat hook prerouting priority -100; iifname "wan" tcp dport {port} dnat {machine}; }}
+}}
+"""
+
+
+@cache
+def missing() -> str | None:
+    """Why there can be no lab here; None where there can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "network namespaces take root on Linux"
+    for program, package in (("ip", "iproute2"), ("nft", "nftables")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (package {package})"
+    name = f"swarmd-{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespace can be made: {made.stderr.strip()}"
+    rules = _NAT.format(ports="", forward="")
+    ruled = subprocess.run(
+        ["ip", "netns", "exec", name, "nft", "-f", "-"], input=rules, capture_output=True, text=True
+    )
+    subprocess.run(["ip", "netns", "del", name], check=False)
+    if ruled.returncode:
+        return f"nft cannot translate addresses here: {ruled.stderr.strip().splitlines()[0]}"
+    return None if Path("/dev/net/tun").exists() else "there is no /dev/net/tun"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine in the lab."""
+
+    name: str  # of its namespace
+    address: str  # its own
+    python: Path  # a program that runs the interpreter in this place
+
+    def run(self, *arguments: str, timeout: float = TIMEOUT_S) -> "subprocess.CompletedProcess[str]":
+        """`python -m …` here, until it ends."""
+        return subprocess.run(
+            [str(self.python), "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
+        )
+
+
+class Lab:
+    """Use as a context manager: nothing is left afterwards. Whatever runs in it is to be ended first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._stem = folder, f"swarmd-{os.getpid()}"
+        self._names: list[str] = []
+        self._lines: list[subprocess.Popen[str]] = []
+        self._net = self._namespace("net")
+        for bridge in ("main", "apart"):
+            _ip(f"-n {self._net} link add {bridge} type bridge")
+            _ip(f"-n {self._net} link set {bridge} up")
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for line in self._lines:
+            line.kill()
+            with line:  # closes its pipe and waits
+                pass
+        for name in self._names:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip(f"netns del {name}")
+
+    def public(self, number: int) -> Place:
+        """A machine at 11.0.0.<number>."""
+        name = self._namespace(f"p{number}")
+        self._plug(name, number)
+        return self._place(name, f"11.0.0.{number}")
+
+    def home(
+        self,
+        number: int,
+        *,
+        delay_ms: float = 0.0,
+        loss: float = 0.0,
+        forward: int | None = None,
+        symmetric: bool = False,
+    ) -> Place:
+        """A machine at 192.168.<number>.10, behind a router at 11.0.0.<number>.
+
+        delay_ms, loss: of the line between the two, each way. forward: the TCP port that the router forwards
+        to the machine. symmetric: the router gives each connection another port; else it keeps the machine's.
+        """
+        router, host = self._namespace(f"r{number}"), self._namespace(f"h{number}")
+        inside, machine = f"192.168.{number}.1", f"192.168.{number}.10"
+        self._plug(router, number)
+        if delay_ms or loss:
+            self._line(router, inside, host, machine, delay_ms, loss)
+            _ip(f"-n {host} route add default via {inside}")
+        else:
+            _ip(f"link add lan netns {router} type veth peer name lan netns {host}")
+            for name, address in ((router, inside), (host, machine)):
+                _ip(f"-n {name} addr add {address}/24 dev lan")
+                _ip(f"-n {name} link set lan up")
+            _ip(f"-n {host} route add default via {inside}")
+        _in(router, "sh -c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        let_in = f'iifname "wan" tcp dport {forward} accept' if forward is not None else ""
+        rules = _NAT.format(ports=" fully-random" if symmetric else "", forward=let_in)
+        if forward is not None:
+            rules += _FORWARD.format(port=forward, machine=machine)
+        subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
+        return self._place(host, machine)
+
+    def cut(self, number: int) -> None:
+        """Move the machine at 11.0.0.<number> to the other side of the cut."""
+        _ip(f"-n {self._net} link set port{number} master apart")
+
+    def heal(self, number: int) -> None:
+        _ip(f"-n {self._net} link set port{number} master main")
+
+    def _namespace(self, what: str) -> str:
+        name = f"{self._stem}-{what}"
+        _ip(f"netns add {name}")
+        self._names.append(name)
+        _ip(f"-n {name} link set lo up")
+        return name
+
+    def _plug(self, name: str, number: int) -> None:
+        """Into the public net, as 11.0.0.<number>."""
+        _ip(f"link add wan netns {name} type veth peer name port{number} netns {self._net}")
+        _ip(f"-n {self._net} link set port{number} master main up")
+        _ip(f"-n {name} addr add 11.0.0.{number}/24 dev wan")
+        _ip(f"-n {name} link set wan up")
+
+    def _line(self, a: str, address_a: str, b: str, address_b: str, delay_ms: float, loss: float) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.p2p.nat.tunpair",
+            a,
+            address_a,
+            b,
+            address_b,
+            f"--delay-ms={delay_ms}",
+            f"--loss={loss}",
+        ]
+        line = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self._lines.append(line)
+        assert line.stdout is not None and line.stdout.readline() == "up\n"
+
+    def _place(self, name: str, address: str) -> Place:
+        python = self._folder / f"python-{name}"
+        python.write_text(f'#!/bin/sh\nexec ip netns exec {name} {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        return Place(name, address, python)
+
+
+class BootstrapProcess:
+    """`swarmd bootstrap` at a place. Use as a context manager: it is stopped afterwards."""
+
+    def __init__(self, place: Place, folder: Path, engine: str) -> None:
+        self.folder = folder
+        command = [str(place.python), "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--json"]
+        own = os.environ | {"SWARMD_SWARM_ENGINE": engine}
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            # Its own words are on standard error
+            raise RuntimeError(f"it ended: exit code {self._process.wait()}")
+        said = json.loads(line)
+        self.topic = str(said["swarm"]["topics"][0])
+        self.addresses = [entry["address"] for entry in said["addresses"] if entry["from"] == "internet"]
+
+    def __enter__(self) -> "BootstrapProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with killed_after(self._process):
+            self._process.terminate()
+            self._process.wait(TIMEOUT_S)
+
+
+def _ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
+
+
+def _in(name: str, program: str, *arguments: str) -> None:
+    subprocess.run(
+        ["ip", "netns", "exec", name, *program.split(), *arguments], check=True, capture_output=True
+    )

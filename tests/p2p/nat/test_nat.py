@@ -1,0 +1,174 @@
+"""What nodes behind home routers can do, shown with real processes in a small internet of network namespaces
+(`tests.p2p.nat.lab`).
+"""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from swarmd.daemon.local_api.control import call
+from tests.p2p.nat.figures import PORT, SECONDS, Net, cut_and_heal, exchange, obtain
+from tests.p2p.nat.lab import BootstrapProcess, Lab, missing
+
+pytestmark = [pytest.mark.net, pytest.mark.slow]
+CUT = 10.0  # seconds a partition lasts
+
+
+@pytest.fixture(autouse=True)
+def _possible() -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Net]:
+    with ExitStack() as stack:
+        yield Net(stack, tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
+def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, engine: str) -> None:
+    net.bootstrap(engine)
+    since = time.monotonic()
+    author, asker = (net.probe(net.lab.home(number), engine) for number in (2, 3))
+    outside = net.probe(net.lab.public(4), engine)
+    for probe in (author, asker, outside):
+        probe.wait_for_peers(1, SECONDS)
+    assert asker.peer_id not in author.peers(), "they cannot be connected yet: what they hear is passed on"
+    exchange([author, asker, outside], 5)
+
+    author.order(hold=30_000)
+    held = author.wait(lambda: author.last("held"), SECONDS)
+    while (got := obtain(asker, held, [author.peer_id]))["bytes"] is None:
+        assert time.monotonic() - since < 2 * SECONDS, "no relay took the author in"
+        time.sleep(0.5)
+    print(
+        f"{engine}: through the relay {time.monotonic() - since:.0f} s after the start, in"
+        f" {got['seconds'] * 1000:.0f} ms"
+    )
+
+    if engine == "libp2p":  # p2pd takes four others who tell it where they see it
+        author.wait(lambda: asker.peer_id in author.peers(), SECONDS)
+        print(f"{engine}: connected without the relay {time.monotonic() - since:.0f} s after the start")
+
+    author.order(hold=20_000)
+    held = author.wait(lambda: author.last("held")["size"] == 20_000 and author.last("held"), SECONDS)
+    outside.wait(lambda: author.peer_id in outside.peers(), SECONDS)
+    # Over the connection that the author made itself
+    assert obtain(outside, held, [author.peer_id])["bytes"] == 20_000
+    asker.wait(lambda: outside.peer_id in asker.peers(), SECONDS)
+    got = obtain(asker, held, [outside.peer_id])
+    print(
+        f"{engine}: a blob of 20 KB from one behind NAT to another, from who had fetched it, in"
+        f" {got['seconds'] * 1000:.0f} ms"
+    )
+    assert got["bytes"] == 20_000
+
+
+@pytest.mark.p2pd
+def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
+    """Both engines dial back for each other.
+
+    The bootstrap node runs, and is asked through its control API.
+    """
+    boot = net.bootstrap("libp2p")
+    member = net.probe(net.lab.public(4), "hivemind")
+    member.wait_for_peers(1, SECONDS)
+    diagnosis = net.doctor(net.hub, "--state-dir", str(boot.folder))
+    assert diagnosis["reachable"] is True
+    assert diagnosis["survey"]["verdicts"] == [
+        {
+            "by": member.peer_id,
+            "name": diagnosis["survey"]["verdicts"][0]["name"],
+            "outcome": "REACHED",
+            "seen_at": "11.0.0.1",
+        }
+    ]
+
+    places = {
+        "home": net.lab.home(2),
+        "forwarded": net.lab.home(3, forward=PORT),
+        "public": net.lab.public(5),
+    }
+    options = [
+        "--bootstrap",
+        boot.addresses[0],
+        "--listen",
+        f"/ip4/0.0.0.0/tcp/{PORT}",
+        "--state-dir",
+        str(tmp_path / "none"),
+    ]
+    with ThreadPoolExecutor() as pool:
+        said = dict(
+            zip(places, pool.map(lambda place: net.doctor(place, *options), places.values()), strict=True)
+        )
+    assert {name: diagnosis["reachable"] for name, diagnosis in said.items()} == {
+        "home": False,
+        "forwarded": True,
+        "public": True,
+    }
+    words = {
+        name: " ".join(f"{f['says']} {f['remedy']}" for f in diagnosis["findings"])
+        for name, diagnosis in said.items()
+    }
+    assert (
+        f"forward TCP port {PORT} of your router to 192.168.2.10" in words["home"]
+        and "others see it at 11.0.0.2" in words["home"]
+    )
+    assert "others see it at 11.0.0.3" in words["forwarded"] and "your router" not in words["forwarded"]
+    assert said["home"]["takes_part"] and "takes full part" in said["home"]["summary"]
+
+
+@pytest.mark.p2pd
+def test_a_swarm_cut_in_two_is_one_again_soon(net: Net) -> None:
+    """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
+    seconds, before = cut_and_heal(net, CUT)
+    print(f"all hear all {seconds:.1f} s after the cut was healed; two frames took {before:.1f} s before")
+    assert seconds < 120 + 4 * before  # within 30 where the machine has nothing else to do
+
+
+def test_every_frame_arrives_over_a_bad_line(net: Net) -> None:
+    """60 ms each way and 2 % of all packets lost, on the lines of two homes."""
+    net.bootstrap("libp2p")
+    probes = [net.probe(net.lab.home(number, delay_ms=60, loss=0.02), "libp2p") for number in (2, 3)]
+    probes.append(net.probe(net.lab.public(4), "libp2p"))
+    for probe in probes:
+        probe.wait_for_peers(1, SECONDS)
+    seconds = exchange(probes, 15)
+    delays = sorted(got["delay"] for probe in probes for got in probe.said("got"))
+    print(
+        f"{len(delays)} frames in {seconds:.1f} s, delay {delays[len(delays) // 2]:.2f} s, at most"
+        f" {delays[-1]:.2f} s"
+    )
+    for probe in probes:
+        assert len({(got["author"], got["got"]) for got in probe.said("got")}) == 30
+
+
+@pytest.mark.p2pd
+def test_two_on_one_network_find_each_other_without_an_address(net: Net, tmp_path: Path) -> None:
+    """One of each engine: what announces and listens is the same code in both."""
+    with ExitStack() as stack:
+        engines = {4: "libp2p", 5: "hivemind"}
+        nodes = [
+            stack.enter_context(BootstrapProcess(net.lab.public(n), tmp_path / str(n), engine))
+            for n, engine in engines.items()
+        ]
+        since = time.monotonic()
+        while not all(call(node.folder, "peers", timeout=SECONDS)["peers"] for node in nodes):
+            assert time.monotonic() - since < SECONDS
+            time.sleep(0.1)
+        print(f"connected {time.monotonic() - since:.1f} s after both were up")
+
+
+def test_nothing_of_a_lab_stays(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        home = lab.home(2, delay_ms=1)
+        names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        assert home.name in names
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert home.name.rpartition("-")[0] + "-" not in names

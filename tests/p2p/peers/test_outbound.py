@@ -1,0 +1,219 @@
+"""Outbound peer selection: members in as many network groups as possible, whatever inbound peers do."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.netgroup import LOCAL, group_of
+from p2p.peers.addressbook import AddressBook
+from p2p.peers.outbound import (
+    ALONE_S,
+    DIALS_AT_ONCE,
+    FEEL_EVERY_S,
+    GROUPS,
+    LASTED_S,
+    MAX_OUTBOUND,
+    STRANGER_S,
+    TARGET_MEMBERS,
+    Outbound,
+)
+from p2p.types import PeerId
+from tests.p2p.peers.test_addressbook import KEY, ME, NOW, at, dial, peer, pin
+
+
+class Play:
+    """A node whose every dial is answered, or none of those in `dead`."""
+
+    def __init__(self, *known: str, seed: int = 0) -> None:
+        """known: addresses of the peers 0, 1, 2, …"""
+        self.book, self.rng, self.now = AddressBook(ME, KEY), random.Random(seed), NOW
+        self.outbound = Outbound(self.book, NOW)
+        self.inbound: set[PeerId] = set()
+        self.dead: set[PeerId] = set()
+        self.strangers: set[PeerId] = set()
+        self.dialled: list[PeerId] = []
+        for n, address in enumerate(known):
+            self.book.add(peer(n), [address], NOW, source=f"{n}")
+
+    @property
+    def connected(self) -> set[PeerId]:
+        return self.inbound | set(self.outbound.links)
+
+    def answer(self, who: PeerId, addresses: list[str]) -> None:
+        self.dialled.append(who)
+        if who in self.dead:
+            self.outbound.missed(who, self.now)
+        else:
+            self.outbound.reached(who, addresses[0], group_of(addresses[0]) or "", self.now)
+
+    def tick(self, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            members = self.connected - self.strangers
+            for who in self.outbound.prune(self.connected, members, self.now, self.rng):
+                self.outbound.links.pop(who)
+            found = self.outbound.choose(self.connected, members, self.now, self.rng)
+            assert len(found) <= DIALS_AT_ONCE
+            for who, addresses in found:
+                self.answer(who, addresses)
+            feeler = self.outbound.feeler(self.connected, self.now, self.rng)
+            if feeler is not None:
+                self.answer(*feeler)
+            assert len(self.outbound.links) <= MAX_OUTBOUND
+            self.now += 1
+
+    def groups(self) -> Counter[str]:
+        return Counter(link.group for link in self.outbound.links.values())
+
+
+def test_each_member_that_we_dial_is_in_a_group_of_its_own() -> None:
+    play = Play(*(at(n % 20, n) for n in range(60)))
+    play.tick(30)
+    assert len(play.groups()) == GROUPS and set(play.groups().values()) == {1}
+
+
+def test_where_there_are_few_groups_company_is_enough() -> None:
+    play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(30)))
+    play.tick(30)
+    assert play.groups() == {LOCAL: TARGET_MEMBERS}
+    play.inbound = {peer(1000 + n) for n in range(TARGET_MEMBERS)}
+    play.outbound.links.clear()
+    play.tick(30)
+    assert play.groups() == {LOCAL: 1}  # one, as it is a group that we have not
+
+
+def test_what_is_being_dialled_counts() -> None:
+    play = Play(*(at(n % 3, n) for n in range(60)))
+    found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
+    assert len(found) == DIALS_AT_ONCE and len(dict(found)) == DIALS_AT_ONCE
+    for who, _ in found:
+        play.outbound.crossed(who)
+    assert not play.outbound.links and not play.outbound.dialling
+
+
+def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None:
+    for tried in (False, True):
+        play = Play(*map(at, range(60)))
+        pin(play.book, peer(99), at(99))
+        if tried:
+            for n in range(40):
+                dial(play.book, peer(n))
+        play.dead = {peer(n) for n in range(60)}
+        play.tick()
+        if tried:
+            assert peer(99) not in play.dialled
+            play.tick(int(ALONE_S))
+        assert peer(99) in play.dialled
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
+    """As of a machine that starts with two hours too many, until it has a network and NTP."""
+    play = Play(*map(at, range(60)))
+    pin(play.book, peer(99), at(99))
+    for n in range(40):
+        dial(play.book, peer(n))
+    play.dead = {peer(n) for n in range(60)}
+    play.tick()
+    play.now -= 7200
+    play.tick(1 + int(ALONE_S))
+    assert peer(99) in play.dialled
+    for now in (play.now + FEEL_EVERY_S, play.now - 7200):
+        found = play.outbound.feeler(play.connected, now, play.rng)
+        assert found is not None
+        play.answer(*found)
+
+
+def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
+    play = Play(*map(at, range(30)))
+    play.strangers = {peer(n) for n in range(30) if n % 2}
+    play.tick(int(8 * STRANGER_S))
+    assert len(play.groups()) == GROUPS and not play.strangers & set(play.outbound.links)
+    assert not any(who in play.book for who in play.strangers if who in play.dialled)
+
+
+def test_strangers_never_take_more_than_our_places() -> None:
+    play = Play(*map(at, range(100)))
+    play.strangers = {peer(n) for n in range(100)}
+    play.tick(20)  # which looks at MAX_OUTBOUND
+    assert len(play.outbound.links) == MAX_OUTBOUND
+
+
+def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
+    play = Play()
+    pin(play.book, peer(99), at(99))
+    play.strangers = {peer(99)}
+    play.tick(int(3 * STRANGER_S))
+    assert peer(99) in play.outbound.links and play.dialled == [peer(99)]
+
+
+def test_feelers_find_out_who_is_there_and_leave() -> None:
+    play = Play(*map(at, range(40)))
+    play.tick(30)
+    linked = set(play.outbound.links)
+    assert play.book.tried() == GROUPS
+    play.tick(int(10 * FEEL_EVERY_S))
+    assert (
+        set(play.outbound.links) - linked <= {play.dialled[-1]}
+        and GROUPS + 8 <= play.book.tried() <= GROUPS + 11
+    )
+
+
+def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
+    drawn = set()
+    for seed in range(20):
+        play = Play(*(at(n % 20, n) for n in range(40)), seed=seed)
+        play.tick(int(LASTED_S) - 1)
+        assert not play.book.anchors
+        play.tick(10)
+        anchors = list(play.book.anchors)
+        assert len({play.outbound.links[who].group for who in anchors}) == 2
+        play.tick(100)
+        assert list(play.book.anchors) == anchors
+        drawn.add(anchors == list(play.outbound.links)[:2])
+    assert False in drawn  # not simply the oldest
+
+
+def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
+    for seed in range(5):
+        play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(7)), at(9), seed=seed)
+        play.tick(int(LASTED_S) + 10)
+        assert peer(7) in play.book.anchors and len(play.book.anchors) == 2
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 25), st.integers(0, 3)), min_size=1, max_size=80),
+    st.sets(st.integers(0, 79)),
+    st.sets(st.integers(0, 79)),
+    st.integers(0, 150),
+)
+def test_groups_are_filled_where_they_exist(
+    known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int
+) -> None:
+    """The property that eclipse hangs on.
+
+    For each group with a live member in the book, up to GROUPS, there is one that we dialled.
+    """
+    play = Play(*(at(group, n) for n, (group, _) in enumerate(known)))
+    play.dead, play.strangers = {peer(n) for n in dead}, {peer(n) for n in strangers}
+    play.inbound = {peer(1000 + n) for n in range(crowd)}
+    live = {
+        group_of(at(group))
+        for n, (group, _) in enumerate(known)
+        if n not in dead | strangers and peer(n) in play.book
+    }
+    play.tick(400)
+    met = {link.group for link in play.outbound.links.values() if link.met}
+    assert len(met) >= min(GROUPS, len(live))
+
+
+@pytest.mark.parametrize("name", ["reached", "missed"])
+def test_nothing_breaks_where_the_book_forgot_the_peer(name: str) -> None:
+    play = Play(at(1))
+    ((who, addresses),) = play.outbound.choose((), (), NOW, play.rng)
+    play.book.stranger(who, NOW)
+    play.answer(who, addresses) if name == "reached" else play.outbound.missed(who, NOW)
+    play.tick(40)
+    assert who not in play.book

@@ -1,0 +1,396 @@
+"""The command line as people and scripts meet it: what goes where, and with which exit code."""
+
+import contextlib
+import inspect
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+import typer
+
+from p2p.identity import Identity
+from swarmd.cli.app import app
+from swarmd.cli.tasks import MAX_LINE_CHARACTERS
+from swarmd.daemon.local_api.control import call, serve
+from swarmd.state.folder import IDENTITY_FILE, StateFolder
+from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
+from swarmd.testing import TIMEOUT_S, wait_until
+from tests.packaging.checkout import ROOT
+from tests.swarmd.cli.test_view import document
+from tests.swarmd.conftest import Run, Said
+
+PEERS = {
+    "schema": 1,
+    "peers": [
+        {
+            "id": "12D3KooW",
+            "name": "brave-otter",
+            "direction": "inbound",
+            "address": None,
+            "frames": 3,
+            "rejected": 0,
+        }
+    ],
+}
+
+
+ANSWERS = {
+    "status": document(),
+    "peers": PEERS,
+    "pause": {"schema": 1, "paused": True},
+    "resume": {"schema": 1, "paused": False},
+}
+
+
+@contextlib.contextmanager
+def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
+    """The control API of a node, over a real socket, in a thread; what it was told.
+
+    obeys: it ends when it is told to stop.
+    """
+    told: list[str] = []
+    ready, halt = threading.Event(), trio.Event()
+
+    async def answer(name: str, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        told.append(name)
+        if name == "stop" and obeys:
+            halt.set()
+        return ANSWERS.get(name, {"schema": 1, "stopping": True})
+
+    async def live() -> None:
+        with StateFolder.open(state_dir) as state:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(
+                    partial(serve, state.path, {name: partial(answer, name) for name in [*ANSWERS, "stop"]})
+                )
+                tokens.append(trio.lowlevel.current_trio_token())
+                ready.set()
+                await halt.wait()
+                await trio.testing.wait_all_tasks_blocked(0.01)  # the answer to `stop` is on its way
+                nursery.cancel_scope.cancel()
+
+    tokens: list[trio.lowlevel.TrioToken] = []
+    thread = threading.Thread(target=trio.run, args=(live,))
+    thread.start()
+    assert ready.wait(TIMEOUT_S)
+    try:
+        yield told
+    finally:
+        with contextlib.suppress(trio.RunFinishedError):
+            trio.from_thread.run_sync(halt.set, trio_token=tokens[0])
+        thread.join(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "pause", "resume", "stop"])
+def test_without_a_node_the_exit_code_is_6(run: Run, tmp_path: Path, command: str) -> None:
+    said = run(command, "--state-dir", tmp_path / "none")
+    assert (said.code, said.out) == (6, "")
+    assert (
+        said.err
+        == f"swarmd: No node is running in {tmp_path / 'none'}. Start one with `swarmd join`, or name another"
+        " folder with --state-dir.\n"
+    )
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.net
+def test_a_running_node_is_asked_told_and_stopped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node(tmp_path) as told:
+        assert json.loads(run("status", "--json", "--state-dir", tmp_path).out) == document()
+        monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
+        assert "state    training\nround    120 of 300\n" in run("status").out
+        assert "brave-otter" in run("peers").out
+        assert json.loads(run("peers", "--json").out) == PEERS
+        assert run("pause") == Said(0, "", "pausing; `swarmd resume` continues\n")
+        assert json.loads(run("resume", "--json").out) == {"schema": 1, "paused": False}
+        second = run("join", "--model", "tiny")
+        assert second.code == 5
+        assert f"pid {os.getpid()}" in second.err
+        assert run("stop", "--json") == Said(0, '{"schema": 1, "stopped": true}\n', "")
+        assert run("status").code == 6
+        assert told == ["status", "status", "peers", "peers", "pause", "resume", "stop"]
+
+
+@pytest.mark.net
+def test_stop_says_when_the_node_does_not_go(run: Run, tmp_path: Path) -> None:
+    with node(tmp_path, obeys=False):
+        said = run("stop", "--state-dir", tmp_path, "--timeout", "0")
+    assert said.code == 4
+    assert "--timeout" in said.err
+
+
+@pytest.mark.net
+def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
+    def stop() -> None:
+        wait_until(lambda: told)
+        call(tmp_path, "stop")
+
+    with node(tmp_path) as told:
+        threading.Thread(target=stop).start()
+        said = run("status", "--watch", "--json", "--state-dir", tmp_path)
+    assert said.code in (4, 6)  # going, or gone
+    assert [json.loads(line)["schema"] for line in said.out.splitlines()] == [1]
+
+
+WRONG = """join --local -1|join --local many|join --device gpu|join --bootstrap localhost:4001
+    |join --judge judge.example|join --config absent.toml|join --nonsense|dance|task show bf|task show bff 1
+    |task show bf -1|task show bf 2147483648|task list --curriculum x
+    |identity show|demo --nodes 0|plan replay --alpha 0.5"""
+
+
+@pytest.mark.parametrize("arguments", [line.split() for line in WRONG.split("|")], ids=" ".join)
+def test_wrong_usage_is_exit_code_2_without_a_traceback(
+    run: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    said = run(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.strip()
+
+
+@pytest.mark.parametrize("command", [["join", "--model"], ["leave", "--state-dir"], ["lab", "run"]])
+def test_a_path_that_cannot_be_looked_at_is_told_without_a_traceback(run: Run, command: list[str]) -> None:
+    said = run(*command, "x" * 300)
+    assert said.code == 2 and said.err.endswith(
+        "xxx: File name too long. Mend its permissions, or name another path.\n"
+    )
+
+
+def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[round]\nlocl = 3\nexternal = -1\n")
+    said = run("join", "--config", file, "--rounds", "-2", "--state-dir", tmp_path / "state")
+    assert said.code == 2
+    assert said.err.splitlines() == [
+        f"{file}:2: round.locl: unknown key; did you mean round.local?",
+        f"{file}:3: round.external: expected a whole number, at least 0 and at most 1024, found -1",
+        "--rounds: round.rounds: expected a whole number, at least 0, found -2",
+    ]
+    assert not (tmp_path / "state").exists()
+
+
+def test_config_check_show_and_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Path(run("config", "path").out.strip())
+    assert json.loads(run("config", "path", "--json").out)["exists"] is False
+    assert run("config", "check").code == 0
+    usual.parent.mkdir(parents=True)
+    usual.write_text("[round]\nlocal = 8\n")
+    monkeypatch.setenv("SWARMD_EXTERNAL", "2")
+    assert run("config", "check").out == f"{usual}: no mistakes\n"
+    shown = json.loads(run("config", "show", "--json").out)
+    assert shown["schema"] == 1
+    assert shown["keys"]["round.local"] == {"value": 8, "origin": f"{usual}:2"}
+    assert shown["keys"]["round.external"] == {"value": 2, "origin": "SWARMD_EXTERNAL"}
+    assert shown["keys"]["seed"] == {"value": None, "origin": "default"}
+    plain = [line.split("  #")[0].strip() for line in run("config", "show").out.splitlines()]
+    assert "round.local = 8" in plain
+    assert len(plain) == len(shown["keys"])
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("x = 1")
+    monkeypatch.setenv("SWARMD_CONFIG", str(wrong))
+    assert run("config", "check").code == 2
+    told = run("config", "check", wrong, "--json")
+    assert told.code == 2
+    assert json.loads(told.out) == {
+        "schema": 1,
+        "file": str(wrong),
+        "mistakes": [f"{wrong}:1: x: unknown key"],
+    }
+    assert run("config", "check", usual).code == 0  # the argument wins over the variable
+
+
+def test_the_identity_is_shown_and_backed_up_once(run: Run, tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
+    shown = json.loads(run("identity", "show", "--json", "--state-dir", tmp_path).out)
+    assert (shown["schema"], shown["peer_id"]) == (1, identity.peer_id)
+    assert identity.peer_id in run("identity", "show", "--state-dir", tmp_path).out
+    copy = tmp_path / "copy.key"
+    assert run("identity", "backup", copy, "--state-dir", tmp_path).out == f"{copy}\n"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert Identity.load(copy).peer_id == identity.peer_id
+    again = run("identity", "backup", copy, "--state-dir", tmp_path)
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert (
+        run("identity", "backup", tmp_path, "--state-dir", tmp_path).out
+        == f"{tmp_path}/swarmd-{identity.peer_id}.key\n"
+    )
+
+
+def test_tasks_are_listed_and_shown(run: Run) -> None:
+    listed = json.loads(run("task", "list", "--json").out)
+    assert [one["name"] for one in listed["curricula"]] == [
+        "sapo-9",
+        "tiny-9",
+        "sapo-9-strict",
+        "tiny-9-strict",
+    ]
+    assert len(run("task", "list", "--curriculum", "tiny-9").out.splitlines()) == 9
+    shown = json.loads(run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9", "--json").out)
+    assert shown["question"] in run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9").out
+    assert "did you mean bf" in run("task", "show", "bff", "1").err
+
+
+@pytest.mark.net
+def test_completions_are_scored_one_line_each(run: Run) -> None:
+    answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
+    right = f"<answer>{answer}</answer>"
+    # A line of 1.5 MiB: twelve characters each
+    longest = "\U0001f9ab" * (MAX_COMPLETION_CHARACTERS - len(right)) + right
+    texts = {"correct": [right, longest], "wrong": ["<answer>x</answer>"], "no answer": ["none"]}
+    texts |= {
+        "too long": ["x" + longest, "x" * (MAX_LINE_CHARACTERS - 11), "x" * 3 * MAX_LINE_CHARACTERS],
+        "correct again": [right],
+    }
+    lines = [json.dumps({"text": text, "ended": False}) for some in texts.values() for text in some]
+    said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n\n".join(lines) + "\n")
+    assert said.code == 0
+    wanted = [reason.removesuffix(" again") for reason, some in texts.items() for _ in some]
+    assert [json.loads(line) for line in said.out.splitlines()] == [
+        {"reward": float(why == "correct"), "reason": why} for why in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000]
+)
+def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> None:
+    said = run("task", "score", "bf", "3", stdin="\n" + line)
+    assert (said.code, said.out) == (2, "")
+    assert "standard input, line 2:" in said.err
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    script = (
+        "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in"
+        " sys.modules}, file=sys.stderr)"
+    )
+    heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
+    for arguments in (["--help"], ["join", "--help"], ["version", "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+        assert not heavy & set(done.stderr.split()), arguments
+    versions = json.loads(done.stdout)
+    assert versions["schema"] == 1
+    assert versions["versions"]["reasoning-gym"] == "0.1.25"
+
+
+def test_the_version_as_an_option(run: Run) -> None:
+    version = json.loads(run("version", "--json").out)["versions"]["swarmd"]
+    assert run("--version") == Said(0, f"swarmd {version}\n", "")
+
+
+def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield from commands(command, *names, name) if hasattr(command, "commands") else [(*names, name)]
+
+
+@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
+def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]) -> None:
+    said = run(*command, "--help")
+    assert said.code == 0 and "Example: " in said.out and "<bool>" not in said.out
+    assert "'swarmd'`" not in said.out  # an extra's name, in brackets, would be taken for markup
+    shown = typer.main.get_command(app)
+    for name in command:
+        shown = getattr(shown, "commands")[name]  # noqa: B009
+    _, *further = inspect.cleandoc(shown.help or "").split("\n\n")
+    # Typer would break the line there, whatever the screen's width
+    assert not any("\n" in paragraph for paragraph in further)
+
+
+@pytest.mark.net
+def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarmd", "task", "score", "bf", "3"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin and process.stdout and process.stderr
+    process.stdin.write(b'{"text": "x"}\n')
+    process.stdin.flush()
+    assert process.stdout.readline()  # it is up, and waits for more
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 130
+    assert b"Traceback" not in process.stderr.read()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("program", ["swarmd", "swarmd-judge"])
+def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> None:
+    """As if Ctrl-C were pressed while it imports typer, by the entry point that is installed."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts[program].partition(":")
+    command = [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())"]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["stop", "--timeout"], ["plan", "replay", "--rho"], ["plan", "replay", "--alpha"], ["join", "--pace"]],
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -> None:
+    said = run(*option, value)
+    assert said.code == 2 and option[-1] in said.err
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("module", ["swarmd", "judge"])
+def test_output_that_cannot_be_written(module: str) -> None:
+    """To a pipe whose reader is gone, where it is written at the end; and, at once, to a full disk."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    cases = [(writer, "", 1, "")]
+    if Path("/dev/full").exists():
+        cases.append((os.open("/dev/full", os.O_WRONLY), "1", 2, "No space left on device"))
+    for output, unbuffered, code, said in cases:
+        command, environment = (
+            [sys.executable, "-m", module, "--version"],
+            os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, env=environment, text=True, timeout=TIMEOUT_S
+        )
+        os.close(output)
+        assert (done.returncode, done.stderr.count("\n")) == (
+            code,
+            bool(said),
+        ) and said in done.stderr, done.stderr
+
+
+@pytest.mark.net
+def test_shell_completion_is_offered() -> None:
+    environment = os.environ | {
+        "_SWARMD_COMPLETE": "complete_bash",
+        "COMP_WORDS": "swarmd task sh",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.stdout.split() == ["show"]

@@ -1,0 +1,366 @@
+"""Invitations: what `swarmd invite` prints and `swarmd join` takes. They come from strangers."""
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.config.invitation import Invitation, as_link, read_invitation, write_invitation
+from swarmd.config.sources import FLAGS
+from swarmd.daemon.inviting import invite
+from swarmd.daemon.local_api import control
+from swarmd.errors import ConfigError, Unreachable
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.tasks.curriculum import SAPO_9, TINY_9
+from swarmd.testing import TIMEOUT_S, wait_until
+from tests.swarm.waiting import until
+from tests.swarmd.conftest import Run
+
+PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+PUBLIC = PEER.replace("203.0.113.7", "1.1.1.1")
+LOCAL = PEER.replace("203.0.113.7", "127.0.0.1")
+WHOLE = Invitation(
+    "main", "sapo-9", swarm_digest(SAPO_9), "qwen2.5-0.5b", (PEER, LOCAL), "https://judge.example:8443"
+)
+MUTATIONS = 500
+
+
+def checked(text: str) -> str:
+    """An invitation with the check that belongs to it, as a hostile one has."""
+    body = text.rpartition(",check=")[0]
+    return f"{body},check={hashlib.sha256(body.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+@pytest.mark.parametrize(
+    "invitation",
+    [
+        WHOLE,
+        Invitation("main"),
+        Invitation("lab", bootstrap=(PEER,)),
+        replace(WHOLE, judge="auto", model="Qwen/Qwen2.5-0.5B-Instruct"),
+        replace(WHOLE, curriculum="own_tasks", judge="http://[::1]:8400"),
+    ],
+)
+def test_what_is_written_is_read(invitation: Invitation) -> None:
+    text = write_invitation(invitation)
+    assert (
+        read_invitation(text)
+        == read_invitation(f" <{text}>\n")
+        == read_invitation(as_link(text))
+        == invitation
+    )
+    assert text.isascii() and not set(text) & set(" &;?#*!$\\|()[]{}'\"`<>~\n")  # a shell leaves it as it is
+
+
+def test_it_is_short_and_can_be_read_by_people() -> None:
+    text = write_invitation(replace(WHOLE, bootstrap=(PEER,)))
+    assert text.startswith(
+        f"swarm:main,curriculum=sapo-9,digest={swarm_digest(SAPO_9)},model=qwen2.5-0.5b,at=/ip4/203.0.113.7/tcp/4001/p2p/"
+    )
+    assert len(text) < 240
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "is not an invitation: one begins with swarm:"),
+        ("https://judge.example", "is not an invitation"),
+        ("swarm:main", "its end is missing"),
+        (write_invitation(WHOLE)[:-1], "changed or cut on its way"),
+        (write_invitation(WHOLE).replace("4001", "4002"), "changed or cut on its way"),
+        ("swarm:" + 3000 * "a", "3006 characters, and 2000 are the most"),
+        (checked("swarm:,check="), "its name is ''; expected"),
+        (checked("swarm:UPPER,check="), "its name is 'UPPER'"),
+        (checked("swarm:main,modle=tiny,check="), "unknown field, 'modle'; did you mean model?"),
+        (checked("swarm:main,state-dir=/home/ada,check="), "unknown field, 'state-dir'"),
+        (
+            checked("swarm:main,model=/home/ada/model,check="),
+            "its model is '/home/ada/model'; expected a short name or owner/name",
+        ),
+        (checked("swarm:main,model=../model,check="), "its model is"),
+        (checked("swarm:main,model=a/../b,check="), "its model is"),
+        (checked("swarm:main,model=tiny,model=tiny,check="), "it says model 2 times"),
+        (
+            checked("swarm:main,curriculum=/tmp/evil.py,digest=0123456789abcdef,check="),
+            "its curriculum is '/tmp/evil.py'",
+        ),
+        (
+            checked("swarm:main,curriculum=evil.py,digest=0123456789abcdef,check="),
+            "its curriculum is 'evil.py'",
+        ),
+        (
+            checked("swarm:main,curriculum=auto,digest=0123456789abcdef,check="),
+            "name a curriculum and its digest",
+        ),
+        (checked("swarm:main,curriculum=sapo-9,check="), "name a curriculum and its digest"),
+        (
+            checked("swarm:main,at=/ip4/192.0.2.7/tcp/0/p2p/x,check="),
+            "its at is '/ip4/192.0.2.7/tcp/0/p2p/x'",
+        ),
+        (checked("swarm:main,judge=file:///etc/passwd,check="), "its judge is 'file:///etc/passwd'"),
+        (checked("swarm:main,judge=%1b[31m,check="), "not plain text"),
+        (checked("swarm:main,judge=%1B%5B31m,check="), "its judge is '\\x1b[31m'"),
+        (checked("swarm:main,model=,check="), "its model is '', which is not plain text"),
+        (checked("swarm:main,model=%74iny,check="), "not plain text in its one spelling"),
+        (checked("swarm:main" + 9 * f",at={PEER}" + ",check="), "it says at 9 times, and 8 is the most"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_invitation(text)
+    assert said in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def mutated(text: str, rng: random.Random) -> str:
+    letters = list(text)
+    for _ in range(rng.choice((1, 1, 2, 5, 20))):
+        at = rng.randrange(len(letters))
+        match rng.randrange(6):
+            case 0:
+                letters[at] = chr(rng.choice((rng.randrange(256), rng.randrange(0x3000), 0xD800)))
+            case 1:
+                del letters[at : at + rng.choice((1, 3, 40))]
+            case 2:
+                letters[at:at] = rng.choice(
+                    (",at=", "%00", "..", "/", ",", "=", "swarm:", "\n", "%", ",model=", "--", "é")
+                )
+            case 3:
+                letters[at:at] = letters[at : at + 30]
+            case 4:
+                letters[at] = letters[at].swapcase()
+            case 5:
+                letters = letters[:at] + letters[at + 2 :] + letters[at : at + 2]
+        letters = letters or ["x"]
+    return "".join(letters)
+
+
+@pytest.mark.parametrize("hostile", [False, True], ids=["mangled", "hostile"])
+def test_mutations_are_refused_or_are_invitations_that_may_do_no_more(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: bool
+) -> None:
+    """No traceback, nothing dialled, no folder made. Hostile ones have the right check."""
+    rng, dialled = random.Random(7), []
+    watched = [True]
+    sys.addaudithook(
+        lambda event, _: (
+            dialled.append(event) if watched and event.startswith(("socket.", "subprocess.")) else None
+        )
+    )
+    readable = refused = 0
+    for _ in range(MUTATIONS):
+        text = mutated(write_invitation(WHOLE), rng)
+        text = checked(text) if hostile and ",check=" in text else text
+        try:
+            found = read_invitation(text)
+        except ConfigError as error:
+            refused += 1
+            assert str(error).isprintable() and len(str(error)) < 600
+            if refused % 5 == 0:  # through the command line too
+                said = run("join", "--state-dir", tmp_path / "state", "--", text)
+                assert (said.code, said.out) == (2, "") and said.err.startswith("swarmd: ")
+        else:
+            readable += 1
+            assert set(found.settings()) <= {
+                FLAGS[flag] for flag in ("swarm", "curriculum", "model", "bootstrap", "judge")
+            }
+            assert not found.model.startswith((".", "/", "~")) and not found.curriculum.endswith(
+                (".py", ".jsonl")
+            )
+            assert read_invitation(write_invitation(found)) == found and (hostile or found == WHOLE)
+    watched.clear()
+    assert refused > 0.7 * MUTATIONS and (readable > 0 or not hostile)
+    assert dialled == [] and not (tmp_path / "state").exists()
+
+
+def test_an_invitation_never_means_a_folder_of_this_machine(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    said = run(
+        "join", write_invitation(replace(WHOLE, model="models/mine")), "--state-dir", tmp_path / "state"
+    )
+    assert said.code == 2 and "its model is models/mine, and that is a folder here" in said.err
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    "invitation, flags, said",
+    [
+        (replace(WHOLE, digest=16 * "0"), [], "is from another version: its sapo-9 is not that of swarmd"),
+        (replace(WHOLE, curriculum="riddles", digest=16 * "0"), [], "is for the tasks riddles, which swarmd"),
+        (WHOLE, ["--curriculum", "tiny-9"], "is for sapo-9, and --curriculum says tiny-9"),
+    ],
+)
+def test_a_swarm_that_would_never_be_met_is_refused(
+    run: Run, tmp_path: Path, invitation: Invitation, flags: list[str], said: str
+) -> None:
+    told = run("join", write_invitation(invitation), *flags, "--state-dir", tmp_path / "state")
+    assert told.code == 2 and said in told.err and not (tmp_path / "state").exists()
+
+
+def test_flags_override_and_say_so(run: Run, tmp_path: Path) -> None:
+    invitation = write_invitation(replace(WHOLE, digest=16 * "0"))  # so that it ends before anything starts
+    flags = ["--model", "tiny", "--judge", "", "--swarm", "lab", "--bootstrap", PUBLIC]
+    said = run("join", invitation, *flags, "--state-dir", tmp_path / "state").err
+    assert "swarm.name: lab, as --swarm says; the invitation says main" in said
+    assert "model.name: tiny, as --model says; the invitation says qwen2.5-0.5b" in said
+    assert f"swarm.bootstrap: {PUBLIC}, as --bootstrap says; the invitation says {PEER} {LOCAL}" in said
+    assert "judge.url: none, as --judge says; the invitation says https://judge.example:8443" in said
+
+
+def test_own_tasks_have_to_be_here_and_the_same(run: Run, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "riddles.jsonl", tmp_path / "theirs" / "riddles.jsonl"
+    theirs.parent.mkdir()
+    ours.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}\n')
+    theirs.write_text('{"question": "1?", "answer": "3"}\n{"question": "2?", "answer": "2"}\n')
+    asked = run(
+        "invite",
+        "--json",
+        "--config",
+        written(tmp_path, f'[swarm]\ncurriculum = "{theirs}"\nbootstrap = ["{PEER}"]\n'),
+    )
+    document = json.loads(asked.out)
+    assert (
+        ",curriculum=riddles,digest=" in document["invitation"]
+        and str(tmp_path) not in document["invitation"]
+    )
+    without = run("join", document["invitation"], "--state-dir", tmp_path / "state")
+    assert without.code == 2 and "is for the tasks riddles" in without.err and "--curriculum" in without.err
+    other = run("join", document["invitation"], "--curriculum", ours, "--state-dir", tmp_path / "state")
+    assert other.code == 2 and "is for other tasks called riddles" in other.err
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "node.toml").write_text(text)
+    return folder / "node.toml"
+
+
+def test_what_an_invitation_says_of_its_node() -> None:
+    def config(**swarm: object) -> NodeConfig:
+        return NodeConfig(swarm=SwarmConfig(**swarm))  # type: ignore[arg-type]
+
+    lan = PEER.replace("203.0.113.7", "192.168.1.9")
+    relayed = f"{PEER}/p2p-circuit/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+    made = invite(config(bootstrap=(PEER,)), TINY_9, [LOCAL, relayed, lan, PUBLIC])
+    assert read_invitation(made["invitation"]) == Invitation(
+        "main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC, PEER, lan)
+    )
+    assert made["notes"] == []
+    made = invite(config(bootstrap=(LOCAL,)), TINY_9, [LOCAL, lan])
+    assert read_invitation(made["invitation"]).bootstrap == (lan,), (
+        "127.0.0.1 is another machine for whoever is invited"
+    )
+    made = invite(config(), TINY_9, [LOCAL])
+    assert "good on this machine alone" in made["notes"][0]
+    helper = invite(config(), None, [PUBLIC], ["https://judge.example"])
+    assert read_invitation(helper["invitation"]) == Invitation(
+        "main", bootstrap=(PUBLIC,), judge="https://judge.example"
+    )
+    folder = NodeConfig.model_validate({"model": {"name": "/home/ada/model"}})
+    made = invite(folder, TINY_9, [PUBLIC])
+    assert (
+        read_invitation(made["invitation"]).model == "" and "is a folder of this machine" in made["notes"][0]
+    )
+    repository = NodeConfig.model_validate({"model": {"name": "Qwen/Qwen3-0.6B"}})
+    assert read_invitation(invite(repository, SAPO_9, [PUBLIC])["invitation"]).model == "qwen3-0.6b"
+    with pytest.raises(Unreachable, match="no address that others could dial"):
+        invite(config(), TINY_9, [])
+    with pytest.raises(ConfigError, match="this node trains alone"):
+        invite(config(engine="none"), TINY_9, [PUBLIC])
+
+
+def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Path) -> None:
+    assert run("invite", "--state-dir", tmp_path / "none").code == 6
+    said = run(
+        "invite", "--json", "--config", written(tmp_path, f'[swarm]\nname = "lab"\nbootstrap = ["{PEER}"]\n')
+    )
+    document = json.loads(said.out)
+    assert said.code == 0 and read_invitation(document["invitation"]).name == "lab"
+    assert document["link"] == as_link(document["invitation"]) and document["link"].startswith("swarm://lab,")
+
+
+def test_a_qr_code_is_drawn_or_what_is_missing_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, f'[swarm]\nbootstrap = ["{PEER}"]\n')
+    said = run("invite", "--qr", "--config", file)
+    try:
+        import segno  # noqa: F401
+    except ImportError:
+        assert said.code == 2 and "pip install 'swarmd[qr]'" in said.err
+    else:
+        assert said.code == 0 and said.out.count("\n") > 20 and "█" in said.out
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
+    """Real processes: a node, its invitation, a node with nothing but that.
+
+    Which then finds the first again without it.
+    """
+    loopback = ["--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0", "--pace", "0.3", "--json"]
+
+    def start(name: str, *words: str) -> "subprocess.Popen[str]":
+        command = [
+            sys.executable,
+            "-m",
+            "swarmd",
+            "join",
+            *words,
+            *loopback,
+            "--state-dir",
+            str(tmp_path / name),
+        ]
+        with (tmp_path / f"{name}.log").open("a") as log:
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, text=True)
+
+    def says(name: str, process: "subprocess.Popen[str]", holds: Callable[[dict[str, Any]], bool]) -> None:
+        wait_until(lambda: (tmp_path / name / "run.json").exists() or process.poll() is not None)
+        until(tmp_path / name, holds, process)
+
+    def shares(name: str, process: "subprocess.Popen[str]") -> None:
+        says(name, process, lambda status: bool(status["last"]) and status["last"]["external"] > 0)
+
+    def connects(name: str, process: "subprocess.Popen[str]") -> None:
+        says(name, process, lambda status: status["connected"] > 0)
+
+    def ended(process: "subprocess.Popen[str]", end: Callable[[], None]) -> None:
+        end()
+        process.wait(TIMEOUT_S)
+
+    first = start("first", "--model", "tiny", "--swarm", "lab")
+    try:
+        wait_until(lambda: (tmp_path / "first" / "run.json").exists())
+        asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
+        with ThreadPoolExecutor() as threads:  # it listens later than it answers
+            surveyed = threads.submit(control.call, tmp_path / "first", "network", timeout=TIMEOUT_S)
+            at_once = control.call(tmp_path / "first", "invitation", timeout=TIMEOUT_S)["invitation"]
+        assert len(surveyed.result()["ports"]) == 1
+        invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        assert invitation == at_once and len(read_invitation(invitation).bootstrap) == 1
+        assert read_invitation(invitation).name == "lab"
+        for words, met in (([invitation], shares), ([], connects)):  # the second time it remembers
+            second = start("second", *words)
+            try:
+                met("second", second)
+            finally:
+                ended(second, second.terminate)
+        log = (tmp_path / "second.log").read_text()
+        assert (
+            "joining swarm lab: tiny-9, model tiny, no judge, 1 address to dial first" in log
+            and "as before: swarm lab" in log
+        )
+    finally:
+        ended(first, first.kill)

@@ -1,0 +1,264 @@
+"""`swarmd leave`, `swarmd logs` and `swarmd bug-report`."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import resource
+import struct
+import subprocess
+import sys
+import termios
+import zipfile
+from fnmatch import fnmatch
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from p2p.identity import Identity
+from swarmd.errors import CannotRecord
+from swarmd.state.bug_report import redacted, write_report
+from swarmd.state.folder import IDENTITY_FILE, OF_THE_NODE, OF_THE_SWARM
+from swarmd.state.logs import follow, for_people
+from swarmd.state.service import user_service
+from swarmd.testing import TIMEOUT_S
+from tests.packaging.checkout import ROOT
+from tests.swarmd.cli.test_cli import node
+from tests.swarmd.conftest import Run
+
+LINE = json.dumps(
+    {
+        "event": "node starts",
+        "level": "info",
+        "timestamp": "2026-11-23T03:04:56.600282Z",
+        "token": "abcdef0123456789",
+    }
+)
+
+
+def state(folder: Path) -> Path:
+    Identity.load_or_create(folder / IDENTITY_FILE)
+    (folder / "checkpoints" / "round-00000001").mkdir(parents=True)
+    for name in (
+        "choices.json",
+        "peers.json",
+        "seen",
+        "reputation",
+        "sequence",
+        "metrics.jsonl",
+        "notes of mine.txt",
+    ):
+        (folder / name).write_text("{}\n")
+    (folder / "swarmd.log").write_text(LINE + "\n")
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"lock"}
+
+
+def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path: Path) -> None:
+    before = names(state(tmp_path / "state"))
+    asked = run("leave", "--state-dir", tmp_path / "state")
+    assert asked.code == 2 and "--yes" in asked.err and names(tmp_path / "state") == before
+    assert (
+        "would be removed: choices.json, peers.json, reputation, seen\n" in asked.err
+        and "\nremoved" not in asked.err
+    )
+    assert "identity.key" in asked.err.partition("would stay: ")[2]
+    said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
+    assert json.loads(said.out)["removed"] == ["choices.json", "peers.json", "reputation", "seen"]
+    assert names(tmp_path / "state") == before - {"choices.json", "peers.json", "reputation", "seen"}
+    assert run("leave", "--yes", "--state-dir", tmp_path / "none").code == 6
+    again = run("leave", "--yes", "--state-dir", state(tmp_path / "again"))
+    assert (
+        again.err
+        == f"{tmp_path / 'again'}: removed choices.json, peers.json, reputation, seen\nYou left the swarm.\n"
+    )
+
+
+@pytest.mark.net
+def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp_path: Path) -> None:
+    folder = state(tmp_path / "state")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "swarmd", "leave", "--everything", "--state-dir", str(folder)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while not said.rstrip().endswith(b"[y/N]:"):
+        said += os.read(ours, 65536)
+    os.write(ours, b"n\n")
+    with contextlib.suppress(OSError):  # the other end is closed
+        while some := os.read(ours, 65536):
+            said += some
+    os.close(ours)
+    assert process.wait(TIMEOUT_S) != 0 and (folder / IDENTITY_FILE).exists()
+    lines = said.decode().splitlines()
+    assert all(len(line) <= 80 or " " not in line for line in lines)
+    assert f"would be removed: {', '.join(sorted(names(folder) - {'notes of mine.txt'}))}" in " ".join(
+        lines
+    ).replace("lock, ", "")
+
+
+def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run: Run, tmp_path: Path) -> None:
+    state(tmp_path / "state")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("not ours")
+    (tmp_path / "state" / "checkpoints.old").symlink_to(tmp_path / "outside")
+    said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
+    assert said.code == 0 and "removed checkpoints, checkpoints.old, choices.json, identity.key, " in said.err
+    assert names(tmp_path / "state") == {"notes of mine.txt"} and (tmp_path / "outside" / "file").exists()
+
+
+def test_leaving_with_everything_from_a_folder_that_stays(run: Run, tmp_path: Path) -> None:
+    """As the mount point of a container's volume does; a link cannot be removed as a folder either."""
+    state(tmp_path / "real")
+    (tmp_path / "real" / "notes of mine.txt").unlink()
+    (tmp_path / "real" / "restoring-7").mkdir()  # of a restore that was killed: a key may be in it
+    (tmp_path / "state").symlink_to(tmp_path / "real")
+    said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
+    assert said.code == 0 and list((tmp_path / "real").iterdir()) == []
+
+
+def test_every_file_of_a_state_folder_is_known() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    text = text.partition("## What a state folder holds\n")[2].partition("What is damaged")[0]
+    named = {
+        name.rstrip("/")
+        for name in re.findall(r"[a-z]+(?:\.[a-z]+|/)|\b(?:seen|reputation|sequence|lock)\b(?=  |,)", text)
+    }
+    assert {"identity.key", "checkpoints", "seen", "lock", "ui.html"} <= named - {"metrics"}
+    assert [
+        name
+        for name in sorted(named)
+        if not any(fnmatch(name, pattern) for pattern in (*OF_THE_SWARM, *OF_THE_NODE))
+    ] == []
+
+
+@pytest.mark.net
+def test_leaving_stops_the_node_first(run: Run, tmp_path: Path) -> None:
+    with node(tmp_path) as told:
+        said = run("leave", "--yes", "--state-dir", tmp_path)
+    assert said.code == 0 and told == ["stop"] and "the node stops" in said.err
+
+
+def test_a_service_would_start_it_again(run: Run, tmp_path: Path) -> None:
+    unit = tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"[Service]\nExecStart=swarmd join --state-dir {tmp_path / 'state'}\n")
+    state(tmp_path / "state")
+    said = run("leave", "--yes", "--state-dir", tmp_path / "state")
+    assert (
+        said.code == 2
+        and "swarmd service uninstall" in said.err
+        and (tmp_path / "state" / "choices.json").exists()
+    )
+    assert run("leave", "--yes", "--state-dir", state(tmp_path / "st")).code == 0, (
+        "of a folder whose name begins with it"
+    )
+    odd = tmp_path / "100% $mine"
+    unit.write_bytes(user_service("linux", odd, tmp_path).content)
+    assert run("leave", "--yes", "--state-dir", state(odd)).code == 2
+
+
+def test_logs_are_readable_lines(run: Run, tmp_path: Path) -> None:
+    state(tmp_path)
+    assert run("logs", "--state-dir", tmp_path).out == "2026-11-23 03:04:56 info    node starts\n"
+    assert run("logs", "--json", "-n", "1", "--state-dir", tmp_path).out == LINE + "\n"
+    assert run("logs", "--trainer", "--state-dir", tmp_path).code == 2
+    assert for_people("plain \x1b[31mtext") == "plain \\x1b[31mtext"
+
+
+def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\nthree\n")
+    steps = iter(("four\nfi", "ve\n", None))
+
+    def wait(_: float) -> None:
+        text = next(steps)
+        if text is None:
+            log.rename(tmp_path / "log.1")
+        with log.open("a") as file:
+            file.write(text or "six\n")
+
+    assert list(islice(follow(log, 2, wait), 5)) == ["two", "three", "four", "five", "six"]
+
+
+def test_a_report_says_what_it_holds_and_leaves_secrets_out(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = state(tmp_path / "state"), tmp_path / "report.zip"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    secret = Identity.load(folder / IDENTITY_FILE).private_file
+    (folder / "trainer.log").write_text(
+        "GET http://ada:pa55@192.0.2.7/x?token=0123456789abcdef hf_abcdefghijklmnopqrstu\n"
+    )
+    said = run("bug-report", "--hide-addresses", "--out", out, "--state-dir", folder)
+    assert (
+        said.code == 0
+        and f"{out}: written" in said.err
+        and "nothing was sent" in said.err
+        and out.stat().st_mode & 0o777 == 0o600
+    )
+    assert "node starts" not in said.out and len(said.out) < 1000, "no terminal: names and sizes alone"
+    with zipfile.ZipFile(out) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    expected = {
+        "versions.json",
+        "settings.json",
+        "status.json",
+        "peers.json",
+        "swarmd.log",
+        "trainer.log",
+        "metrics.jsonl",
+    }
+    assert set(files) == expected and all(name in said.out for name in expected)
+    everything = b"".join(files.values())
+    for hidden in (secret, b"pa55", b"192.0.2.7", b"0123456789abcdef", b"hf_abc", str(tmp_path).encode()):
+        assert hidden not in everything
+    assert files["trainer.log"] == b"GET http://<secret>@<address>/x?token=<secret> <secret>\n"
+    assert run("bug-report", "--yes", "--out", out, "--state-dir", folder).code == 2
+
+
+def test_a_report_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(CannotRecord):
+            write_report({"swarmd.log": "x" * 10**6}, tmp_path / "report.zip")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "report.zip").exists()
+
+
+@pytest.mark.parametrize(
+    "text, left",
+    [
+        ("Authorization: Bearer abcdefghijk.lmn", "Authorization: Bearer <secret>"),
+        ('"api_key": "abc def", "n": 1', '"api_key": "<secret>", "n": 1'),
+        (r'{"event": "password=\"abc def\" of"}', r'{"event": "password=\"<secret>\" of"}'),
+        ("x?token=abc&y secrets: abc, def", "x?token=<secret>&y secrets: <secret>, def"),
+        ('{"tokens":{"generated":267},"max_new_tokens":64}',
+         '{"tokens":{"generated":267},"max_new_tokens":64}'),
+        ('max_new_tokens = 64, "gated":{"an unlikely token":1}',
+         'max_new_tokens = 64, "gated":{"an unlikely token":1}'),
+        ("/ip4/203.0.113.7/tcp/4001/p2p/12D3", "/ip4/<address>/tcp/4001/p2p/12D3"),
+        ("/ip6/2001:db8::7/tcp/1 and /dns4/ada.example/tcp/1",
+         "/ip6/<address>/tcp/1 and /dns4/<address>/tcp/1"),
+        ("from 203.0.113.7:4001, at 2026-11-23 03:04:56, fe80::1.",
+         "from <address>:4001, at 2026-11-23 03:04:56, <address>."),
+        ("version 2.13.0, round 3: reward 0.5", "version 2.13.0, round 3: reward 0.5"),
+        ("tokens 300 generated, new_tokens 16", "tokens 300 generated, new_tokens 16"),
+        ("AWS_SECRET_ACCESS_KEY=abc/def+g HF_TOKEN=abc", "AWS_SECRET_ACCESS_KEY=<secret> HF_TOKEN=<secret>"),
+        ("--token abc --max-new-tokens 64, ['--hf-token', 'abc']",
+         "--token <secret> --max-new-tokens 64, ['--hf-token', '<secret>']"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n", "<secret>"),
+    ],
+)  # fmt: skip
+def test_what_is_left_out(text: str, left: str) -> None:
+    assert redacted(text, Path("/"), addresses=True) == left
+    assert "203.0.113.7" not in text or "203.0.113.7" in redacted(text, Path("/"), addresses=False)

@@ -1,0 +1,95 @@
+"""`swarmd doctor model` and `swarmd export`, as people and scripts meet them."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.state.folder import StateFolder
+from swarmd.trainer.checkpoint import Checkpoints, RunState
+from tests.swarmd.conftest import Run
+from tests.swarmd.policy.conftest import make_model, open_policy
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The state folder of a node that has trained tiny for a round or two."""
+    policy = open_policy("tiny")
+    state = random.Random(0).getstate()
+    Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, state, state, (), ()), policy.files())
+    lines = [{"round": n, "reward_mean": 0.25 * n, "local": 4, "external": 4} for n in (1, 2)]
+    (tmp_path / "state" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "state"
+
+
+def test_doctor_tells_the_plan(run: Run) -> None:
+    said = run("doctor", "model", "--model", "tiny", "--device", "cpu")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("tiny: 851,584 parameters, on cpu")
+    assert "851,584 × 4 B" in said.out
+    document = json.loads(run("doctor", "model", "--device", "cpu", "--json").out)
+    assert (
+        document["schema"],
+        document["fits"],
+        document["plan"]["dtype"],
+        document["plan"]["lora_rank"],
+    ) == (1, True, "float32", None)
+
+
+def test_doctor_of_what_cannot_fit(run: Run, tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text()) | {
+        "hidden_size": 2**16,
+        "intermediate_size": 2**19,
+        "head_dim": 2**14,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = run("doctor", "model", "--model", tmp_path, "--device", "cpu", "--json")
+    assert said.code == 3
+    assert "not enough memory" in said.err
+    document = json.loads(said.out)
+    assert not document["fits"]
+    assert document["message"] in said.err
+    assert run("doctor", "model", "--model", "./nowhere").code == 3
+
+
+def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StateFolder.open(trained):
+        said = run("export", "--state-dir", trained, "--out", out, "--json")
+    assert said.code == 0, said.err
+    document = json.loads(said.out)
+    assert (document["folder"], document["pushed"], document["model"]["base"]) == (str(out), None, "tiny")
+    assert (
+        document["model"]["curriculum"],
+        document["run"]["rounds"],
+        document["run"]["external_share"],
+    ) == ("tiny-9", 2, 0.5)
+    assert (out / "model.safetensors").stat().st_size > (WEIGHTS["tiny"] / "model.safetensors").stat().st_size
+    assert "tiny-9" in (out / "README.md").read_text()
+    again = run("export", "--state-dir", trained, "--out", out)
+    assert (again.code, again.out) == (2, "")
+    assert "Choose another with --out" in again.err
+
+
+@pytest.mark.parametrize(
+    "chosen, said", [("tiny-9-strict", "tiny-9-strict"), ("/none/fractions.py", "fractions")]
+)
+def test_the_card_names_the_curriculum_that_was_joined(
+    run: Run, trained: Path, tmp_path: Path, chosen: str, said: str
+) -> None:
+    (trained / "choices.json").write_text(json.dumps({"schema": 1, "curriculum": chosen}))
+    document = json.loads(run("export", "--state-dir", trained, "--out", tmp_path / "out", "--json").out)
+    assert document["model"]["curriculum"] == said
+
+
+def test_export_that_cannot_be(run: Run, trained: Path, tmp_path: Path) -> None:
+    assert run("export", "--state-dir", trained, "--out", tmp_path / "a", "--adapter").code == 2
+    pushed = run("export", "--state-dir", trained, "--out", tmp_path / "b", "--push", "me/it")
+    assert pushed.code == 4
+    assert f"whole in {tmp_path / 'b'}" in pushed.err
+    empty = run("export", "--state-dir", tmp_path / "empty")
+    assert empty.code == 2
+    assert "swarmd join" in empty.err

@@ -1,0 +1,140 @@
+"""`swarmd service`: what is written, and what the service manager is told, through one that records its
+calls.
+"""
+
+import json
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmd.errors import ConfigError
+from swarmd.state.service import user_service
+from swarmd.testing import TIMEOUT_S
+from tests.swarmd.conftest import Run
+
+MANAGER = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in
+    *"$(cat {fails} 2>/dev/null || echo nothing-fails)"*) echo "Failed to connect to bus" >&2; exit 1;;
+esac
+"""
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `systemctl` on PATH that writes down its calls; what the file `fails` holds, it refuses."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "systemctl"
+    program.write_text(MANAGER.format(log=tmp_path / "calls", fails=tmp_path / "fails"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path
+
+
+def calls(manager: Path) -> list[str]:
+    return (manager / "calls").read_text().splitlines() if (manager / "calls").exists() else []
+
+
+def test_install_status_and_uninstall(run: Run, manager: Path) -> None:
+    unit = manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+    assert json.loads(run("service", "status", "--json").out)["installed"] is False
+    printed = run("service", "install", "--print").out
+    assert not unit.exists() and "is-active" not in "".join(calls(manager)[1:])
+    said = run("service", "install")
+    assert said.code == 0 and "installed and started" in said.err and "enable-linger" in said.err
+    assert unit.read_text() == printed and re.search(r"^ExecStart=.*swarmd.* join$", printed, re.MULTILINE)
+    assert calls(manager)[-2:] == ["--user daemon-reload", "--user enable --now swarmd.service"]
+    assert "was installed already" in run("service", "install").err
+    assert json.loads(run("service", "status", "--json").out) == {
+        "schema": 1, "file": str(unit), "installed": True, "current": True, "active": True,
+    }  # fmt: skip
+    assert run("service", "uninstall").code == 0
+    assert calls(manager)[-1] == "--user disable --now swarmd.service" and not unit.exists()
+    assert run("service", "uninstall").code == 2
+
+
+def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: Path) -> None:
+    unit = manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\nExecStart=/opt/mine\n")
+    said = run("service", "install")
+    assert (
+        said.code == 2
+        and "with other contents" in said.err
+        and "--print" in said.err
+        and calls(manager) == []
+    )
+    assert unit.read_text() == "[Service]\nExecStart=/opt/mine\n"
+    assert "differs from what this version would write" in run("service", "status").out
+    said = run("service", "uninstall", "--json")
+    kept = Path(json.loads(said.out)["kept"])
+    assert kept.read_text() == "[Service]\nExecStart=/opt/mine\n" and not unit.exists()
+    assert run("service", "install").code == 0
+
+
+def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path) -> None:
+    (manager / "fails").write_text("enable")
+    said = run("service", "install")
+    assert said.code == 4 and "Failed to connect to bus" in said.err and "Nothing is left of it" in said.err
+    assert not (manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service").exists()
+
+
+def test_without_a_manager_the_command_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    said = run("service", "install")
+    assert said.code == 2 and "there is no systemctl here" in said.err
+    assert run("service", "install", "--print").code == 0
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "not for win32" in run("service", "install").err
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("folder", ["state", 'my node\'s 100% $HOME; \\ "state"'])
+def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -> None:
+    service = user_service("linux", tmp_path / folder, tmp_path)
+    unit = tmp_path / "swarmd.service"
+    unit.write_bytes(service.content)
+    (tmp_path / "run").mkdir(mode=0o700)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
+    checked = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(unit)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_letters_that_systemd_reads_in_its_own_way_are_escaped(tmp_path: Path) -> None:
+    service = user_service("linux", Path('/x/100% $HOME "a" \\ b;'), tmp_path)
+    assert service.content.count(b'--state-dir "/x/100%% $$HOME \\"a\\" \\\\ b;"\n') == 1
+    assert user_service("linux", Path("/x/état"), tmp_path).content.count('"/x/état"\n'.encode()) == 1
+
+
+def test_the_agent_of_launchd(tmp_path: Path) -> None:
+    service = user_service("darwin", tmp_path / "state", tmp_path)
+    agent = plistlib.loads(service.content)
+    assert service.file == tmp_path / "Library" / "LaunchAgents" / "org.swarmd.node.plist"
+    assert (
+        agent["ProgramArguments"][-3:] == ["join", "--state-dir", str(tmp_path / "state")]
+        and agent["ExitTimeOut"] == 660
+    )
+    assert [command[1] for command in service.start] == ["bootstrap"] and service.stop[1] == "bootout"
+
+
+def test_a_path_that_no_unit_can_hold(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="control characters"):
+        user_service("linux", tmp_path / "a\nb", tmp_path)

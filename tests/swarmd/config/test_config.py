@@ -1,0 +1,326 @@
+"""What a configuration says, where each value came from, and what is said about a wrong one."""
+
+import random
+import re
+import tomllib
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+
+from swarmd.config.config import NodeConfig
+from swarmd.config.messages import kind_of
+from swarmd.config.sources import NODE, flatten, load, resolve
+from swarmd.errors import ConfigError
+from tests import ROOT
+
+EXAMPLE = ROOT / "node_config.example.toml"
+PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
+
+
+def mistakes(text: str | bytes, folder: Path) -> list[str]:
+    path = folder / "node.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as wrong:
+        load(path, {}, {})
+    return str(wrong.value).splitlines()
+
+
+def test_the_example_has_every_key_with_its_default_and_a_comment() -> None:
+    text = EXAMPLE.read_text()
+    resolved = resolve(EXAMPLE, {}, {})
+    assert resolved.config == NodeConfig()
+    for key, default in flatten(NodeConfig()).items():
+        section, _, name = key.rpartition(".")
+        part = (
+            text.partition(f"\n[{section}]\n")[2].partition("\n[")[0] if section else text.partition("\n[")[0]
+        )
+        lead = "# " if default is None else ""
+        assert re.search(rf"^{lead}{name} = \S.* # ", part, re.MULTILINE), (
+            f"{key} is not in the example as it should be"
+        )
+        assert resolved.origins[key].startswith(str(EXAMPLE)) != (default is None), key
+    # What has no default is commented out there; with the comments taken away it must still load.
+    load_text = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    assert set(tomllib.loads(load_text)["model"]) == set(NodeConfig().model.model_dump())
+
+
+def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        '[round]\nlocal = 1\nexternal = 1\ncompletions = 3\n[swarm]\nlisten = ["/ip4/127.0.0.1/tcp/1"]'
+    )
+    environment = {
+        "SWARMD_ROUND_LOCAL": "2",
+        "SWARMD_EXTERNAL": "2",
+        "SWARMD_LISTEN": "/ip4/127.0.0.1/tcp/2, /ip6/::1/tcp/2",
+        "HOME": "/",
+    }
+    resolved = resolve(path, environment, {"local": 3, "listen": [], "seed": None, "pace": 1.5})
+    assert (
+        resolved.config.round.local,
+        resolved.config.round.external,
+        resolved.config.round.completions,
+    ) == (3, 2, 3)
+    assert resolved.config.round.pace == 1.5
+    assert resolved.config.swarm.listen == ("/ip4/127.0.0.1/tcp/2", "/ip6/::1/tcp/2")
+    wanted = {
+        "round.local": "--local",
+        "round.external": "SWARMD_EXTERNAL",
+        "round.completions": f"{path}:4",
+        "seed": "default",
+    }
+    assert {key: resolved.origins[key] for key in wanted} == wanted
+    assert list(resolved.origins) == list(NODE.keys)
+
+
+def test_every_key_can_be_set_by_a_variable() -> None:
+    texts = {
+        "swarm.listen": "/ip4/127.0.0.1/tcp/7",
+        "swarm.bootstrap": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}",
+        "gate.margin": "2",
+    }
+    texts |= {
+        "judge.url": "https://judge.example/",
+        "generate.engine_url": "http://127.0.0.1:8000",
+        "metrics.listen": "127.0.0.1:9464",
+    }
+    texts |= {
+        "seed": "9",
+        "train.importance_cap": "2",
+        "swarm.curriculum": "own.py",
+        "metrics.report_to": "wandb",
+    }
+    texts |= {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")} | {
+        f"limits.{name}": "1 MB/s" for name in ("up", "down")
+    }
+    texts |= {f"limits.{name}": "1 GB" for name in ("month", "state")}
+    texts |= {"when.load": "50 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
+    values = {int: "7", float: "0.25"}
+    for key, default in flatten(NodeConfig()).items():
+        kind = kind_of(NODE.keys[key])
+        other = (
+            next((choice for choice in get_args(NODE.keys[key].annotation) if choice != default), "")
+            if kind is Literal
+            else "some-text"
+        )
+        config = load(
+            None, {f"SWARMD_{key.replace('.', '_').upper()}": texts.get(key) or values.get(kind, other)}, {}
+        )
+        assert flatten(config)[key] != default, key
+    assert NODE.variables["SWARMD_MODEL"] == NODE.variables["SWARMD_MODEL_NAME"] == "model.name"
+
+
+def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:
+    assert (
+        load(
+            None,
+            {"SWARMD_MODEL": "", "SWARMD_STATE_DIR": "/x", "SWARMD_CONFIG": "/y", "SWARMD_JUDGE_PORT": "1"},
+            {},
+        )
+        == NodeConfig()
+    )
+    with pytest.raises(
+        ConfigError, match="SWARMD_ROUND_LOCL: no such variable; did you mean SWARMD_ROUND_LOCAL"
+    ):
+        load(None, {"SWARMD_ROUND_LOCL": "3"}, {})
+    with pytest.raises(ConfigError, match=r"^SWARMD_\\x1b\[2J: no such variable"):
+        load(None, {"SWARMD_\x1b[2J": "3"}, {})
+    with pytest.raises(ConfigError, match=r"SWARMD_MODEL_NAME: model\.name: SWARMD_MODEL sets it otherwise"):
+        load(None, {"SWARMD_MODEL_NAME": "a", "SWARMD_MODEL": "b"}, {})
+
+
+def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('sed = 1\n[round]\nlocal = "4"\nrounds_ = 3\n[modle]\nx = 1\n')
+    with pytest.raises(ConfigError) as wrong:
+        load(path, {"SWARMD_EXTERNAL": "many", "SWARMD_PACE": "1e"}, {"local": -1, "device": "gpu"})
+    assert str(wrong.value).splitlines() == [
+        f"{path}:1: sed: unknown key; did you mean seed?",
+        f"{path}:3: round.local: expected a whole number, at least 0 and at most 1024, found '4'",
+        f"{path}:4: round.rounds_: unknown key; did you mean round.rounds?",
+        f"{path}:5: modle: unknown key; did you mean model?",
+        "SWARMD_EXTERNAL: round.external: expected a whole number, at least 0 and at most 1024, found 'many'",
+        "SWARMD_PACE: round.pace: expected a number, at least 0 and at most 86400, found '1e'",
+        "--local: round.local: expected a whole number, at least 0 and at most 1024, found -1",
+        (
+            '--device: model.device: expected one of "auto", "cuda", "mps", "cpu", found \'gpu\'; did you'
+            ' mean "cpu"?'
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("round = 3", "node.toml:1: round: expected a section, [round], found 3"),
+        ("[[round]]\nlocal = 1", "node.toml:1: round: expected a section, [round], found"),
+        (
+            "[round]\nlocal = true",
+            "round.local: expected a whole number, at least 0 and at most 1024, found true",
+        ),
+        ("[round]\nlocal = 4.0", "found 4.0"),
+        ("[round]\npace = nan", "round.pace: expected a number, at least 0 and at most 86400, found nan"),
+        ("[train]\nmax_grad_norm = inf", "train.max_grad_norm: expected a number, more than 0, found inf"),
+        ("[round]\nrounds = 1979-05-27", "found 1979-05-27"),
+        ("[model]\nname = ''", "model.name: expected a text, not empty, found ''"),
+        ("[model]\nname = {a = 1}", "model.name: expected a text, not empty, found a section"),
+        ("[swarm]\nname = 'Main'", "swarm.name: expected at most 32 lower-case letters"),
+        ('[swarm]\nname = "a\\nb"', r"found 'a\nb'"),
+        (
+            "[swarm]\ncurriculum = 'tiny9'",
+            "swarm.curriculum: expected auto, sapo-9, tiny-9, sapo-9-strict, tiny-9-strict, a .py or",
+        ),
+        (
+            "[swarm]\ncurriculum = 'tiny9'",
+            "found 'tiny9': no installed package offers tasks of this name; did you mean tiny-9?",
+        ),
+        ("[swarm]\ncurriculum = 'own.txt'", "no installed package offers tasks of this name"),
+        ("[swarm]\ncurriculum = ''", "no installed package offers tasks of this name"),
+        ("[swarm]\njudge = ''", "node.toml:2: swarm.judge: unknown key; did you mean judge.url?"),
+        ("local = 4", "node.toml:1: local: unknown key; did you mean round.local?"),
+        (
+            "[round]\nlocal = 0\nexternal = 0",
+            "round.local: expected above 0 where round.external is 0, found 0",
+        ),
+        ("[round]\nlocal = 0\ntrain = 'off'", 'round.local: expected above 0 where round.train is "off"'),
+        (
+            "[train]\nwarmup = 10\nschedule_updates = 5",
+            "node.toml:3: train.schedule_updates: expected 0 or at least train.warmup, 10, found 5",
+        ),
+        (
+            "[round]\nlocal = 0\n[swarm]\nengine = 'none'",
+            'round.local: expected above 0 where swarm.engine is "none", found 0',
+        ),
+        ('"\\u202e\\u001b[31m" = 4', r"node.toml: '\u202e\x1b[31m': unknown key"),
+        ("[swarm]\nlisten = '/ip4/0.0.0.0/tcp/0'", "swarm.listen: expected a list of addresses"),
+        (
+            "[swarm]\nlisten = ['/dns/x/tcp/1']",
+            "swarm.listen[0]: expected an address such as /ip4/0.0.0.0/tcp/4001, found '/dns/x/tcp/1'",
+        ),
+        (f"[swarm]\nbootstrap = ['/ip4/1.2.3.4/tcp/99999/p2p/{PEER}']", "'99999' is no port"),
+        (f"[swarm]\nbootstrap = ['/ip4/1.2.3.4/tcp/0/p2p/{PEER}']", "nobody can dial port 0"),
+        (f"[swarm]\nbootstrap = ['/ip4/1.2.3/tcp/1/p2p/{PEER}']", "Expected 4 octets"),
+        (f"[swarm]\nbootstrap = ['/dns4/-a/tcp/1/p2p/{PEER}']", "is no host name"),
+        (f"[swarm]\nbootstrap = ['/ip4/1.2.3.4/udp/1/p2p/{PEER}']", "only TCP addresses are known"),
+        (f"[swarm]\nbootstrap = ['/p2p/{PEER}']", "swarm.bootstrap[0]"),
+        ("[swarm]\nbootstrap = ['/ip4/1.2.3.4/tcp/1']", "has to end in /p2p/"),
+        (f"[swarm]\nbootstrap = ['/ip4/1.2.3.4/tcp/1/p2p/{PEER[:-1]}0']", "is no base58 letter"),
+        ("[swarm]\nbootstrap = ['http://a', 3]", "swarm.bootstrap[1]"),
+        (
+            "[judge]\nurl = 'localhost:80'",
+            "judge.url: expected a web address such as http://127.0.0.1:8400, or auto, found 'localhost:80'",
+        ),
+        ("[judge]\nurl = 'http://a:x'", "judge.url"),
+        ("[judge]\nurl = 'http://me:secret@a'", "judge.url"),
+        ("[judge]\nurl = 'http://[::1'", "judge.url"),
+        ("[judge]\nurl = 'http://a/?q'", "query"),
+        ("[round\nlocal = 4", "node.toml:1: not valid TOML"),
+        ("[round]\nlocal = 4\nlocal = 5", "node.toml:3: not valid TOML"),
+        ("a = '''\n\n", "node.toml:3: not valid TOML"),
+        ("a = " + "[" * 5000, "node.toml"),
+        ("seed = " + "9" * 5000, "node.toml: not a configuration"),
+        ("#" * 1_100_000, "node.toml: more than"),
+        (b"[model]\nname = '\xff'", "node.toml:2: not UTF-8"),
+        (b"\xff\xfes\x00e\x00", "node.toml:1: not UTF-8"),
+    ],
+)
+def test_each_mistake_says_where_and_what(tmp_path: Path, text: str | bytes, said: str) -> None:
+    told = "\n".join(mistakes(text, tmp_path))
+    assert said in told
+    assert told.startswith(str(tmp_path / "node.toml"))
+
+
+def test_good_bootstrap_addresses_pass() -> None:
+    hosts = ("ip4/1.2.3.4/tcp/1", "ip6/2001:db8::1/tcp/65535", "dns/a-b.example/tcp/1", "dns4/node_1/tcp/1")
+    addresses = tuple(f"/{host}/p2p/{PEER}" for host in hosts)
+    assert load(None, {}, {"bootstrap": list(addresses)}).swarm.bootstrap == addresses
+
+
+def test_files_that_cannot_be_read_are_told_with_a_remedy(tmp_path: Path) -> None:
+    for path, said in (
+        (tmp_path / "absent", "no such file. Start from"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (Path("a\0b"), "null byte"),
+    ):
+        with pytest.raises(ConfigError, match=said) as wrong:
+            load(path, {}, {})
+        assert "--config" in str(wrong.value)
+
+
+def test_a_line_is_named_only_where_it_is_sure(tmp_path: Path) -> None:
+    text = (
+        '[model]\nsystem_prompt = """\nname = 3\n"""\nname = 3\n[round]\n local = -1 # local = 3\n"external"'
+        " = -1\n"
+    )
+    told = mistakes(text, tmp_path)
+    assert [re.sub(r".*node\.toml", "", line).split(": ")[0] for line in told] == ["", ":7", ":8"]
+
+
+def test_a_file_of_nothing_but_mistakes_is_told_in_a_page(tmp_path: Path) -> None:
+    told = mistakes("".join(f"k{number} = 1\n" for number in range(5000)), tmp_path)
+    assert len(told) == 41
+    assert told[-1] == "… and 4960 mistakes more"
+
+
+STRAY = [
+    "\x00",
+    "\x07",
+    "\x1b",
+    "\u202e",
+    "\n",
+    '"',
+    "[",
+    "]",
+    "=",
+    "'" * 3,
+    "nan",
+    "-1",
+    "{a = 1}",
+    "[[1]]",
+    "Q",
+]
+STRAY += ["\n[modle]\n", "\n[swarm.x]\n", "\n[]\n"]
+
+
+def _break(text: str, rng: random.Random) -> str:
+    """What happens when people edit a file, or a disk fails.
+
+    Letters lost or strays put in, lines twice or in capitals, the end cut off.
+    """
+    lines = text.splitlines()
+    at = rng.choice([number for number, line in enumerate(lines) if line and not line.startswith("#")])
+    column = rng.randrange(len(lines[at]) + 1)
+    changed = (
+        lines[at][:column] + lines[at][column + rng.randint(1, 3) :],
+        lines[at][:column] + rng.choice(STRAY) + lines[at][column:],
+        lines[at] + "\n" + lines[at],
+        lines[at].upper(),
+    )
+    lines[at] = rng.choice(changed)
+    return "\n".join(lines[: rng.choice([at + 1, len(lines), len(lines)])]) + "\n"
+
+
+def test_five_hundred_broken_files_each_say_key_or_line_and_file(tmp_path: Path) -> None:
+    text, rng = re.sub(r" +# .*", "", EXAMPLE.read_text()), random.Random(500)
+    path, broken = tmp_path / "node.toml", 0
+    while broken < 500:
+        path.write_text(_break(text, rng), newline="")
+        try:
+            load(path, {}, {})
+        except ConfigError as wrong:
+            broken += 1
+            for line in str(wrong).splitlines():
+                assert re.match(rf"{re.escape(str(path))}(:\d+: (not valid TOML|\S+: )|: \S+: )", line), line
+                assert line.isprintable()
+
+
+def test_a_file_of_own_tasks_is_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, path in (
+        ("own.py", f"{tmp_path}/own.py"),
+        ("~/own.jsonl", "/home/me/own.jsonl"),
+        ("/own.py", "/own.py"),
+    ):
+        assert load(None, {}, {"curriculum": text}).swarm.curriculum == path

@@ -1,0 +1,218 @@
+"""`swarmd doctor network`: what it concludes from what it found, and what it finds with real members on
+loopback.
+
+Behind NAT, on a public address and with a forwarded port it is tried in tests/p2p/nat.
+"""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.diagnosis.reachability_report import Diagnosis, diagnose, no_network
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.testing import TIMEOUT_S
+from tests.swarmd.conftest import Run
+
+BOOT = "/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+ANSWERS = {"address": BOOT, "answers": True, "says": "answers in 3 ms", "refused": False}
+SILENT = {"address": BOOT, "answers": False, "says": "no answer within 5 s", "refused": False}
+
+
+def survey(**other: Any) -> dict[str, Any]:
+    """Of a node behind NAT that nobody has tried to reach, with what is different."""
+    return {
+        "schema": 1,
+        "peer_id": "12D3KooWMe",
+        "name": "glad-cat",
+        "swarm": {"name": "main", "topic": "/swarmd/1/main/0"},
+        "engine": {"name": "libp2p", "why": "as configured"},
+        "listen": ["/ip4/0.0.0.0/tcp/4001"],
+        "ports": [4001],
+        "addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWMe", "/ip4/192.168.2.10/tcp/4001/p2p/12D3KooWMe"],
+        "own": ["192.168.2.10"],
+        "relays": [],
+        "peers": {"connected": 2, "relayed": 0},
+        "bootstrap": [ANSWERS],
+        "verdicts": [],
+        "curriculum": "sapo-9",
+        "seen": {"helpers": 0, "companions": 0, "others": {}},
+        **other,
+    }
+
+
+def verdict(outcome: str, seen_at: str | None = "11.0.0.2") -> dict[str, Any]:
+    return {"by": "12D3KooWThem", "name": "calm-owl", "outcome": outcome, "seen_at": seen_at}
+
+
+def about(diagnosis: Diagnosis, subject: str) -> str:
+    return " | ".join(f"{f.good} {f.says} -> {f.remedy}" for f in diagnosis.findings if f.about == subject)
+
+
+@pytest.mark.parametrize(
+    "verdicts, reachable",
+    [
+        ([], None),
+        ([verdict("REACHED")], True),
+        ([verdict("NOT_REACHED")], False),
+        ([verdict("NOT_REACHED"), verdict("REACHED")], True),  # one way in is a way in
+        ([verdict("REFUSED"), verdict("TRYING")], None),
+        ([verdict("REACHED", "192.168.2.10")], None),  # a neighbour's word does not hold for the internet
+        ([verdict("NOT_REACHED", "127.0.0.1")], None),
+        ([verdict("REACHED", "192.168.2.10"), verdict("NOT_REACHED")], False),
+        ([verdict("REACHED", None)], None),
+    ],
+)
+def test_who_counts(verdicts: list[dict[str, Any]], reachable: bool | None) -> None:
+    assert diagnose(survey(verdicts=verdicts)).reachable is reachable
+
+
+NAT = {"verdicts": [verdict("NOT_REACHED")]}
+PUBLIC = {"verdicts": [verdict("NOT_REACHED", "11.0.0.2")], "own": ["11.0.0.2"]}
+MOVING = NAT | {"listen": ["/ip4/0.0.0.0/tcp/0"], "ports": [43151]}
+LOOPBACK = {"addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWMe"], "listen": ["/ip4/127.0.0.1/tcp/4001"]}
+ALONE = {"peers": {"connected": 0, "relayed": 0}}
+ONE = {"peers": {"connected": 1, "relayed": 0}}
+RELAYS = [f"{BOOT}/p2p-circuit", f"{BOOT}/p2p-circuit"]
+FORWARD = "nothing has to be done; to be reachable, forward TCP port 4001 of your router to 192.168.2.10"
+
+
+def seen(companions: int, **others: int) -> dict[str, Any]:
+    return ONE | {
+        "seen": {
+            "helpers": 1,
+            "companions": companions,
+            "others": {name.replace("_", "-"): n for name, n in others.items()},
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    "found, subject, said",
+    [
+        (NAT, "summary", "takes full part"),
+        (NAT, "addresses", "others see it at 11.0.0.2: it is behind a router"),
+        (NAT, "dialled back", FORWARD),
+        (NAT, "relay", "may take a minute"),
+        (
+            PUBLIC,
+            "dialled back",
+            "to be reachable, let the firewall pass incoming TCP connections to port 4001",
+        ),
+        (PUBLIC, "addresses", "at least one is public"),
+        # A port that changes cannot be forwarded
+        (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001"]'),
+        (MOVING, "dialled back", "forward TCP port 4001"),
+        (MOVING | {"verdicts": [verdict("REACHED")]}, "listening", "another one at each start -> "),
+        (LOOPBACK, "summary", "not reachable from other machines"),
+        (LOOPBACK, "listening", "only this machine can dial"),
+        (
+            {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]},
+            "dialled back",
+            "does a firewall on this machine",
+        ),
+        (ALONE | {"bootstrap": [SILENT]}, "summary", "cannot take part"),
+        (ALONE | {"bootstrap": [SILENT]}, "bootstrap", "a firewall stops"),
+        ({"bootstrap": [SILENT | {"refused": True}]}, "bootstrap", "the node is not running"),
+        (
+            {"bootstrap": [SILENT | {"says": "another peer answers there, 12D3KooWX"}]},
+            "bootstrap",
+            "a new key",
+        ),
+        # The bootstrap node answers: it is of another swarm
+        (ALONE, "members", "same swarm.name, curriculum and version"),
+        (ALONE | {"bootstrap": []}, "bootstrap", "none is configured"),
+        (
+            seen(0, tiny_9=3),
+            "members",
+            "False no node of sapo-9 is here, which this node trains; nodes that are here: 3 of tiny-9 -> ",
+        ),
+        (seen(0, tiny_9=3), "members", "swarm.curriculum"),
+        (seen(0), "members", "None only bootstrap nodes (1), and no node that trains sapo-9 -> wait"),
+        (seen(2, tiny_9=3), "members", "True connected to 1"),
+        (
+            {"trouble": {"cause": "the clock is off", "remedy": "set it"}},
+            "swarm",
+            "False the clock is off -> set it",
+        ),
+        ({"trouble": {"cause": "the clock is off", "remedy": "set it"}}, "members", ""),
+        (
+            {"judge": {"cause": "the judge asks sapo-9", "remedy": "use another"}},
+            "judge",
+            "False the judge asks sapo-9 -> use another",
+        ),
+        ({"judge": {"cause": "", "remedy": ""}}, "judge", ""),
+        (NAT | {"relays": RELAYS}, "relay", f"through {BOOT} -> "),  # each once
+    ],
+)
+def test_what_it_says(found: dict[str, Any], subject: str, said: str) -> None:
+    diagnosis = diagnose(survey(**found))
+    text = diagnosis.summary if subject == "summary" else about(diagnosis, subject)
+    assert said in text if said else text == ""
+
+
+def test_who_takes_part() -> None:
+    assert not diagnose(survey(**ALONE, bootstrap=[SILENT])).takes_part
+    assert diagnose(survey(bootstrap=[SILENT])).takes_part  # there are members, found otherwise
+    assert diagnose(survey(**ALONE, bootstrap=[SILENT, ANSWERS])).takes_part
+    assert diagnose(survey(**ALONE, bootstrap=[])).takes_part  # it may be the first one
+    assert diagnose(survey(**NAT)).takes_part
+
+
+def test_the_document_and_the_lines_say_the_same() -> None:
+    found = survey(verdicts=[verdict("NOT_REACHED")])
+    document, lines = diagnose(found).document(found), diagnose(found).lines()
+    assert (document["schema"], document["reachable"], document["takes_part"], document["survey"]) == (
+        1,
+        False,
+        True,
+        found,
+    )
+    for finding in document["findings"]:
+        assert any(line.endswith(f"{finding['about']}: {finding['says']}") for line in lines)
+        assert finding["remedy"] is None or f"    → {finding['remedy']}" in lines
+    assert lines[0] == document["summary"]
+    assert "trains alone" in no_network().summary
+
+
+@pytest.mark.net
+def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
+    for patience in ("COMPANY", "SEEN_WITHIN"):
+        monkeypatch.setattr(f"swarmd.daemon.diagnosis.reachability_survey.{patience}", TIMEOUT_S)
+    digest = swarm_digest(curriculum_of(NodeConfig()))
+    with ExitStack() as stack:
+        member = stack.enter_context(
+            ProbeProcess(tmp_path / "member", digest=digest, more=["--swarm", "main"])
+        )
+        listen = ["--listen", "/ip4/127.0.0.1/tcp/0", "--state-dir", tmp_path / "state"]
+        said = run("doctor", "network", "--bootstrap", member.addresses[0], *listen, "--json")
+        assert (said.code, said.err) == (0, "")
+        document = json.loads(said.out)
+        assert document["reachable"] is None and document["survey"]["peers"]["connected"] == 1
+        [word] = document["survey"]["verdicts"]
+        assert (word["by"], word["outcome"], word["seen_at"]) == (member.peer_id, "REACHED", "127.0.0.1")
+        assert not (tmp_path / "state").exists()  # nothing is left behind
+
+        port = member.addresses[0].split("/")[4]
+        taken = run(
+            "doctor", "network", "--state-dir", tmp_path / "state", "--listen", f"/ip4/127.0.0.1/tcp/{port}"
+        )
+        assert taken.code == 4 and f"another program is using port {port}" in taken.out
+
+        other = (
+            member.addresses[0].rpartition("/")[0] + "/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+        )
+        monkeypatch.setattr("swarmd.daemon.diagnosis.reachability_survey.COMPANY_S", 1.0)
+        wrong = run("doctor", "network", "--bootstrap", other, *listen)
+        assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
+
+
+def test_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
+    said = run("doctor", "network", "--state-dir", tmp_path / "state")
+    assert said.code == 0 and "the node trains alone, as configured" in said.out

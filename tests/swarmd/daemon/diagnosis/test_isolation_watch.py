@@ -1,0 +1,249 @@
+"""A node that is alone says why within half a minute, and nothing where all is well.
+
+The memory engine; its clock is trio's.
+"""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.engines.memory import MemorySwarm
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.peers.census import Census
+from p2p.peers.introduction import TRAINING, Introducer
+from p2p.topic import Topic
+from p2p.types import PeerRequest, Reason
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.diagnosis.isolation_watch import (
+    CALM_S,
+    KNOCK_FIRST_S,
+    LEFT_S,
+    PATIENT_S,
+    SETTLED_S,
+    IsolationWatch,
+)
+from swarmd.daemon.diagnosis.reachability_survey import is_offline
+from swarmd.daemon.local_api.roster import Roster
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.tasks.curriculum import SAPO_9, TINY_9
+from swarmd.testing import memory_member
+
+TINY, SAPO = (Topic("main", swarm_digest(curriculum)) for curriculum in (TINY_9, SAPO_9))
+START = 1_700_000_000.0
+
+
+def member(swarm: MemorySwarm, n: int, topic: Topic, also: Sequence[Topic] = ()) -> Member:
+    return memory_member(swarm, Identity.from_seed(bytes([n]) * 32), clock, topic=topic, also=also)
+
+
+shift = 0.0  # seconds by which this machine's clock was set
+
+
+def clock() -> float:
+    return START + trio.current_time() + shift
+
+
+def watched(
+    play: Callable[[IsolationWatch, Roster, MemorySwarm, list[str]], object], *bootstrap: str
+) -> None:
+    """play: an async function; it lives in a node of sapo-9."""
+
+    async def main() -> None:
+        swarm, roster, said = MemorySwarm(), Roster(), list[str]()
+        us = member(swarm, 1, SAPO)
+        config = NodeConfig.model_validate({"swarm": {"bootstrap": bootstrap}}).swarm
+        watch = IsolationWatch(us, config, "sapo-9", roster, clock, said.append, "swarmd 1")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            await play(watch, roster, swarm, said)  # type: ignore[misc]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01 if bootstrap else 0.0))
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True).returncode != 0,
+    reason="no namespaces",
+)
+def test_a_machine_without_a_route_is_offline() -> None:
+    program = "from swarmd.daemon.diagnosis.reachability_survey import is_offline; print(is_offline([]))"
+    for prefix, offline in (([], is_offline([])), (["unshare", "--user", "--net"], True)):
+        done = subprocess.run(
+            [*prefix, sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{offline}\n"
+    assert not is_offline([f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.from_seed(bytes(32)).peer_id}"])
+
+
+def test_alone_is_said_soon_and_silence_late() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        await trio.sleep(SETTLED_S - 3)
+        assert watch.trouble is None
+        await trio.sleep(10)
+        assert watch.trouble is not None and "no bootstrap address is set" in watch.trouble.cause
+        other = member(swarm, 2, SAPO)
+        await trio.sleep(15)
+        assert watch.document() == {"trouble": None, "bootstrap": []}  # connected, and its rounds may be long
+        roster.heard(other.identity.peer_id, clock())
+        await trio.sleep(PATIENT_S + 100)  # it is heard for the first 150 s
+        assert watch.trouble is None
+        await trio.sleep(100)
+        assert watch.trouble is not None and "1 member connected, and none has shared" in watch.trouble.cause
+
+    watched(play)
+
+
+def test_only_nodes_of_another_curriculum() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        helper = member(swarm, 2, TINY, also=[SAPO])
+        # A memory swarm has no topics to count.
+        helper.answers[PeerRequest.CENSUS] = Census(
+            helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False
+        )
+        await trio.sleep(SETTLED_S + 5)
+        assert watch.trouble is not None
+        assert (
+            "in swarm main there is only 4 nodes of tiny-9, and this node is of sapo-9" in watch.trouble.cause
+        )
+
+    watched(play)
+
+
+def introduced(
+    swarm: MemorySwarm, n: int, topic: Topic = SAPO, refuses: bool = False, ahead: float = 0.0
+) -> Member:
+    other = member(swarm, n, topic)
+    answer = Introducer(
+        topic, "the other", "swarmd 9", lambda: TRAINING, lambda _: refuses, lambda: clock() + ahead
+    )
+    other.answers[PeerRequest.INTRODUCTION] = answer
+    return other
+
+
+def test_nodes_of_another_version_say_what_they_run() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        other = introduced(swarm, 2, Topic("main", "0123456789abcdef"))
+        other.answers[PeerRequest.CENSUS] = Census(other.topics, lambda _: 1, trains=True)
+        await trio.sleep(SETTLED_S + 5)
+        assert watch.trouble is not None
+        assert (
+            "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1"
+            in watch.trouble.cause
+        )
+
+    watched(play)
+
+
+def test_a_clock_that_is_off_is_said_while_others_are_heard_too() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        others = [introduced(swarm, n, ahead=600) for n in (2, 3, 4)]
+        for other in others:
+            roster.heard(other.identity.peer_id, clock())
+        await trio.sleep(CALM_S + 5)
+        assert (
+            watch.trouble is not None and "clock is 10 minutes behind, say all 3 peers" in watch.trouble.cause
+        )
+        introduced(swarm, 5)  # one whose clock is as ours
+        await trio.sleep(CALM_S + 5)
+        assert watch.trouble is None
+
+    watched(play)
+
+
+def test_a_clock_that_is_set_wrong_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        for n in (2, 3):
+            roster.heard(introduced(swarm, n).identity.peer_id, clock())
+        await trio.sleep(CALM_S + 8)
+        assert watch.trouble is None
+        monkeypatch.setattr("tests.swarmd.daemon.diagnosis.test_isolation_watch.shift", -600.0)
+        for n in (2, 3):
+            roster.heard(introduced(swarm, n, ahead=600).identity.peer_id, clock())
+        await trio.sleep(5)
+        assert watch.trouble is not None and "clock is 10 minutes behind" in watch.trouble.cause
+
+    watched(play)
+
+
+def test_a_node_that_all_refuse_says_so() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        for n in (2, 3):
+            roster.heard(introduced(swarm, n, refuses=True).identity.peer_id, clock())
+        await trio.sleep(CALM_S + 5)
+        assert watch.trouble is not None and "refused by all 2 peers asked" in watch.trouble.cause
+
+    watched(play)
+
+
+def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        left = member(swarm, 2, SAPO).identity.peer_id
+        relayed = Identity.from_seed(b"r" * 32).peer_id  # never connected to us
+        for _ in range(3):
+            roster.heard(left, clock())
+            roster.heard(relayed, clock())
+            await trio.sleep(50)
+        swarm.partition([left])
+        await trio.sleep(LEFT_S + 5)
+        assert roster.present(clock()) == [relayed]
+
+    watched(play)
+
+
+def test_others_share_only_what_this_node_cannot_use() -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        other = member(swarm, 2, SAPO)
+        roster.heard(other.identity.peer_id, clock(), usable=False)
+        watch.member.ignore(Reason.OTHER_MODALITY)
+        await trio.sleep(SETTLED_S + 5)
+        assert (
+            watch.trouble is not None
+            and "1 rollouts of a kind that this node cannot use" in watch.trouble.cause
+        )
+        roster.heard(other.identity.peer_id, clock())
+        await trio.sleep(5)
+        assert watch.trouble is None and roster.present(clock()) == [other.identity.peer_id]
+
+    watched(play)
+
+
+def test_a_bootstrap_address_that_does_not_answer_is_named_once_and_again_when_it_does() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{Identity.from_seed(b'b' * 32).peer_id}"
+
+        async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+            await trio.sleep(KNOCK_FIRST_S + 8)
+            short = address.partition("/p2p/")[0]
+            assert said == [] and watch.trouble is not None  # it says it already
+            assert (
+                f"bootstrap address {short} does not answer: nothing listens on that port"
+                in watch.trouble.cause
+            )
+            [dead] = watch.document()["bootstrap"]
+            assert "ask its people" in dead["remedy"]
+            await trio.sleep(60)
+            assert watch.trouble is not None and short in watch.trouble.cause
+            assert said == []  # tried again quietly
+            boot = member(swarm, ord("b"), SAPO).identity.peer_id
+            await trio.sleep(40)
+            assert (
+                said == [f"bootstrap address {short} answers again"] and watch.document()["bootstrap"] == []
+            )
+            roster.heard(Identity.from_seed(b"r" * 32).peer_id, clock())
+            await trio.sleep(10)
+            swarm.partition([boot])
+            await trio.sleep(12)
+            assert (
+                len(said) == 2
+                and short in said[1]
+                and watch.document() == {"trouble": None, "bootstrap": [dead]}
+            )
+
+        watched(play, address)

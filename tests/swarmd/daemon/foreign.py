@@ -1,0 +1,17 @@
+"""A child of another version, which says what this one does not know.
+
+`python -m tests.swarmd.daemon.foreign FD`.
+"""
+
+import socket
+import struct
+import sys
+
+import msgspec
+
+if __name__ == "__main__":
+    message = msgspec.msgpack.encode({"type": "SomethingNew"})
+    with socket.socket(fileno=int(sys.argv[1])) as daemon:
+        daemon.sendall(struct.pack(">I", len(message)) + message)
+        while daemon.recv(1 << 16):
+            pass

@@ -1,0 +1,251 @@
+"""The page in a real headless Chromium: narrow and wide, light and dark, by keyboard, with hostile texts.
+
+With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of axe are run as well.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from PIL import Image
+
+from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.daemon.page.page import REFRESH_S
+from swarmd.testing import wait_until
+from tests.swarmd.cli.test_view import PEER, document
+from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
+from tests.swarmd.daemon.page.served import PEERS, Node, served
+from tests.swarmd.daemon.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.slow,
+    pytest.mark.skipif(binary() is None, reason="needs Chromium"),
+]
+
+NOISY = (
+    "Runtime.exceptionThrown",
+    "Log.entryAdded",
+    "Runtime.consoleAPICalled",
+    "Page.javascriptDialogOpening",
+)
+
+
+async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
+    """Run `look` on a tab while the page is served. Returns what the browser complained of."""
+
+    def browse() -> list[dict[str, Any]]:
+        with chromium(profile) as tab:
+            look(tab)
+            asked = [
+                event["params"]["request"]["url"]
+                for event in tab.events
+                if event.get("method") == "Network.requestWillBeSent"
+            ]
+            # And nothing else, anywhere
+            assert asked and all(address.startswith(node.origin + "/") for address in asked)
+            return [event for event in tab.events if event.get("method") in NOISY]
+
+    async with served(node):
+        return await trio.to_thread.run_sync(browse)
+
+
+def full() -> Node:
+    trouble, external = {"cause": "c", "remedy": "r"}, [0] * 60 + [4] * 60
+    more = {
+        "download": {"done": 3, "total": 9},
+        "pauses": [PAUSE] * 2,
+        "away": [PAUSE],
+        "limits": {"limits.cpu": "25 %"},
+    }
+    return Node(
+        document(
+            advice={"bad signature": "update"},
+            usage=USAGE,
+            given=GIVEN,
+            trouble=trouble,
+            external=external,
+            **more,
+        )
+    )
+
+
+async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
+    node = full()
+    axe = Path(os.environ["AXE"]).read_text(encoding="utf-8") if "AXE" in os.environ else None
+
+    def look(tab: Tab) -> None:
+        for width in (320, 390, 1280):
+            for dark in (False, True):
+                tab.open(node.address, width=width, height=844, dark=dark)
+                tab.until("document.querySelector('#chart canvas')")
+                # Nothing to scroll sideways
+                assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+                paper = tab.run("getComputedStyle(document.body).backgroundColor")
+                assert (paper == "rgb(17, 17, 19)") == dark
+                if axe is not None:
+                    tab.run(axe + ";0")
+                    passed, found = tab.run(
+                        "axe.run().then(r => [r.passes.length, r.violations.map(v => [v.impact, v.id])])"
+                    )
+                    assert passed > 20 and found == []
+
+    assert await in_browser(node, tmp_path, look) == []
+
+
+async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: Path) -> None:
+    node = Node()
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        buttons = tab.run("[...document.querySelectorAll('button')].map(b => b.id)")
+        reached = []
+        for _ in buttons:
+            tab.press("Tab")
+            reached.append(tab.run("document.activeElement.id"))
+            assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert reached == buttons
+        tab.run("document.getElementById('do-pause-for-1-h').focus()")
+        tab.press("Enter")
+        tab.until("document.getElementById('do-pause-for-1-h').ariaBusy === 'false'")
+        node.document = {**node.document, "state": "paused", "cause": "you paused it"}
+        tab.until("document.getElementById('do-resume')")
+        assert tab.run("document.activeElement.id") == "do-resume"  # where Pause was
+        assert "paused" in tab.run("document.title") and "you paused it" in tab.run(
+            "document.getElementById('state').textContent"
+        )
+
+    assert await in_browser(node, tmp_path, look) == []
+    assert [name for name, _ in node.told] == ["pause"]
+
+
+async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Path) -> None:
+    node = Node()
+
+    def nobody_looks() -> bool:
+        looks = node.looks
+        time.sleep(2 * REFRESH_S)
+        return node.looks == looks
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        for sure in ("false", "true"):
+            tab.run(f"window.confirm = (text) => (window.asked = text, {sure})")
+            tab.run("document.getElementById('do-stop').click()")
+            assert "swarmd join" in tab.run("window.asked") and (node.told != []) <= (sure == "true")
+        tab.until("document.getElementById('do-stop').ariaBusy === 'false'")
+        hide = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}})"
+        hide += ", document.dispatchEvent(new Event('visibilitychange'))"
+        tab.run(hide.format("true"))
+        wait_until(nobody_looks)
+        node.document = {**node.document, "state": "stopping"}
+        tab.run(hide.format("false"))
+        tab.until("!document.getElementById('do-stop')")  # shown again, it knows all that came meanwhile
+
+    assert await in_browser(node, tmp_path, look) == []
+    assert [name for name, _ in node.told] == ["stop"]
+
+
+async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tmp_path: Path) -> None:
+    limits = {"limits.cpu": "100 %", "limits.month": "20 GB"}
+    node = Node({**document(engine={"name": "hivemind", "why": ""}), "limits": limits})
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        tab.run("document.querySelector('#limits summary').click()")
+        tab.run(
+            "document.getElementById('limit-cpu').value = '25 %',"
+            " document.getElementById('limit-cpu').focus()"
+        )
+        node.document = {**node.document, "state": "paused"}
+        tab.until("document.getElementById('state').textContent.includes('paused')")
+        assert tab.run("document.activeElement.value") == "25 %"
+        tab.press("Enter")
+        tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
+
+    assert await in_browser(node, tmp_path, look) == []
+    assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
+
+
+async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None:
+    import zxingcpp
+
+    at = [f"/ip4/203.0.113.{place}/tcp/4001/p2p/{PEER}" for place in range(3)]
+    node = Node(
+        invitation=write_invitation(
+            Invitation("main", "tiny-9", "0123456789abcdef", "tiny", tuple(at), "https://judge.example")
+        )
+    )
+    command = f"swarmd join '{node.invitation}'"
+
+    def look(tab: Tab) -> None:
+        for width in (390, 1280):
+            tab.open(node.address, width=width, height=900)
+            tab.until("document.querySelector('#chart canvas')")
+            # Not before it is asked for
+            assert tab.run("document.getElementById('invitation').getClientRects().length") == 0
+            tab.run("document.getElementById('do-invite-others').click()")
+            tab.until("document.querySelector('#invitation svg')")
+            tab.run(
+                "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve();"
+                " }, 0"
+            )
+            tab.run("document.querySelector('[data-copy]').click()")
+            assert tab.run("window.copied") == command
+            tab.screenshot(tmp_path / "page.png")
+            with Image.open(tmp_path / "page.png") as picture:
+                assert [code.text for code in zxingcpp.read_barcodes(picture)] == [command]
+
+    assert await in_browser(node, tmp_path, look) == []
+
+
+@pytest.mark.parametrize(
+    ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
+)
+async def test_the_legend_names_what_is_drawn(tmp_path: Path, external: list[int], names: list[str]) -> None:
+    node = Node(document(external=external))
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        legend = tab.run(
+            "[...document.querySelectorAll('.u-series')].map(e => e.textContent).filter(Boolean)"
+        )
+        assert legend == ["Mean of 10 rounds", *names]
+
+    assert await in_browser(node, tmp_path, look) == []
+
+
+async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
+    node = full()
+    node.document = poisoned(node.document) | {"usage": USAGE, "given": GIVEN}
+    node.peers = poisoned(PEERS)
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        node.document = {**node.document, "cause": HOSTILE * 2}
+        tab.until("document.getElementById('state').textContent.split('onerror').length > 3")
+        assert tab.run("document.images.length + document.scripts.length") == 2  # our two scripts
+        # Would escaping fail:
+        tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=document.title=1>'), 0")
+        wait_until(lambda: tab.run("document.images[0].complete") and sources(tab.events) == blocked)
+        assert tab.run("document.title") != "1"  # the policy holds
+
+    blocked = ["network", "security"]  # no x there; and the handler was blocked
+    complaints = await in_browser(node, tmp_path, look)
+    assert sources(complaints) == blocked and len(complaints) == len(blocked)
+
+
+def sources(events: list[dict[str, Any]]) -> list[str]:
+    """Of what the browser logged. It tells of what happens in several processes in any order."""
+    return sorted(
+        event["params"]["entry"]["source"] for event in events if event.get("method") == "Log.entryAdded"
+    )

@@ -1,0 +1,301 @@
+"""What the page shows, and when it asks the node for it."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from swarmd.config.config import NodeConfig
+from swarmd.config.sources import flatten
+from swarmd.daemon.local_api.status import LIMITS
+from swarmd.daemon.page import page, rendering
+from swarmd.daemon.page.http import IO_TIMEOUT_S
+from tests.swarmd.cli.test_view import PEER, document
+from tests.swarmd.daemon.page.served import PEERS, Node, served
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\" ' onmouseover=alert(2) <b>\x1b[31m\u202e&quot;"
+USAGE = {
+    "today": {
+        "cpu_seconds": 5400.0,
+        "energy_wh": None,
+        "bytes_up": 1_500_000,
+        "bytes_down": 2_000_000,
+        "bytes_written": 10**9,
+    },
+    "total": {
+        "cpu_seconds": 36_000.0,
+        "energy_wh": None,
+        "bytes_up": 10**7,
+        "bytes_down": 10**8,
+        "bytes_written": 3 * 10**9,
+    },
+}
+PAUSE = {
+    "kind": "hours",
+    "cause": "not at this hour",
+    "until": 1.0,
+    "ends": "at 18:00",
+    "remedy": "swarmd resume",
+}
+GIVEN = {"rollouts": 120, "used": 30, "by": 3}
+
+
+class Tags(HTMLParser):
+    """Tags with their attributes' names, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: set[tuple[str, tuple[str, ...]]] = set()
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def poisoned(value: Any) -> Any:
+    """`value` with every text in it replaced by a hostile one, names in tables too."""
+    match value:
+        case str():
+            return HOSTILE
+        case dict():
+            return {key if key in _OURS else HOSTILE: poisoned(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [poisoned(inner) for inner in value]
+    return value
+
+
+_OURS = {
+    *document(),
+    *document()["last"],
+    *PEERS["peers"][0],
+    "peers",
+    "left_out",
+    *document()["swarm"],
+    *document()["model"],
+    *document()["judge"],
+    *document()["engine"],
+    *document()["trainer"],
+    "size",
+    "fresh",
+    "external_share",
+    *PAUSE,
+    "pauses",
+    "away",
+    "download",
+    "file",
+    "done",
+    "total",
+    "rate",
+    "seconds_left",
+}
+
+
+def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
+    return Tags(
+        rendering.page(rendering.parts(of, peers or dict(PEERS), now=1_700_000_100.0), rendering.title_of(of))
+    )
+
+
+def test_texts_of_peers_and_files_stay_texts() -> None:
+    full = document(
+        pauses=[PAUSE] * 2,
+        away=[PAUSE],
+        download={"file": "f", "done": 3, "total": 9, "rate": 1, "seconds_left": 6},
+        advice={"bad signature": "x"},
+        usage=USAGE,
+        given=GIVEN,
+        trouble={"cause": "c", "remedy": "r"},
+    )
+    hostile = whole(poisoned(full) | {"usage": USAGE, "given": GIVEN}, poisoned(PEERS))
+    assert hostile.tags == whole(full).tags  # not a tag or an attribute more
+    assert (
+        "\x1b" not in hostile.text
+        and "\u202e" not in hostile.text
+        and hostile.text.count("onerror=alert(1)") > 10
+    )
+
+
+def test_the_page_says_what_the_status_says() -> None:
+    shown = whole(
+        document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})
+    ).text
+    facts = (
+        "training",
+        "120 of 300",
+        "0.429, mean of the last 10 rounds",
+        "60 of 120 rounds had answers of others",
+        "Your machine helped 3 other nodes: they trained 30 times on its answers.",
+        "120 rollouts; used 30 times, by 3 other nodes",
+        "1.500",
+        "10.000",
+        "/ip4/192.0.2.9/tcp/4001",
+        "and 3 more",
+        "bad signature",
+        "update",
+        "score 0.310",
+        PEER,
+    )
+    for fact in facts:
+        assert fact in shown, fact
+    # Two means of other times compare nothing
+    assert shown.index("helped 3") < shown.index("Reward") and "alone 0.259" not in shown
+
+
+def test_each_pause_says_why_and_when_it_ends() -> None:
+    paused = document(
+        state="paused",
+        cause="first",
+        pauses=[PAUSE | {"cause": "first"}, PAUSE],
+        away=[PAUSE | {"cause": "no bytes left"}],
+    )
+    shown = whole(paused).text
+    assert (
+        "not at this hour; it goes on at 18:00; swarmd resume" in shown
+        and "no bytes left" in shown
+        and shown.count("first") == 1
+    )
+
+
+def test_limits_that_are_set_are_shown() -> None:
+    limits = {
+        "limits.cpu": "25 %",
+        "limits.up": "",
+        "when.hours": ["sat", "sun"],
+        "when.user": 0.0,
+        "limits.gpu_memory": "100 %",
+    }
+    limits |= {
+        "limits.priority": "normal",
+        "checkpoint.gigabytes_a_day": 50.0,
+        "when.metered": "alone",
+        "round.pace": 0.8,
+    }
+    shown = whole(document(limits=limits)).text
+    assert (
+        "25 %" in shown
+        and "sat, sun" in shown
+        and "swarmd config path" in shown
+        and "50 GB a day at most" in shown
+        and "0.8 s" in shown
+    )
+    assert not any(word in shown for word in ("While you use", "GPU's memory", "Priority"))
+
+
+def test_each_limit_has_a_name_of_words() -> None:
+    """Also those that come later: no key of the settings file is on the page."""
+    limits = {
+        key: value or "x"
+        for key, value in flatten(NodeConfig()).items()
+        if key in LIMITS or key.startswith(("limits.", "when."))
+    }
+    limits |= {
+        "when.user": 5.0,
+        "when.temperature": 80.0,
+        "model.threads": 2,
+        "round.pace": 1.0,
+        "limits.priority": "low",
+    }
+    shown = whole(document(limits=limits)).text
+    assert len(limits) >= 16 and [key for key in limits if key in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "names"), [("libp2p", ["cpu", "month", "up", "down"]), ("hivemind", ["cpu", "month"])]
+)
+def test_limits_that_can_be_changed_are_fields_with_what_holds_now(engine: str, names: list[str]) -> None:
+    limits = {
+        "limits.cpu": "25 %",
+        "limits.month": "",
+        "limits.up": "",
+        "limits.down": "",
+        "limits.state": "9 GB",
+    }
+    html = rendering.parts(document(limits=limits, engine={"name": engine, "why": ""}), PEERS, now=0.0)[
+        "limits"
+    ]
+    assert (
+        re.findall('<input id="limit-[a-z]+" name="([a-z]+)"', html)
+        == names
+        == re.findall('<label for="limit-([a-z]+)"', html)
+    )
+    assert re.findall('value="([^"]*)"', html) == ["25 %", "", "", ""][: len(names)]
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    bare = rendering.parts({}, {}, now=0.0)
+    assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
+    assert set(bare) == set(rendering.PARTS)
+    paused = re.findall(
+        ">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]
+    )
+    assert paused == ["Resume", "Invite others", "Stop"]
+    running = re.findall(">([^<]+)</button>", rendering.parts(document(), PEERS, now=0.0)["controls"])
+    assert running == ["Pause for 1 h", "Pause for 2 h", "Pause until resumed", "Invite others", "Stop"]
+    assert rendering.parts(document(state="stopping"), PEERS, now=0.0)["controls"] == ""
+
+
+def test_an_invitation_is_shown_as_text() -> None:
+    shown = Tags(rendering.invitation({"invitation": HOSTILE, "notes": [HOSTILE]}))
+    assert {tag for tag, _ in shown.tags} == {"h2", "p", "pre", "button", "div", "svg", "path"}
+    assert shown.text.count("onerror=alert(1)") == 2 and "\x1b" not in shown.text
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    html = rendering.page(rendering.parts(document(), PEERS, now=0.0), "t")
+    for source in re.findall(r'(?:src|href)="([^"]*)"', html):
+        assert source.startswith("/static/") and (page.STATIC / source.removeprefix("/static/")).is_file()
+    assert "<script>" not in html and "style=" not in html and "<style" not in html
+    for file in ("page.js", "page.css"):
+        assert "://" not in (page.STATIC / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.net
+async def test_events_bring_everything_and_then_what_changed_and_end_with_the_reader(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    autojump_clock.autojump_threshold = 0.05  # of real sockets
+    async with served() as node:
+        async with node.watching() as events:
+            first = await events.next()
+            assert (
+                set(first["parts"]) == set(rendering.PARTS)
+                and first["curve"]["rewards"] == node.document["rewards"]
+            )
+            node.document = {**node.document, "state": "paused", "cause": "on battery"}
+            changed = await events.next()
+            assert (
+                set(changed["parts"]) == {"state", "controls"}
+                and "on battery" in changed["parts"]["state"]
+                and "curve" not in changed
+            )
+            looks = node.looks
+            await trio.sleep(10 * page.REFRESH_S)
+            assert node.looks >= looks + 9
+        await trio.sleep(2 * page.REFRESH_S)
+        looks = node.looks
+        await trio.sleep(100 * page.REFRESH_S)
+        assert node.looks == looks  # nobody looks: the node is not asked
+
+
+@pytest.mark.net
+async def test_who_asks_for_nothing_is_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    async with served() as node:
+        begun = trio.current_time()
+        with trio.fail_after(10 * IO_TIMEOUT_S):
+            assert await node.send(b"GET / HTTP/1.1\r\nHost: 127") == b""
+        assert trio.current_time() - begun == pytest.approx(IO_TIMEOUT_S, abs=1)
+
+
+async def test_the_node_is_not_asked_before_somebody_looks() -> None:
+    async with served(Node()) as node:
+        await trio.testing.wait_all_tasks_blocked()
+        assert node.looks == 0

@@ -1,0 +1,175 @@
+"""`swarmd bootstrap`, as a real process on loopback."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from p2p.engines import Choice
+from swarmd.daemon.bootstrap import announcement, relays
+from swarmd.daemon.inviting import place
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.tasks.curriculum import CURRICULA
+from swarmd.testing import TIMEOUT_S, wait_until
+from tests.packaging.checkout import ROOT, parse
+from tests.swarmd.conftest import Run
+
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+
+
+@contextmanager
+def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "bootstrap",
+        "--state-dir",
+        str(folder),
+        "--listen",
+        LISTEN,
+        "--json",
+        *options,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            assert said, f"it did not start: {process.communicate()}"
+            yield process, json.loads(said)
+        finally:
+            process.kill()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("curriculum", ["tiny-9", "sapo-9"])
+def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curriculum: str) -> None:
+    """By default it is a member of tiny-9, and passes on the messages of the other curricula too."""
+    with ExitStack() as stack:
+        process, said = stack.enter_context(bootstrap(tmp_path / "boot"))
+        assert said["relay"]["on"] and sorted(said["swarm"]["curricula"]) == sorted(CURRICULA)
+        addresses = [entry["address"] for entry in said["addresses"]]
+        assert [entry["from"] for entry in said["addresses"]] == ["machine"]
+        digest = swarm_digest(CURRICULA[curriculum])
+        options: dict[str, Any] = {"bootstrap": addresses, "digest": digest, "more": ["--swarm", "main"]}
+        probes = [stack.enter_context(ProbeProcess(tmp_path / name, **options)) for name in "ab"]
+        for probe in probes:
+            probe.wait_for_peers(2, TIMEOUT_S)  # the bootstrap node, and each other
+        probes[0].order(publish=1000)
+        probes[1].wait_for_frames(1, TIMEOUT_S)
+
+        assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of theirs
+        state = ["--state-dir", tmp_path / "boot"]
+        wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], TIMEOUT_S)
+        status = run("status", *state)
+        assert (
+            status.code == 0
+            and "helping: it trains nothing" in status.out
+            and "trainer" not in status.out
+            and "round" not in status.out
+        )
+        assert run("pause", *state).code == 2
+        assert run("doctor", "network", *state).code == 0
+        assert run("bootstrap", *state).code == 5  # it owns the folder
+        assert run("stop", *state).code == 0
+        assert process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.net
+def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
+    """Of one that it does not know it is no member, and yet answers their DHT."""
+    with ExitStack() as stack:
+        _, said = stack.enter_context(bootstrap(tmp_path / "boot"))
+        addresses = [entry["address"] for entry in said["addresses"]]
+        probes = [
+            stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another"))
+            for name in "ab"
+        ]
+        for probe, other in zip(probes, reversed(probes), strict=True):
+            assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], TIMEOUT_S)
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) -> None:
+    with bootstrap(tmp_path / "boot") as (process, said):
+        listen = said["addresses"][0]["address"].split("/p2p/")[0]
+        taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
+        assert (
+            taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
+        )
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_S) == code
+        assert not (tmp_path / "boot" / "run.json").exists()
+    with bootstrap(tmp_path / "boot") as (_, again):
+        assert again["peer_id"] == said["peer_id"]
+
+
+@pytest.mark.net
+def test_it_is_up_within_two_seconds_and_never_loads_torch(tmp_path: Path) -> None:
+    """Two seconds of this machine when it is idle; what is held to is processor time."""
+    with bootstrap(tmp_path / "boot") as (process, _):
+        times = os.times()
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        assert (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK") < 2.0, times
+        assert "libtorch" not in maps and "reasoning_gym" not in maps
+
+
+def test_the_unit_starts_what_the_parser_accepts() -> None:
+    unit = (ROOT / "packaging" / "swarmd-bootstrap.service").read_text(encoding="utf-8")
+    [start] = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    assert parse(shlex.split(start))["listen"] == ["/ip4/0.0.0.0/tcp/4001"]
+    assert "RestartPreventExitStatus=2 5 130" in unit
+
+
+def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
+    said = run("bootstrap", "--state-dir", tmp_path / "boot")
+    assert said.code == 2 and 'swarm.engine is "none"' in said.err
+
+
+PLACES = {
+    "/ip4/127.0.0.1": "machine",
+    "/ip6/fe80::1": "machine",
+    "/ip4/192.168.2.10": "network",
+    "/ip4/100.64.1.1": "network",
+    "/ip6/fd00::2": "network",
+    "/ip4/11.0.0.1": "internet",
+    "/ip6/2600::1": "internet",
+}
+TOLD = {  # what the announcement says, and what it does not
+    "machine": ("only this machine can dial it", "router"),
+    "network": ("forward TCP port 4001 of your router", "only this machine"),
+    "internet": ("others join with", "no public address|only this machine"),
+}
+
+
+@pytest.mark.parametrize("host, where", PLACES.items())
+def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where: str) -> None:
+    address, engine = f"{host}/tcp/4001/p2p/x", Choice("libp2p", "as configured")
+    assert place(address) == where
+    document = {
+        "name": "glad-cat",
+        "peer_id": "x",
+        "swarm": {"name": "main", "curricula": ["tiny-9", "sapo-9"]},
+        "engine": {"name": engine.name, "why": engine.why},
+        "relay": relays(engine),
+        "judges": ["https://judge.example"],
+        "addresses": [{"address": address, "from": where}],
+        "state_dir": "/tmp/boot",
+    }
+    text, (wanted, unwanted) = "\n".join(announcement(document)), TOLD[where]
+    assert wanted in text and not re.search(unwanted, text)
+    assert "tells of judges: https://judge.example" in text and "relays for nodes behind NAT: at most" in text
+    assert "--state-dir /tmp/boot" in text

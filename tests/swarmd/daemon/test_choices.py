@@ -1,0 +1,161 @@
+"""The second `swarmd join` on a folder: what is remembered, what overrides it, and what is refused."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from swarmd import link
+from swarmd.cli.app import main
+from swarmd.cli.views.plain import PlainView
+from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.sources import resolve
+from swarmd.daemon.choices import recalled, remember, remember_limits
+from swarmd.daemon.daemon import Daemon
+from swarmd.errors import ConfigError
+from tests.swarmd.conftest import Run
+
+QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
+JUDGE = "https://judge.example"
+PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+
+
+def trained(folder: Path, source: str, revision: str | None = None, rounds: int = 7) -> Path:
+    checkpoint = folder / "checkpoints" / f"round-{rounds:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "policy.json").write_text(json.dumps({"base": {"source": source, "revision": revision}}))
+    return folder
+
+
+def test_the_model_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    trained(tmp_path, "tiny")
+    trained(tmp_path, QWEN, COMMIT, rounds=11)
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert (config.model.name, config.model.revision) == (QWEN, COMMIT) and QWEN in note
+    config, notes = recalled(resolve(None, {}, {"model": "qwen2.5-0.5b"}), tmp_path)
+    assert config.model.name == "qwen2.5-0.5b" and not notes
+    assert recalled(resolve(None, {}, {}), tmp_path / "fresh") == (resolve(None, {}, {}).config, [])
+
+
+def test_another_model_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, QWEN)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert main(["join", "--model", "tiny", "--state-dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("swarmd: --model: the model is tiny, and the checkpoint in")
+        and f"trained from {QWEN}." in said
+    )
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_folder_may_be_a_copy_of_what_was_trained_from(tmp_path: Path) -> None:
+    trained(tmp_path, "/gone/model")
+    assert recalled(resolve(None, {}, {"model": "./copy"}), tmp_path)[0].model.name == "./copy"
+    with pytest.raises(ConfigError):
+        recalled(resolve(None, {}, {"model": "tiny"}), trained(tmp_path / "other", "tiny-latent"))
+
+
+def test_the_judge_is_remembered_overridden_and_forgotten(tmp_path: Path) -> None:
+    chosen = resolve(None, {}, {"judge": JUDGE})
+    assert recalled(chosen, tmp_path)[1] == []
+    remember(chosen, tmp_path)
+    remember(resolve(None, {}, {}), tmp_path)  # a join without one changes nothing
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert config.judge.url == JUDGE and "as before" in note
+    other = resolve(None, {"SWARMD_JUDGE": "http://127.0.0.1:8400"}, {})
+    config, (note,) = recalled(other, tmp_path)
+    assert config.judge.url == "http://127.0.0.1:8400" and "SWARMD_JUDGE says" in note and JUDGE in note
+    none = resolve(None, {}, {"judge": ""})
+    assert recalled(none, tmp_path)[0].judge.url == ""
+    remember(none, tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}', "[" * 100_000]
+)
+def test_what_cannot_be_read_is_not_remembered(content: str, tmp_path: Path) -> None:
+    trained(tmp_path, "x")
+    (tmp_path / "checkpoints" / "round-00000007" / "policy.json").write_text(content)
+    (tmp_path / "choices.json").write_text(content)
+    config, notes = recalled(resolve(None, {}, {}), tmp_path)
+    assert config == resolve(None, {}, {}).config and [note.partition(" ")[0] for note in notes] == [
+        "judge"
+    ] * ("judge" in content)
+
+
+def test_swarm_curriculum_bootstrap_and_model_are_remembered_too(tmp_path: Path) -> None:
+    invited = {
+        "swarm.name": "lab",
+        "swarm.curriculum": "tiny-9",
+        "swarm.bootstrap": (PEER,),
+        "model.name": "tiny-latent",
+    }
+    remember(resolve(None, {}, {"judge": JUDGE}, invited), tmp_path)
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert (config.swarm.name, config.swarm.curriculum, config.swarm.bootstrap) == ("lab", "tiny-9", (PEER,))
+    assert (config.model.name, config.judge.url) == ("tiny-latent", JUDGE)
+    assert note.startswith(
+        f"as before: swarm lab, curriculum tiny-9, bootstrap {PEER}, judge {JUDGE}, model tiny-latent;"
+    )
+    other = resolve(None, {}, {"swarm": "main"})
+    config, notes = recalled(other, tmp_path)
+    assert config.swarm.name == "main" and "swarm main, as --swarm says; before it was lab" in notes
+    remember(other, tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].swarm == config.swarm
+    # A checkpoint's comes first
+    assert recalled(resolve(None, {}, {}), trained(tmp_path, "tiny"))[0].model.name == "tiny"
+
+
+def test_a_choice_that_fails_is_not_remembered(run: Run, tmp_path: Path) -> None:
+    remember(resolve(None, {}, {"curriculum": "tiny-9", "judge": JUDGE}), tmp_path)
+    before = (tmp_path / "choices.json").read_bytes()
+    for wrong in (
+        ["--curriculum", tmp_path / "gone.jsonl"],
+        ["--curriculum", "tiny-9-strict", "--model", tmp_path / "gone"],
+    ):
+        said = run("join", *wrong, "--swarm", "lab", "--judge", "", "--state-dir", tmp_path)
+        assert said.code != 0 and "gone" in said.err and "--curriculum auto" not in said.err
+        assert (tmp_path / "choices.json").read_bytes() == before
+
+
+def test_remembered_tasks_that_are_gone_are_told_with_what_overrides_them(run: Run, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.jsonl"
+    remember(resolve(None, {}, {"curriculum": str(gone)}), tmp_path)
+    said = run("join", "--state-dir", tmp_path)
+    assert (
+        said.code == 2 and f"own tasks cannot be used: {gone}" in said.err and "--curriculum auto" in said.err
+    )
+    assert recalled(resolve(None, {}, {"curriculum": "auto"}), tmp_path)[0].swarm.curriculum == "auto"
+
+
+def test_choices_are_remembered_once_the_model_is_loaded(tmp_path: Path) -> None:
+    chosen = resolve(None, {}, {"judge": JUDGE})
+    config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
+    daemon = Daemon(config, tmp_path, PlainView(io.StringIO()), lambda: remember(chosen, tmp_path))
+    daemon.child.on_message(link.TrainerState("starting", "loading the model tiny", "wait"))
+    assert not (tmp_path / "choices.json").exists()
+    daemon.child.on_message(link.TrainerReady({}, 0, []))
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].judge.url == JUDGE
+
+
+def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices(tmp_path: Path) -> None:
+    remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)
+    remember_limits(LimitsConfig(cpu="25 %", state="9 GB"), tmp_path)
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert (config.limits, config.judge.url) == (
+        LimitsConfig(cpu="25 %"),
+        JUDGE,
+    ) and "limits.cpu 25 %" in note
+    config, notes = recalled(resolve(None, {"SWARMD_LIMITS_CPU": "50 %"}, {}), tmp_path)
+    assert config.limits.cpu == "50 %" and any(
+        "SWARMD_LIMITS_CPU says; before it was 25 %" in note for note in notes
+    )
+    remember(resolve(None, {}, {"swarm": "other"}), tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].limits.cpu == "25 %"
+    remember_limits(LimitsConfig(), tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].limits == LimitsConfig()

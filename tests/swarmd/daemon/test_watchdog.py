@@ -1,0 +1,318 @@
+"""A trainer that is stuck is told from one that is slow, from a paused one, and from a machine that slept."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.identity import Identity
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
+from swarmd.state.logs import LOG_BYTES
+from swarmd.testing import TIMEOUT_S
+from swarmd.workers.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
+from tests import ROOT
+
+TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
+
+
+class Daemon:
+    """Looks each second; a message is heard at the second it stands at."""
+
+    def __init__(self) -> None:
+        self.dog, self.now = Watchdog(), 1000.0
+        self.dog.started(self.now)
+
+    def wait(
+        self, seconds: float, every: float | None = None, says: Sequence[link.ToDaemon] = ()
+    ) -> Stuck | None:
+        """`says` is heard each `every` seconds. Returns the last look; stops at a hopeless one."""
+        found: Stuck | None = None
+        for second in range(round(seconds)):
+            if every is not None and second % every == 0:
+                for message in says:
+                    self.dog.heard(message)
+            self.now += 1
+            found = self.dog.check(self.now)
+            if found is not None and found.hopeless:
+                return found
+        return found
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    """Of a trainer whose rounds take 5 s."""
+    daemon = Daemon()
+    daemon.dog.heard(TRAINING)
+    assert daemon.wait(60, 5, [ALIVE, ROUND]) is None
+    return daemon
+
+
+def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(daemon: Daemon) -> None:
+    begun = daemon.now
+    shown = daemon.wait(60)
+    assert (
+        shown is not None
+        and "does not answer" in shown.cause
+        and "killed" in shown.remedy
+        and not shown.hopeless
+    )
+    end = daemon.wait(3600)
+    assert end is not None and end.hopeless and 240 < daemon.now - begun <= 301
+    stopped = Daemon()
+    stopped.dog.heard(ALIVE)
+    stopped.wait(20)
+    told = stopped.dog.check(stopped.now, stopped=True)
+    assert told is not None and "SIGSTOP" in told.cause and "kill -CONT" in told.remedy
+
+
+def test_one_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
+    assert daemon.wait(60) is not None
+    assert daemon.wait(1, 1, [ALIVE]) is None
+
+
+def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
+    assert daemon.wait(290, 2, [ALIVE]) is None
+    shown = daemon.wait(60, 2, [ALIVE])
+    assert (
+        shown is not None
+        and "no round has ended for over 5 min; the slowest of late took 5.0 s" in shown.cause
+    )
+    begun = daemon.now
+    end = daemon.wait(7200, 2, [ALIVE])
+    assert end is not None and end.hopeless and daemon.now - begun > 1200
+
+
+def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
+    """2 % of the machine instead of all: rounds of 5 s take 250 s, one of 105 s takes over 5,000 s."""
+    for _ in range(100):
+        daemon.dog.told(link.Pause(brief=True))
+        assert daemon.wait(49, 2, [ALIVE]) is None
+        daemon.dog.told(link.Resume())
+        assert daemon.wait(1, 1, [ALIVE]) is None
+    daemon.dog.heard(ROUND)
+    hangs = daemon.wait(600, 2, [ALIVE])
+    assert (
+        hangs is not None
+        and "no round has ended for over 9 min; the slowest of late took 105.0 s" in hangs.cause
+    )
+
+
+def test_long_rounds_are_normal_where_rounds_are_long() -> None:
+    """Ten minutes each on a slow machine, one of them forty; the first takes an hour."""
+    daemon = Daemon()
+    daemon.dog.heard(TRAINING)
+    assert daemon.wait(3600, 2, [ALIVE]) is None
+    daemon.dog.heard(ROUND)
+    for minutes in (10, 10, 40, 10):
+        assert daemon.wait(60 * minutes, 2, [ALIVE]) is None
+        daemon.dog.heard(ROUND)
+
+
+@pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
+def test_one_that_is_not_training_ends_no_rounds(daemon: Daemon, state: str) -> None:
+    daemon.dog.heard(link.TrainerState(state, "because", "wait"))
+    assert daemon.wait(4 * 3600, 2, [ALIVE]) is None
+
+
+def test_a_machine_that_slept_or_a_daemon_that_was_starved_blames_nobody(daemon: Daemon) -> None:
+    for asleep in (8 * 3600, 400, -5):
+        daemon.now += asleep
+        assert daemon.dog.check(daemon.now) is None
+    daemon.dog.heard(ALIVE)
+    for _ in range(7):  # a machine that swaps: looks come a minute apart
+        daemon.now += 60
+        assert daemon.dog.check(daemon.now) is None
+
+
+def test_a_slow_start_is_not_silence() -> None:
+    daemon = Daemon()
+    assert daemon.wait(290) is None
+    late = daemon.wait(3600)
+    assert late is not None and not late.hopeless
+
+
+def test_imports_that_hold_up_every_thread_are_not_silence() -> None:
+    daemon = Daemon()
+    for step in ("loading PyTorch", "loading transformers"):
+        daemon.dog.heard(link.TrainerState("starting", step, "wait"))
+        assert daemon.wait(240) is None
+    daemon.dog.heard(TRAINING)
+    assert daemon.wait(240) is None  # the first round imports, too
+    daemon.dog.heard(ROUND)
+    assert daemon.wait(20) is not None
+
+
+def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> None:
+    deaths = Deaths()
+    died = []
+    for _ in range(HOPELESS_DEATHS):
+        for number in (11, 12, 13):  # lost each time, and run again
+            deaths.progress(number)
+        died.append(deaths.died("out of memory"))
+    assert [(death.count, death.backoff, death.hopeless) for death in died] == [
+        (1, 0.0, False), (2, 2.0, False), (3, 4.0, False), (4, 8.0, False), (5, 16.0, True),
+    ]  # fmt: skip
+    deaths.progress(14)
+    assert deaths.died("out of memory").count == 1
+    assert [Deaths(longest_backoff=3.0).died("").backoff, exit_words(-9), exit_words(3)] == [
+        0.0, "killed by signal 9 (out of memory, perhaps)", "exit 3",
+    ]  # fmt: skip
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_restarted_once_stopped(
+    tmp_path: Path, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+    causes: list[str] = []
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        if len(causes) == deaths:
+            child.stop()
+
+    start = link.StartTrainer("{}", str(tmp_path), "", 1)
+    child = TrainerChild(
+        start, tmp_path / "trainer.log", print, died, module="tests.swarmd.daemon.lingering", lingers=0.1
+    )
+
+    async def run() -> None:
+        with trio.fail_after(TIMEOUT_S):
+            await child.run()
+
+    trio.run(run)
+    assert (
+        causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths
+        and child.restarts == deaths - 1
+        and child.pid is None
+    )
+
+
+@pytest.mark.net
+def test_a_trainer_of_another_version_is_a_death_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+    causes: list[str] = []
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        child.stop()
+
+    child = TrainerChild(
+        link.StartTrainer("{}", "", "", 1),
+        tmp_path / "trainer.log",
+        print,
+        died,
+        module="tests.swarmd.daemon.foreign",
+    )
+
+    async def run() -> None:
+        with trio.fail_after(TIMEOUT_S):
+            await child.run()
+
+    trio.run(run)
+    assert len(causes) == 1 and "another version of swarmd" in causes[0] and "join again" in causes[0]
+
+
+@pytest.mark.net
+def test_what_a_trainer_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+    log_file, causes = tmp_path / "trainer.log", list[str]()
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        child.stop()
+
+    child = TrainerChild(
+        link.StartTrainer("{}", "", "", 1), log_file, print, died, module="tests.swarmd.daemon.talking"
+    )
+
+    async def run() -> None:
+        with trio.fail_after(TIMEOUT_S):
+            await child.run()
+
+    trio.run(run)
+    assert causes[0].startswith("the last word (") and log_file.read_text() == "the last word\n"
+    assert log_file.with_name("trainer.log.1").stat().st_size == LOG_BYTES + 1
+
+
+@pytest.mark.net
+def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+    log_file, causes = tmp_path / "logs" / "trainer.log", list[str]()
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        if len(causes) == 1:
+            log_file.parent.mkdir()
+        else:
+            child.stop()
+
+    start = link.StartTrainer("{}", str(tmp_path), "", 1)
+    child = TrainerChild(start, log_file, print, died, module="tests.swarmd.daemon.lingering", lingers=0.1)
+
+    async def run() -> None:
+        with trio.fail_after(TIMEOUT_S):
+            await child.run()
+
+    trio.run(run)
+    assert (
+        causes[0] == f"it cannot be started: [Errno 2] No such file or directory: '{log_file}'"
+        and "signal 9" in causes[1]
+    )
+
+
+class OfStopped(Watchdog):
+    """Looks only at what the system says is stopped.
+
+    On a busy machine one that starts may be silent for longer than a test can wait.
+    """
+
+    def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
+        return super().check(now, stopped=stopped) if stopped else None
+
+
+@pytest.mark.slow
+def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
+    """A real one: SIGSTOP, then nobody lets it go on."""
+    config = NodeConfig.model_validate(
+        {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}
+    )
+    start = link.StartTrainer(
+        config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1
+    )
+    told: list[Stuck | None] = []
+    deaths: list[Death] = []
+
+    async def run() -> None:
+        done = trio.Event()
+
+        def heard(message: link.ToDaemon) -> None:
+            if not isinstance(message, link.RoundDone) or child.pid is None:
+                return
+            if deaths:
+                done.set()
+            elif not told:
+                os.kill(child.pid, signal.SIGSTOP)
+
+        dog = OfStopped(StuckLimits(silent=1, silent_end=3 * MAX_COUNTED_S, rounds=0))
+        child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child.run)
+            with trio.fail_after(TIMEOUT_S):
+                await done.wait()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert [stuck is not None and "SIGSTOP" in stuck.cause for stuck in told] == [True, True]
+    assert len(deaths) == 1 and "it was stuck" in deaths[0].cause

@@ -1,0 +1,212 @@
+"""Who offers and does not serve is set aside.
+
+Who is restarted, gone, slow or behind NAT is not taken for that.
+"""
+
+import random
+from collections.abc import Sequence
+
+import trio
+import trio.testing
+
+from p2p.blobs.fetch import HolderReply
+from p2p.engines.memory import MemorySwarm
+from p2p.types import PeerId, Reason
+from swarmd.exchange import offers
+from swarmd.exchange.offers import Offered, uniform
+from swarmd.exchange.serving import FIRST_ASIDE_S, HARD, SOFT, STRANGERS_CREDIT, Serving
+from swarmd.types import TaskRef
+from tests.swarmd.exchange.test_gathering import Party, engine_of, join, joined, running, settled
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def offered(author: PeerId, *ns: int) -> list[Offered]:
+    return [Offered(author, TaskRef("bf", n), f"{author} {n}".encode(), 10, None) for n in ns]
+
+
+def fail(serving: Serving, author: PeerId, times: int, at: float, cost: int = HARD) -> list[bool]:
+    return [serving.failed(author, cost, at + n, at + n + 0.5) for n in range(times)]
+
+
+def chosen(serving: Serving, items: Sequence[Offered], count: int, now: float) -> set[PeerId]:
+    return {item.author for item in serving.choose(items, count, random.Random(0), uniform, now)}
+
+
+def test_one_that_serves_is_set_aside_after_three_refusals_and_back_after_a_while() -> None:
+    serving = Serving(4)
+    for n in range(3):
+        serving.served(A, float(n))
+    assert fail(serving, A, 3, 10.0) == [False, False, True] and not serving.serves(A)
+    items = offered(A, *range(8)) + offered(B, *range(8))
+    assert chosen(serving, items, 8, 13.0) == {B}
+    assert chosen(serving, items, 16, 13.0 + FIRST_ASIDE_S) == {A, B}
+    # For twice as long now
+    assert fail(serving, A, 1, 30.0) == [True] and chosen(serving, items, 16, 31.0 + FIRST_ASIDE_S) == {B}
+    serving.served(A, 60.0)
+    assert serving.serves(A) and not serving.doubtful(A) and chosen(serving, items, 16, 60.0) == {A, B}
+
+
+def test_what_failed_together_counts_once() -> None:
+    serving = Serving(4)
+    assert not any(serving.failed(A, SOFT, 1.0, 2.0) for _ in range(4)) and chosen(
+        serving, offered(A, 1), 1, 2.0
+    ) == {A}
+
+
+def test_where_all_serve_the_choice_is_what_it_was() -> None:
+    serving, items = Serving(4), offered(A, *range(8)) + offered(B, *range(8))
+    serving.served(A, 0.0)
+    assert serving.choose(items, 4, random.Random(5), uniform, 1.0) == uniform(items, 4, random.Random(5))
+
+
+def test_one_in_four_as_behind_nat_is_enough() -> None:
+    """Two behind NAT meet only in what others have fetched.
+
+    About 28 of 100 in a swarm of ten, five of them behind NAT.
+    """
+    for seed in range(5):
+        rng, serving, aside = random.Random(seed), Serving(4), 0
+        serving.served(A, 0.0)
+        for n in range(1, 1000):
+            if not chosen(serving, offered(A, n), 1, n * 10.0):
+                aside += 1
+            elif rng.random() < 0.28:
+                serving.served(A, n * 10.0)
+            else:
+                serving.failed(A, SOFT, n * 10.0 - 1, n * 10.0)
+        assert aside < 400
+
+
+def test_one_that_failed_holds_no_place_of_the_round_until_it_serves_again() -> None:
+    serving, items = Serving(4), offered(A, *range(40)) + offered(B, *range(8))
+    for author in (A, B):
+        serving.served(author, 0.0)
+    fail(serving, A, 1, 1.0)
+
+    def authors(count: int, tried: int = 0) -> list[PeerId]:
+        return [item.author for item in serving.choose(items, count, random.Random(0), uniform, 2.0, tried)]
+
+    assert authors(4, tried=4) == [B] * 4
+    assert authors(4) == [B] * 4 + [A] and authors(0) == []  # beside them, once a round
+    # And where the others leave places free
+    assert authors(10) == [B] * 8 + [A] * 2 and authors(10, tried=1) == [B] * 8 + [A]
+    serving.next_round()
+    assert authors(0) == [A]
+    serving.served(A, 3.0)
+    assert not serving.on_trial(A) and len(authors(4)) == 4
+
+
+def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served() -> None:
+    serving, new = Serving(4), [PeerId(f"n{n}") for n in range(100)]
+    serving.served(A, 0.0)
+    for name in new[:STRANGERS_CREDIT]:
+        fail(serving, name, 1, 1.0)
+    items = offered(A, *range(40)) + [
+        item for name in new[STRANGERS_CREDIT:] for item in offered(name, *range(40))
+    ]
+    for _ in range(20):
+        serving.next_round()
+        goes = [serving.choose(items, count, random.Random(1), uniform, 2.0) for count in (4, 1, 1, 4)]
+        authors = [item.author for go in goes for item in go]
+        assert len(authors) == 10 and authors.count(A) == 9
+    serving.served(new[-1], 3.0)
+    assert len(chosen(serving, items, 40, 4.0)) > 10  # they are believed again
+
+
+def test_while_nobody_serves_new_names_are_free() -> None:
+    serving = Serving(4)
+    for n in range(STRANGERS_CREDIT):
+        fail(serving, PeerId(f"n{n}"), 1, 1.0)
+    assert (
+        len(chosen(serving, [item for n in range(20, 30) for item in offered(PeerId(str(n)), 1)], 4, 2.0))
+        == 4
+    )
+
+
+def test_silence_is_held_against_an_author_only_where_others_answered_of_late() -> None:
+    serving = Serving(4)
+    assert (
+        serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT
+        and serving.cost(HolderReply.NO, False, 5.0) == HARD
+    )
+    serving.served(A, 6.0)
+    assert serving.cost(HolderReply.NOTHING, True, 10.0) == HARD
+    assert serving.cost(HolderReply.FAILED, False, 10.0) == SOFT  # nobody is connected to it
+    assert serving.cost(HolderReply.NOTHING, True, 66.0) == SOFT
+
+
+# Members of a swarm, over the memory engine.
+
+
+async def serve(a: Party, b: Party) -> None:
+    """Have b fetch a round's rollouts of a."""
+    a.share(*range(900, 904))
+    await settled(1)
+    assert len(b.rollouts()) == 4
+    b.got.clear()
+    b.gatherer.next_round(b.gatherer.round + 1)
+
+
+async def test_a_restarted_author_has_failed_once(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    async with running(b):
+        await serve(a, b)
+        a.share(*range(12))
+        again = join(swarm, 1, sequence=100)  # the same key, and none of what it held
+        await settled(5)
+        assert b.gatherer.missed == 4 and not b.rollouts() and b.gatherer.document()["on_offer"] == 0
+        shared = again.share(*range(20, 28))
+        await settled(1)
+        assert len(b.rollouts()) == 4 and all(rollout in shared for rollout in b.rollouts())
+    assert b.member.score(a.id) == 0 and not b.member.reports
+
+
+async def test_an_author_that_is_gone_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
+    a, b = joined(1, 2)
+    async with running(b):
+        await serve(a, b)
+        a.share(*range(60))
+        engine_of(a).leave()
+        await settled(100)
+    assert b.gatherer.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
+
+
+async def test_who_served_and_then_refuses_what_it_offers_is_blamed_a_little(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    a, b = joined(1, 2)
+    async with running(b):
+        await serve(a, b)
+        for n in range(3):
+            a.member.publish(
+                offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)])
+            )
+            await settled(1)
+    assert b.member.reports == {Reason.UNSERVED: 1}
+    assert -2 <= b.member.score(a.id) < 0  # and no more than that
+
+
+async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: trio.testing.MockClock) -> None:
+    """He offers ids that an honest author offers, and sizes that are too small for them."""
+    a, b, liar = joined(1, 2, 3)
+    async with running(b):
+        shared = []
+        for n in range(4):
+            shared += a.share(*range(10 * n, 10 * n + 8))
+            names = list(a.member.blobs.sizes())[-8:]
+            liar.member.publish(
+                offers.KIND, offers._body(1, [(0, 1000 + 10 * n + i, 1, bytes([n, i]) * 6) for i in range(8)])
+            )
+            liar.member.publish(
+                offers.KIND,
+                offers._body(1, [(0, 2000 + 10 * n + i, 1, name) for i, name in enumerate(names)]),
+            )
+            await settled(6)
+            b.gatherer.next_round(b.gatherer.round + 1)
+            await settled(6)
+    assert b.member.score(a.id) == 0
+    assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(
+        rollout in shared for rollout in b.rollouts()
+    )

@@ -1,0 +1,138 @@
+"""Experiment files: what they mean, and what is said of a wrong one."""
+
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmd.cli.app import main
+from swarmd.lab import EXPERIMENTS
+from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
+from swarmd.lab.surroundings import Absences
+from tests import ROOT
+
+PLAIN: dict[str, Any] = {
+    "name": "one",
+    "nodes": 2,
+    "rounds": 3,
+    "setting": [{"name": "8/0"}, {"name": "4/4", "baseline": True}],
+}
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_what_comes_with_swarmd_can_be_read(path: Path) -> None:
+    read = read_experiment(path)
+    assert read.name == path.stem and read.question and read.expects
+    assert any(setting.baseline for setting in read.settings)
+
+
+def test_the_example_in_the_documents_is_one() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    read = parse_experiment(
+        tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml"
+    )
+    assert [len(setting.nodes) for setting in read.settings] == [8] * 4 and read.baseline.name == "8/0"
+    assert [node.model.name for node in read.settings[3].nodes] == ["tiny"] + ["tiny-latent"] * 7
+
+
+def test_later_layers_win_key_by_key() -> None:
+    document = PLAIN | {
+        "base": {"model": {"name": "tiny-latent"}, "round": {"local": 6, "external": 1}},
+        "setting": [
+            {
+                "name": "mixed",
+                "round": {"external": 2},
+                "group": [{"nodes": 1}, {"nodes": 2, "round": {"external": 3}}],
+            }
+        ],
+    }
+    (setting,) = parse_experiment(document, "x.toml").settings
+    assert [(n.model.name, n.round.local, n.round.external) for n in setting.nodes] == [
+        ("tiny-latent", 6, 2), ("tiny-latent", 6, 3), ("tiny-latent", 6, 3),
+    ]  # fmt: skip
+
+
+def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> None:
+    settings = [{"name": "a"}, {"name": "b", "sets": "whole"}, {"name": "c", "sets": "offered"}]
+    for said, whole in (({}, [False, True, False]), ({"sets": "whole"}, [True, True, False])):
+        assert [
+            s.whole for s in parse_experiment(PLAIN | {"setting": settings} | said, "x.toml").settings
+        ] == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rouns": 3}, "rouns: .*did you mean rounds"),
+        ({"setting": []}, "setting: "),
+        ({"nodes": 0}, "nodes: "),
+        ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
+        ({"base": {"modle": {}}}, "modle is no section.*did you mean model"),
+        (
+            {"base": {"model": {"nmae": "tiny"}}},
+            r"setting 1 \(8/0\): model.nmae: unknown key; did you mean model.name\?",
+        ),
+        ({"base": {"sharing": {"take": "best"}}}, "sharing.take: .*'need'.*, found 'best'"),
+        ({"base": {"judge": {"url": ""}}}, "judge is no section"),
+        ({"setting": [{"name": "4/4"}, {"name": "4 of 4"}]}, "same name"),
+        ({"setting": [{"name": "a", "baseline": True}, {"name": "b", "baseline": True}]}, "more than one"),
+        ({"setting": [{"name": "a", "group": [{"nodes": 1}, {}]}]}, "group 2: `nodes` is missing"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadExperiment, match=f"(?s)^x.toml: .*{said}"):
+        parse_experiment(PLAIN | change, "x.toml")
+
+
+def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(BadExperiment, match="swarmd lab list"):
+        read_experiment(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
+        read_experiment(tmp_path / "bad.toml")
+
+
+def test_a_name_is_of_what_comes_with_swarmd_also_beside_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "churn").mkdir()
+    (tmp_path / "churn" / "theirs.txt").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["lab", "run", "churn"]) == 2
+        and "churn is not empty, and holds no results" in capsys.readouterr().err
+    )
+
+
+def test_a_settings_surroundings_are_read_and_checked() -> None:
+    setting = {
+        "name": "b",
+        "against": "8/0",
+        "churn": {"present": 9, "away": 3},
+        "hostile": {"liars": 1, "poisoners": 2},
+    }
+    read = parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], setting]}, "x.toml")
+    one = read.settings[2]
+    assert (one.present, one.away, one.liars, one.poisoners) == (9, 3, 1, 2)
+    assert read.baseline_of(one).name == "8/0" and read.baseline_of(read.settings[0]).name == "4/4"
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"against": "9/0"}, "`against` names no other"),
+        ({"churn": {"present": 1}}, "churn.away"),
+        ({"hostile": {"liar": 1}}, "liar"),
+    ]
+    for wrong, said in mistakes:
+        with pytest.raises(BadExperiment, match=said):
+            parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], {"name": "b", **wrong}]}, "x.toml")
+
+
+def test_who_is_away_is_of_the_seed_and_never_everybody() -> None:
+    def drawn(seed: int) -> list[frozenset[int]]:
+        absences = Absences(4, 6, 3, random.Random(seed))
+        return [frozenset(absences.next_round()) for _ in range(3000)]
+
+    gone = drawn(1)
+    assert gone == drawn(1) != drawn(2) and max(map(len, gone)) < 4
+    assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # 3 of 9 rounds
+    assert Absences(4, 0, 0, random.Random(1)).next_round() == frozenset()

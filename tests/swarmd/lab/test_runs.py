@@ -1,0 +1,324 @@
+"""`swarmd lab`: real runs of two nodes, cut off and gone on with.
+
+Results folders of other versions, damaged, foreign.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarmd.cli.app import main
+from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
+from swarmd.lab.play import PlayedSwarm, lines_of, play
+from swarmd.lab.report import markdown, write_report
+from swarmd.lab.results import FILE, BadResults, Results, Run, versions
+from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
+from swarmd.lab.statistics import columns, gain, interval, pass_at, roughness
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import wait_until
+from tests import ROOT
+from tests.p2p.real import SECONDS
+from tests.processes import ended, killed_after
+
+pytestmark = pytest.mark.slow
+
+
+def experiment(rounds: int = 2, seeds: int = 1) -> Experiment:
+    return parse_experiment(
+        {
+            "name": "short",
+            "nodes": 2,
+            "rounds": rounds,
+            "seeds": seeds,
+            "evaluation": {"questions": 1, "answers": 2},
+            "base": {"model": {"name": "tiny"}},
+            "setting": [
+                {"name": "2/0", "baseline": True, "round": {"local": 2, "external": 0}},
+                {
+                    "name": "1/1",
+                    "round": {"local": 1, "external": 1},
+                    "sharing": {"share": "all", "take": "unfiltered", "weigh": "own"},
+                },
+            ],
+        },
+        "short.toml",
+    )
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    results = Results.create(tmp_path_factory.mktemp("lab") / "out", experiment())
+    for run in results.runs:
+        play(results, run, lambda _: None)
+    return results
+
+
+def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> None:
+    again = Results.create(tmp_path / "out", played.experiment)
+    run = Run("1-of-1", 1)
+    play(again, run, lambda _: None)
+    strip = [
+        [{k: v for k, v in line.items() if k != "cpu"} for line in r.lines(run)] for r in (played, again)
+    ]
+    assert strip[0] == strip[1] and [line["round"] for line in strip[0]] == [0, 1, 2]
+    assert sum(strip[0][2]["external"]) > 0  # sharing happened
+
+
+def test_nodes_play_own_tasks() -> None:
+    tasks = ROOT / "docs" / "examples" / "sums.py"
+    document = {
+        "name": "own",
+        "nodes": 2,
+        "rounds": 2,
+        "evaluation": {"questions": 2, "answers": 1},
+        "base": {
+            "model": {"name": "tiny"},
+            "swarm": {"curriculum": str(tasks)},
+            "tasks": {"specialties": ["add"]},
+        },
+        "setting": [
+            {
+                "name": "1/1",
+                "round": {"local": 1, "external": 1},
+                "sharing": {"share": "all", "take": "unfiltered"},
+            }
+        ],
+    }
+    played = parse_experiment(document, "own.toml")
+    assert versions(played)["tasks sums"] == find_curriculum(str(tasks)).digest
+    lines = list(lines_of(played, played.settings[0], 1))
+    assert [line["round"] for line in lines] == [0, 1, 2] and len(lines[2]["evaluation"]["right"]) == 2
+    assert sum(lines[2]["external"]) > 0 and lines[2]["generated"] == [1, 1]
+
+
+def test_an_evaluation_changes_nothing_of_what_follows() -> None:
+    (_, setting) = experiment().settings
+    with Verifier("tiny-9") as verifier:
+        swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
+        swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
+        assert swarms[0].round(1) == swarms[1].round(1)
+
+
+def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
+    page = write_report(played).read_text()
+    assert "://" not in page and 'src="data:' in page
+    assert markdown(played).count("\n") == 3 and "| 1/1 |" in markdown(played)
+    alone, together = columns(played)
+    assert gain(alone, alone).mean == 0 and together.pass_at(2) is not None and together.pass_at(8) is None
+
+
+def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
+    played: Results, tmp_path: Path
+) -> None:
+    """The setting that draws a replay has used none of its own, and nothing that is compared is finished."""
+    settings = [{"name": "1/1", "replay": {"mode": "on"}}, {"name": "2/0", "against": "1/1"}]
+    document = {
+        "name": "cut",
+        "nodes": 2,
+        "rounds": 2,
+        "seeds": 1,
+        "base": {"model": {"name": "tiny"}},
+        "setting": settings,
+    }
+    results = Results.create(tmp_path / "out", parse_experiment(document, "cut.toml"))
+    results.path(results.runs[0]).parent.mkdir(parents=True)
+    lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
+    results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert write_report(results).with_name("staleness.png").exists()
+
+
+def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "report", str(played.folder), "--json"]) == 0
+    alone, together = json.loads(capsys.readouterr().out)["settings"]
+    _, column = columns(played)
+    assert alone["over_baseline"] is None and together["pass@8"] is None and together["seeds"] == [1]
+    assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
+
+
+def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(tmp_path: Path) -> None:
+    results = Results.create(tmp_path / "out", experiment(seeds=2))
+    for run in results.runs[1:]:
+        with results.writing(run) as lines:
+            lines.append({"round": 1})
+    said: list[str] = []
+    play_all(results, 2, lambda progress: said.append(progress.sentence()))
+    assert not results.missing and said[-1].startswith("4 of 4 runs done")
+
+    for run in results.runs[2:]:
+        results.path(run).unlink()
+    with pytest.raises(
+        RunsFailed,
+        match=r"(?s)2 of 4 runs failed.*1-of-1, seed 2: .*signal 9.*2-of-0, seed 2: .*signal 9.*--jobs",
+    ):
+        play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert len(results.missing) == 2  # the other went on
+
+
+def test_what_a_run_says_is_told_also_where_it_ends_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "import sys; print('the task plug-in sums: score: oh', file=sys.stderr)"
+    play_all(Results.create(tmp_path / "out", experiment()), 1, lambda _: None, [sys.executable, "-c", said])
+    assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(
+    tmp_path: Path, by: signal.Signals
+) -> None:
+    results = Results.create(tmp_path / "out", experiment())
+    script = (
+        f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(1, flush=True);"
+        " os.read(os.pipe()[0], 1)"
+    )
+    endless = [sys.executable, "-c", script]
+
+    def interrupt(_: RunsProgress) -> None:
+        os.kill(os.getpid(), by)
+
+    with pytest.raises(KeyboardInterrupt):
+        play_all(results, 1, interrupt, endless)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+STARTS = (
+    "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid,"
+    " flush=True); sys.stdin.read()"
+)
+
+
+@pytest.mark.net
+def test_kill_9_of_the_lab_ends_its_runs_before_their_next_line(tmp_path: Path) -> None:
+    """This one prints to nobody, and would play on for days."""
+    results = Results.create(tmp_path / "out", experiment(rounds=10**6))
+    run = results.runs[0]
+    command = [
+        sys.executable,
+        "-c",
+        STARTS,
+        sys.executable,
+        "-m",
+        "swarmd.lab.play",
+        str(results.folder),
+        run.setting,
+        str(run.seed),
+    ]
+    runs: list[psutil.Process] = []
+    try:
+        with killed_after(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as lab:
+            assert lab.stdout is not None
+            runs.append(psutil.Process(int(lab.stdout.readline())))
+            part = results.path(run).with_suffix(".part")
+            wait_until(lambda: part.exists() and part.stat().st_size)
+            runs += runs[0].children(recursive=True)
+        wait_until(lambda: all(map(ended, runs)), SECONDS)
+    finally:
+        for process in runs:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+TWO_CURRICULA = """
+name = "two"
+nodes = 1
+rounds = 1
+seeds = 1
+setting = [
+    { name = "a", swarm = { curriculum = "tiny-9" } },
+    { name = "b", swarm = { curriculum = "tiny-9-strict" } },
+]
+"""
+
+
+def test_what_ended_the_runs_is_told_though_there_can_be_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two.toml").write_text(TWO_CURRICULA)
+    results = Results.create(tmp_path / "out", read_experiment(tmp_path / "two.toml"))
+    damaged = results.path(results.runs[0])
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    assert (
+        main(["lab", "run", str(tmp_path / "two.toml"), "--out", str(results.folder), "--judge", "--resume"])
+        == 2
+    )
+    assert "one judge asks one curriculum" in capsys.readouterr().err
+
+
+def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:
+    with pytest.raises(BadResults, match=r"holds results.*--resume"):
+        Results.create(played.folder, played.experiment)
+    (tmp_path / "theirs.txt").write_text("")
+    with pytest.raises(BadResults, match=r"no results. Give another folder"):
+        Results.create(tmp_path, played.experiment)
+    with pytest.raises(BadResults, match="no results"):
+        Results.open(tmp_path)
+    reopened = Results.open(played.folder)
+    assert reopened.experiment == played.experiment
+    reopened.resume(played.experiment)
+    with pytest.raises(BadResults, match="is of 2 rounds"):
+        reopened.resume(experiment(rounds=3))
+    with pytest.raises(BadResults, match="another experiment"):
+        reopened.resume(replace(experiment(), question="another"))
+    document = json.loads((played.folder / FILE).read_text())
+    for changed, said in (({"schema": 99}, "schema 99"), ({"experiment": 3}, "damaged")):
+        (tmp_path / FILE).write_text(json.dumps(document | changed))
+        with pytest.raises(BadResults, match=said):
+            Results.open(tmp_path)
+    (tmp_path / FILE).write_text(json.dumps(document | {"versions": {"torch": "0.1"}}))
+    with pytest.raises(BadResults, match=r"torch 0\.1, now"):
+        Results.open(tmp_path).resume(played.experiment)
+
+
+@pytest.mark.parametrize("cut", [-9, "{}\n", 0])
+def test_a_finished_file_that_is_damaged_is_named(played: Results, tmp_path: Path, cut: int | str) -> None:
+    results, run = Results.create(tmp_path / "out", played.experiment), played.runs[0]
+    whole = played.path(run).read_text()
+    results.path(run).parent.mkdir(parents=True)
+    results.path(run).write_text(
+        whole + cut if isinstance(cut, str) else whole[: cut or whole.rindex("\n", 0, -1) + 1]
+    )
+    with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged.*Remove it and go on with --resume"):
+        results.lines(run)
+
+
+def test_more_seeds_may_be_wanted_later(tmp_path: Path) -> None:
+    Results.create(tmp_path / "out", experiment(seeds=2))
+    for wanted, seeds in ((3, 3), (2, 3)):  # fewer: those that there are stay
+        reopened = Results.open(tmp_path / "out")
+        reopened.resume(experiment(seeds=wanted))
+        assert {run.seed for run in reopened.missing} == set(range(1, seeds + 1))
+        assert Results.open(tmp_path / "out").experiment.seeds == seeds
+
+
+def test_the_time_left_is_told_from_the_pace() -> None:
+    now = [0.0]
+    progress = RunsProgress(total=2, rounds=100, clock=lambda: now[0])
+    run = Run("a", 1)
+    progress.advanced(run, 1)
+    assert progress.seconds_left is None
+    now[0] = 49.0
+    progress.advanced(run, 50)
+    assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
+
+
+def test_intervals_and_pass_at_k() -> None:
+    five = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert five.mean == 3 and five.half == pytest.approx(1.963, abs=1e-3)  # 2.776 · √2.5 / √5
+    assert interval([2.0]).half is None
+    assert pass_at(1, 8, 2) == 0.25 and pass_at(8, 8, 1) == 1 and pass_at(2, 4, 1) == pytest.approx(0.5)
+    flat = [[0.5, 0.5]] * 400
+    assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
+    # A steady rise is no roughness
+    assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)

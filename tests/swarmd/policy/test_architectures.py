@@ -1,0 +1,371 @@
+"""Each architecture that is taken.
+
+What we sample and learn in batches is what transformers computes of single sequences.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from swarmd.config.config import ModelConfig, NodeConfig
+from swarmd.errors import NoModel
+from swarmd.policy.attention.attention import COVERED, adopt, covers
+from swarmd.policy.export.export import FILES, export
+from swarmd.policy.inference.decode import Sampling, decode
+from swarmd.policy.models.architecture import PADDED
+from swarmd.policy.models.device import seeded
+from swarmd.policy.models.doctor import examine
+from swarmd.policy.training.learner import Learner, Learning
+from swarmd.policy.training.packing import Row
+from tests.swarmd.policy.conftest import (
+    VOCABULARY,
+    chat_of,
+    edit_json,
+    external,
+    make_tokenizer,
+    network_of,
+    open_policy,
+    plain_logprobs,
+)
+
+CPU = torch.device("cpu")
+
+# Real structure in small: layers of each kind, windows and chunks shorter than the prompts, scales and caps
+# that are not 1.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+HEADS = SIZES | {"head_dim": 8}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GRANITE = {
+    "logits_scaling": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "embedding_multiplier": 2.0,
+}
+SHARED = GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16}
+GEMMA = HEADS | WINDOWS | {"final_logit_softcapping": 5.0}
+PER_LAYER = {
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+}
+MAMBA = {
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}
+DELTA = HEADS | {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+CONVOLUTIONS = SIZES | {"layer_types": ["conv", "full_attention"] * 2}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [2.0, 2.1, 2.2],
+}
+
+SEEING = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: hf.LlamaConfig(**HEADS),
+    "mistral": lambda: hf.MistralConfig(**HEADS, sliding_window=8),
+    "ministral": lambda: hf.MinistralConfig(**HEADS, **WINDOWS),
+    "ministral3": lambda: hf.Ministral3Config(**HEADS),
+    "mixtral": lambda: hf.MixtralConfig(**HEADS, num_local_experts=4, num_experts_per_tok=2),
+    "smollm3": lambda: hf.SmolLM3Config(**SIZES, no_rope_layers=[1, 1, 1, 0]),
+    "apertus": lambda: hf.ApertusConfig(**SIZES),
+    "arcee": lambda: hf.ArceeConfig(**HEADS),
+    "nanochat": lambda: hf.NanoChatConfig(**SIZES, final_logit_softcapping=5.0),
+    "helium": lambda: hf.HeliumConfig(**HEADS),
+    "seed_oss": lambda: hf.SeedOssConfig(**HEADS),
+    "starcoder2": lambda: hf.Starcoder2Config(**SIZES, sliding_window=8),
+    "phi3": lambda: hf.Phi3Config(**SIZES, sliding_window=8),
+    # Phi-4-mini
+    "phi3, longrope": lambda: hf.Phi3Config(
+        **SIZES, original_max_position_embeddings=64, rope_parameters=dict(LONG)
+    ),
+    "glm4": lambda: hf.Glm4Config(**HEADS),
+    "exaone4": lambda: hf.Exaone4Config(**HEADS, **WINDOWS),
+    "ernie4_5": lambda: hf.Ernie4_5Config(**HEADS),
+    "qwen2": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=16),
+    "qwen3": lambda: hf.Qwen3Config(**HEADS, tie_word_embeddings=True),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(**HEADS, **EXPERTS),
+    "gemma": lambda: hf.GemmaConfig(**HEADS),
+    "gemma2": lambda: hf.Gemma2Config(**GEMMA, query_pre_attn_scalar=8),
+    "gemma3_text": lambda: hf.Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=8),
+    "gemma3n_text": lambda: hf.Gemma3nTextConfig(
+        **GEMMA | PER_LAYER, laurel_rank=4, activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]
+    ),
+    "gemma4_text": lambda: hf.Gemma4TextConfig(
+        **GEMMA | PER_LAYER, global_head_dim=16, num_global_key_value_heads=1, use_double_wide_mlp=True
+    ),
+    "olmo": lambda: hf.OlmoConfig(**SIZES, clip_qkv=2.0),
+    "olmo2": lambda: hf.Olmo2Config(**SIZES),
+    "olmo3": lambda: hf.Olmo3Config(**SIZES, **WINDOWS),
+    "olmoe": lambda: hf.OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    "granite": lambda: hf.GraniteConfig(**SIZES, **GRANITE),
+    "granitemoe": lambda: hf.GraniteMoeConfig(**SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2),
+    "granitemoeshared": lambda: hf.GraniteMoeSharedConfig(**SIZES, **SHARED),
+    "granitemoehybrid, attention": lambda: hf.GraniteMoeHybridConfig(
+        **SIZES, **SHARED, **MAMBA, layer_types=["attention"] * 4, position_embedding_type="rope"
+    ),
+    "hunyuan_v1_dense": lambda: hf.HunYuanDenseV1Config(**HEADS),
+    # padded
+    "qwen3_5_text": lambda: hf.Qwen3_5TextConfig(**DELTA, tie_word_embeddings=True),
+    "qwen3_5_moe_text": lambda: hf.Qwen3_5MoeTextConfig(
+        **DELTA, **EXPERTS, shared_expert_intermediate_size=16
+    ),
+    "qwen3_next": lambda: hf.Qwen3NextConfig(**DELTA, **EXPERTS, shared_expert_intermediate_size=16),
+    "lfm2": lambda: hf.Lfm2Config(**CONVOLUTIONS, block_auto_adjust_ff_dim=False),
+    "lfm2_moe": lambda: hf.Lfm2MoeConfig(**CONVOLUTIONS, **EXPERTS, num_dense_layers=1),
+    "lfm3": lambda: hf.Lfm3Config(
+        **HEADS
+        | {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"], "sliding_window": 8}
+    ),
+    "falcon_h1": lambda: hf.FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=64),
+    "bamba": lambda: hf.BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1, 3]),
+    "jamba": lambda: hf.JambaConfig(
+        **SIZES,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    ),
+    "olmo_hybrid": lambda: hf.OlmoHybridConfig(**SIZES | DELTA),
+    "granitemoehybrid": lambda: hf.GraniteMoeHybridConfig(
+        **SIZES, **SHARED, **MAMBA, layer_types=["mamba", "attention"] * 2
+    ),
+    "gpt_oss": lambda: hf.GptOssConfig(**HEADS, **WINDOWS, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v3": lambda: hf.DeepseekV3Config(**SIZES | LATENT),
+    "cohere2": lambda: hf.Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5),
+    "gemma4_unified_text": lambda: hf.Gemma4UnifiedTextConfig(**GEMMA, hidden_size_per_layer_input=0),
+}
+
+
+def make(config: PreTrainedConfig) -> Any:
+    """A network of this configuration, in which no weight is 0 or 1 by its initialisation."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.add_(0.1 * torch.randn_like(weight))
+    return network
+
+
+def sequences(*lengths: int, seed: int = 1) -> list[tuple[int, ...]]:
+    return [
+        tuple(torch.randint(1, VOCABULARY, (length,), generator=seeded(CPU, seed + i)).tolist())
+        for i, length in enumerate(lengths)
+    ]
+
+
+def rows_of(prompts: Sequence[tuple[int, ...]]) -> list[Row]:
+    return [
+        Row(prompt, completion, advantage, None, 0.1)
+        for i, prompt in enumerate(prompts)
+        for completion, advantage in zip(sequences(9, 4, seed=9 + i), (1.0, -0.5), strict=True)
+    ]
+
+
+def test_every_architecture_that_is_named_is_compared_here() -> None:
+    assert {make().model_type for make in ARCHITECTURES.values()} == COVERED | PADDED
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_batches_compute_what_single_sequences_do(name: str) -> None:
+    """Log-probabilities as sampled, log-probabilities and gradients as learnt.
+
+    Questions and answers of several lengths in each batch.
+    """
+    plain = make(ARCHITECTURES[name]())
+    network, prompts = copy.deepcopy(plain), sequences(23, 14, 5)
+    packed = plain.config.model_type in COVERED and name != "granitemoehybrid"
+    assert (adopt(network), covers(plain.config)) == (packed, packed)
+
+    answers = decode(
+        network, prompts, 3, Sampling(10, 64, frozenset(range(1, VOCABULARY, 8)), 1.0), seeded(CPU, 0), 9999
+    )
+    assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the others"
+    for prompt, samples in zip(prompts, answers, strict=True):
+        for s in samples:
+            torch.testing.assert_close(
+                torch.tensor(s.logprobs), plain_logprobs(plain, prompt, s.ids), atol=2e-4, rtol=1e-3
+            )
+
+    rows = rows_of(prompts)
+    learner = Learner(network, Learning(0.0, 1e9, 1.0, 16_384), CPU)
+    found = learner.logprobs(rows)
+    for row in rows:
+        torch.testing.assert_close(
+            torch.tensor(found[row]), plain_logprobs(plain, row.prompt, row.completion), atol=2e-4, rtol=1e-3
+        )
+        ids = torch.tensor([[*row.prompt, *row.completion]])
+        logprobs = plain(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 : -1].log_softmax(-1)
+        (-row.weight * row.advantage * logprobs.gather(1, ids[0, len(row.prompt) :, None]).sum()).backward()
+    got: dict[str, torch.Tensor] = {}
+    for key, weight in learner.weights.items():
+        weight.register_post_accumulate_grad_hook(lambda p, key=key: got.__setitem__(key, p.grad.clone()))
+    learner.step(rows)
+    for key, weight in plain.named_parameters():
+        if weight.grad is not None and weight.grad.any():
+            scale = float(weight.grad.abs().max())
+            torch.testing.assert_close(got[key], weight.grad, atol=1e-4 * scale + 1e-7, rtol=1e-2, msg=key)
+
+
+def test_an_adapter_on_recurrent_layers(tmp_path: Path) -> None:
+    policy = open_policy(
+        folder_of(make(ARCHITECTURES["qwen3_5_text"]()), tmp_path),
+        lora="on",
+        lora_rank=4,
+        train={"learning_rate": 1e-2},
+    )
+    for _ in range(2):
+        report = policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+        assert report.grad_norm > 0
+    (generation,) = policy.generate(["1+1?"], 4)
+    prompt = chat_of(tmp_path).prompt("1+1?")
+    for ids, logprobs in zip(generation.tokens.ids, generation.tokens.logprobs, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(logprobs), plain_logprobs(policy.network, prompt, ids), atol=2e-4, rtol=1e-3
+        )
+
+
+def folder_of(network: Any, folder: Path, **changes: Any) -> Path:
+    network.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    edit_json(folder / "config.json", **changes)
+    return folder
+
+
+def test_an_architecture_that_nobody_tried_is_taken_where_it_agrees_with_itself(tmp_path: Path) -> None:
+    """StableLM does; Git's forward pass ignores where its left padding is."""
+    stable = make(hf.StableLmConfig(**SIZES))
+    (generation,) = open_policy(folder_of(stable, tmp_path / "stable")).generate(["1+1?"], 4)
+    prompt = chat_of(tmp_path / "stable").prompt("1+1?")
+    torch.testing.assert_close(
+        torch.tensor(generation.tokens.logprobs[0]),
+        plain_logprobs(stable, prompt, generation.tokens.ids[0]),
+        atol=1e-4,
+        rtol=1e-3,
+    )
+    with pytest.raises(
+        NoModel,
+        match=r"\(git\) does not compute the same token by token, in a batch, as in one pass.*Choose another",
+    ):
+        open_policy(folder_of(make(hf.GitConfig(**SIZES, vision_config=SEEING)), tmp_path / "git"))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (
+            {"model_type": "mamba"},
+            r"\(mamba\) keeps its states in a way that answers to one prompt cannot share",
+        ),
+        ({"model_type": "rwkv"}, r"\(rwkv\) keeps its states in a way"),
+        ({"model_type": "bert"}, r"does not write from left to right \(bert\)"),
+        ({"model_type": "bart"}, r"\(bart\) keeps its states in a way"),
+        ({"model_type": "qwen2_5_vl"}, r"is no causal language model \(Qwen2_5_VLTextConfig\)"),
+        (
+            {"model_type": "qwen2", "quantization_config": {"quant_method": "fp8"}},
+            r"are quantised, and cannot be trained\. Choose the model",
+        ),
+        ({"model_type": "gemma3", "text_config": {"quantization_config": {"bits": 4}}}, r"are quantised"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_its_configuration_alone(
+    document: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(NoModel, match=said):
+        examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
+
+
+def test_of_a_model_that_also_sees_the_language_model_is_trained_and_exported(tmp_path: Path) -> None:
+    """Gemma 3 and Ministral 3, as the hub has them.
+
+    With other names for their tensors, and tied by what the whole says.
+    """
+    wholes = {
+        "gemma3": hf.Gemma3Config(
+            text_config=HEADS | WINDOWS | {"query_pre_attn_scalar": 8},
+            vision_config=SEEING,
+            mm_tokens_per_image=1,
+        ),
+        "mistral3": hf.Mistral3Config(
+            text_config=HEADS | {"model_type": "ministral3"},
+            vision_config=SEEING | {"model_type": "pixtral"},
+            tie_word_embeddings=True,
+        ),
+    }
+    for kind, config in wholes.items():
+        whole = hf.AutoModelForImageTextToText.from_config(config).eval()
+        policy = open_policy(folder_of(whole, tmp_path / kind))
+        assert policy.parameters < sum(p.numel() for p in whole.parameters())
+        prompt = chat_of(tmp_path / kind).prompt("1+1?")
+        (generation,) = policy.generate(["1+1?"], 4)
+        for ids, logprobs in zip(generation.tokens.ids, generation.tokens.logprobs, strict=True):
+            torch.testing.assert_close(
+                torch.tensor(logprobs), plain_logprobs(whole, prompt, ids), atol=1e-4, rtol=1e-3
+            )
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+        out = tmp_path / f"{kind}-exported"
+        files = {name: bytes(content) for name, content in policy.files() if name in FILES}
+        export(files, [], "tiny-9", out)
+        for name, tensor in network_of(out).state_dict().items():
+            torch.testing.assert_close(tensor, policy.network.state_dict()[name], msg=name)

@@ -1,0 +1,58 @@
+"""Questions to prompts, ids to text and back."""
+
+import pytest
+
+from swarmd.errors import NoModel
+from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
+from swarmd.types import Completion
+from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "prompt"),
+    [
+        (CHAT, "be good", "<|system|>be good<|user|>1+1?<|assistant|>"),
+        (CHAT, "", "<|user|>1+1?<|assistant|>"),
+        (NO_SYSTEM_ROLE, "be good", "<|user|>be good\n\n1+1?<|assistant|>"),
+        (THINKING, "", "<|user|>1+1?<|assistant|>"),  # which is switched off
+    ],
+)
+def test_prompt_is_the_template_with_the_system_prompt(template: str, system: str, prompt: str) -> None:
+    tokenizer = make_tokenizer(template)
+    assert tokenizer.decode(Chat(tokenizer, system, ours=True).prompt("1+1?")) == prompt
+    assert "<answer>" in SYSTEM_PROMPT and "</answer>" in SYSTEM_PROMPT
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{# nothing #}"])
+def test_template_that_does_not_work(template: str) -> None:
+    with pytest.raises(NoModel, match="chat template"):
+        Chat(make_tokenizer(template), "be good", ours=True)
+
+
+@pytest.mark.parametrize("text", ["<answer>42</answer>", "a b\n", "", "ünï ∧∨¬", "  two  spaces , here ."])
+def test_text_survives_the_round_trip(text: str) -> None:
+    chat = Chat(make_tokenizer(), "", ours=True)
+    for ended in (True, False):
+        ids = chat.encode(Completion(text, ended), 100)
+        assert (ids[-1:] == [0]) is ended
+        assert chat.read(ids, ended) == Completion(text, ended)
+
+
+def test_cut_text_does_not_end() -> None:
+    chat = Chat(make_tokenizer(), "", ours=True)
+    assert chat.encode(Completion("abc", ended=True), 4)[-1] == 0
+    assert len(chat.encode(Completion("abc", ended=True), 3)) == 3
+    assert 0 not in chat.encode(Completion("abc", ended=True), 3)
+    assert chat.encode(Completion("abc", ended=True), 0) == []
+
+
+def test_control_tokens_spelled_out_stay_text() -> None:
+    chat = Chat(make_tokenizer(), "", ours=True)
+    ids = chat.encode(Completion("x<|endoftext|><|user|>y", ended=False), 100)
+    assert not set(ids) & {0, 1, 2, 3}
+    assert chat.read(ids, ended=False).text == "x<|endoftext|><|user|>y"
+
+
+def test_answer_tags_are_single_tokens_and_control_tokens_that_were_sampled_are_no_text() -> None:
+    chat, answer = Chat(make_tokenizer(), "", ours=True), Completion("<answer></answer>", ended=True)
+    assert chat.encode(answer, 100) == [4, 5, 0] and chat.read([1, 4, 5, 0], ended=True) == answer

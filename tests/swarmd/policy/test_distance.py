@@ -1,0 +1,213 @@
+"""How far the policy is from where it began and from what drew its tokens.
+
+Log-probabilities of first use; the rate by update number.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.chat import Chat
+from swarmd.policy.training.losses import k3
+from swarmd.protocols import LogprobPolicy
+from swarmd.types import Scored, UpdateReport
+from tests.swarmd.policy.conftest import (
+    chat_of,
+    external,
+    local,
+    make_model,
+    network_of,
+    open_policy,
+    plain_logprobs,
+)
+
+RATE = 1e-2
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "adapter": {"lora": "on", "lora_rank": 4},
+    "master": {"dtype": "bfloat16"},
+}
+
+
+def batch_of(policy: LanguagePolicy) -> list[Scored]:
+    questions = ["one and one?", "a longer question, two and two?"]
+    answers = policy.generate(questions, 4)
+    return [local(q, a, (1.0, 0.0, 0.0, 1.0)) for q, a in zip(questions, answers, strict=True)]
+
+
+def by_transformers(network: Any, chat: Chat, s: Scored) -> list[list[float]]:
+    ids = s.tokens.ids if s.tokens else [chat.encode(c, 12) for c in s.rollout.completions]
+    return [plain_logprobs(network, chat.prompt(s.question), completion).tolist() for completion in ids]
+
+
+def flat(values: Any) -> torch.Tensor:
+    return torch.tensor([x for rollout in values for row in rollout for x in row])
+
+
+@pytest.mark.parametrize("kind", ["whole", "adapter"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
+def test_kl_is_against_the_model_as_it_was_loaded(
+    kind: str, family: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "train": {"learning_rate": RATE, "kl_every": 3, "micro_batch_tokens": 40},
+        **KINDS[kind],
+    }
+    policy = open_policy(folders[family], **settings)
+    first = [policy.update(batch_of(policy)) for _ in range(3)]
+    assert first[0].kl == pytest.approx(0.0, abs=1e-6), "nothing is trained yet"
+    assert [r.kl for r in first[1:]] == [None, None]
+    policy.save(tmp_path)
+    resumed = open_policy(folders[family], seed=1, **settings)
+    resumed.restore(tmp_path)
+    network, chat = network_of(folders[family]), chat_of(folders[family])
+    for one in (policy, resumed):  # a restart moves the start nowhere
+        batch = batch_of(one)
+        before = {name: p.detach().clone() for name, p in one.trained.items()}
+        current = flat([t.logprobs for t in one.logprobs(batch)])
+        expected = k3(flat([by_transformers(network, chat, s) for s in batch]), current).mean()
+        report = one.update(batch)
+        assert report.kl == pytest.approx(float(expected), rel=1e-3)
+        assert report.kl is not None and report.kl > 1e-4
+        moved = {name: p.detach() - before[name] for name, p in one.trained.items()}
+        assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, (
+            "trained from where it was, not from the start"
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
+    ends = []
+    for every in (0, 1):
+        policy = open_policy(
+            folders["qwen3"], train={"learning_rate": RATE, "kl_every": every}, **KINDS[kind]
+        )
+        reports = [policy.update(batch_of(policy)) for _ in range(3)]
+        ends.append({name: p.detach().clone() for name, p in policy.trained.items()})
+        assert [r.kl is not None for r in reports] == [every == 1] * 3
+    assert all(torch.equal(p, ends[1][name]) for name, p in ends[0].items())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[str, Path]) -> None:
+    """What decoding recorded is what the first update computes: the ratio is 1, whatever the temperature."""
+    narrow = {"clip_low": 1e-4, "clip_high": 1e-4}
+    policy = open_policy(
+        folders["qwen2"], temperature=temperature, train={"learning_rate": RATE, "kl_every": 0, **narrow}
+    )
+    batch = batch_of(policy)
+    foreign = external("other?", [("yes", True), ("no", True)], (1.0, 0.0))
+    first = policy.update([*batch, foreign])
+    assert (first.drift, first.clip_fraction) == (pytest.approx(0.0, abs=1e-6), 0)
+    now = flat([t.logprobs for t in policy.logprobs(batch)])
+    drawn = flat([s.tokens.logprobs for s in batch if s.tokens])
+    expected = float(k3(now, drawn).mean())
+    assert expected > 1e-3
+    assert policy.update([*batch, foreign]).drift == pytest.approx(expected, rel=1e-3), (
+        "foreign text has no part in it"
+    )
+    assert policy.update([foreign]).drift == 0.0
+
+
+def test_k3_is_unbiased_and_never_negative() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.3, 0.5]).log()
+    assert (k3(p, q) >= 0).all()
+    assert float((q.exp() * k3(p, q)).sum()) == pytest.approx(float((q.exp() * (q - p)).sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "lfm2"])
+def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folders: dict[str, Path]) -> None:
+    policy = open_policy(folders[family], train={"micro_batch_tokens": 30})
+    assert isinstance(policy, LogprobPolicy)
+    texts = [
+        ("", True),
+        ("", False),
+        ("x", True),
+        ("far longer than twelve tokens", True),
+        ("far longer than twelve tokens", True),
+    ]
+    two = [("yes", False), ("<answer>no</answer>", True)]
+    empty = external("?", [("", False)] * 2, (0.0, 1.0))
+    assert policy.logprobs([]) == [] and policy.logprobs([empty])[0].ids == ((), ())
+    batch = [external("what?", texts, (0.0,) * 5), external("and a longer one?", two, (1.0, 1.0))]
+    found = policy.logprobs(batch)
+    assert found[0].ids[1] == () and found[0].logprobs[1] == ()
+    assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], "cut where sampling would have stopped"
+    for tokens, s in zip(found, batch, strict=True):
+        plain = by_transformers(network_of(folders[family]), chat_of(folders[family]), s)
+        assert [len(p) for p in tokens.logprobs] == [len(ids) for ids in tokens.ids]
+        torch.testing.assert_close(flat([tokens.logprobs]), flat([plain]), atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_remembered_is_on_policy_at_its_first_use(folders: dict[str, Path]) -> None:
+    """An update on remembered text is the update on the text itself."""
+    text = external("what?", [("yes", True), ("far longer than twelve tokens", True)], (1.0, 0.0))
+    one, other = (open_policy(folders["qwen2"], train={"learning_rate": RATE}) for _ in range(2))
+    (tokens,) = one.logprobs([text])
+    remembered = Scored(text.rollout, text.question, text.rewards, text.round, tokens)
+    a, b = one.update([remembered]), other.update([text])
+    assert (a.loss, a.grad_norm, a.tokens) == pytest.approx((b.loss, b.grad_norm, b.tokens), rel=1e-4)
+    assert a.clip_fraction == 0.0 and a.drift == pytest.approx(0.0, abs=1e-6)
+    assert one.update([remembered]).drift > 0
+
+
+def rates(policy: LanguagePolicy, count: int) -> list[float]:
+    return [policy.update(batch_of(policy)).rate for _ in range(count)]
+
+
+def test_the_rate_goes_by_the_update_and_goes_on_after_a_restart(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    train = {
+        "learning_rate": RATE,
+        "schedule": "cosine",
+        "warmup": 2,
+        "schedule_updates": 6,
+        "lowest_rate": 0.1,
+    }
+    policy = open_policy(folders["qwen2"], train=train)
+    expected = [0.5, 1.0, *(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)), 0.1, 0.1]
+    assert rates(policy, 3) == pytest.approx([RATE * share for share in expected[:3]])
+    policy.save(tmp_path)
+    again = open_policy(folders["qwen2"], train=train)
+    again.restore(tmp_path)
+    assert rates(again, 5) == pytest.approx([RATE * share for share in expected[3:]])
+
+
+def test_the_rate_is_what_a_step_is_made_with(folders: dict[str, Path]) -> None:
+    """Adam's first step moves every weight that has a gradient by the rate."""
+    policy = open_policy(folders["qwen2"], train={"learning_rate": RATE, "schedule": "linear", "warmup": 10})
+    before = {name: p.detach().clone() for name, p in policy.trained.items()}
+    report = policy.update(batch_of(policy))
+    assert report.rate == pytest.approx(RATE / 10)
+    moved = max(float((p.detach() - before[name]).abs().max()) for name, p in policy.trained.items())
+    assert moved == pytest.approx(RATE / 10, rel=0.01)
+
+
+def test_a_step_left_out_is_counted_and_takes_no_part_in_the_schedule(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"], train={"learning_rate": RATE, "warmup": 2})
+    batch = batch_of(policy)
+    weight = next(iter(policy.trained.values()))
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(math.nan)
+    assert policy.update(batch) == UpdateReport(skipped=1, useful=2)
+    with torch.no_grad():
+        weight.copy_(kept)
+    report = policy.update(batch)
+    assert (report.skipped, report.rate) == (0, RATE / 2)
+
+
+def test_an_adapters_start_is_its_base_even_where_its_first_weights_are_not_nothing(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "llama")
+    policy = open_policy(folder, lora="on", train={"kl_every": 1})
+    with torch.no_grad():
+        for name, weight in policy.trained.items():
+            if "lora_B" in name:
+                weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    kl = policy.update(batch_of(policy)).kl
+    assert kl is not None and kl > 1e-3

@@ -1,0 +1,485 @@
+"""Engines: each gives exactly the model's distribution, always with the newest weights, and says what is
+wrong where it cannot.
+"""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from swarmd.config.config import GenerateConfig, ReplayConfig, TrainConfig
+from swarmd.errors import NoModel
+from swarmd.policy.inference.continuous import ContinuousEngine
+from swarmd.policy.inference.decode import Sample, Sampling
+from swarmd.policy.inference.driver import Driver, NetworkWeights
+from swarmd.policy.inference.engine import (
+    GROUP,
+    EngineFailed,
+    EngineOptions,
+    NoEngine,
+    draw_seed,
+    open_plugin,
+)
+from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.select import importance_cap, open_engine
+from swarmd.policy.models.device import seeded
+from swarmd.policy.models.load import load_model
+from swarmd.policy.models.lora import lora_layers
+from tests.swarmd.policy.conftest import (
+    ALL_FAMILIES,
+    config_of,
+    external,
+    network_of,
+    open_policy,
+    plain_logprobs,
+)
+
+CPU = torch.device("cpu")
+PROMPTS = [[20, 30, 40, 50] * 4, [60, 70], [80, 90, 100] * 9, [110]]
+MANY = 100_000  # cached tokens
+ASKED = EngineOptions(Path("/nowhere"), "cpu", "float32", None, 128)
+
+
+def sampling(
+    temperature: float = 1.0, limit: int = 20, ends: frozenset[int] = frozenset({0}), context: int = 128
+) -> Sampling:
+    return Sampling(limit, context, ends, temperature)
+
+
+def moved(folder: Path, **changes: Any) -> Any:
+    """A policy some updates away from its start."""
+    policy = open_policy(folder, train={"learning_rate": 0.05}, **changes)
+    for _ in range(3):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    return policy
+
+
+# What every engine on the trainer's own network promises.
+
+ENGINES: dict[str, Any] = {"own": OwnEngine, "continuous": ContinuousEngine}
+WHERE = [
+    (engine, family)
+    for engine in ENGINES
+    for family in ALL_FAMILIES
+    if engine == "own" or family not in ("gemma2", "lfm2")
+]
+EXACT: dict[str, Any] = {"own": {"atol": 1e-5, "rtol": 0}, "continuous": {"atol": 1e-4, "rtol": 0}}
+
+
+def check_logprobs(
+    network: Any, answers: list[list[Sample]], temperature: float = 1.0, **tolerance: float
+) -> None:
+    """Of answers to PROMPTS: those of a plain forward pass."""
+    for prompt, samples in zip(PROMPTS, answers, strict=True):
+        for s in samples:
+            torch.testing.assert_close(
+                torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids, temperature), **tolerance
+            )
+
+
+@pytest.mark.parametrize(("engine", "family"), WHERE)
+def test_greedy_tokens_are_those_of_generate(engine: str, family: str, folders: dict[str, Path]) -> None:
+    network, plain = network_of(folders[family]), network_of(folders[family])
+    attention = network.config._attn_implementation
+    answers = ENGINES[engine](network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    for prompt, samples in zip(PROMPTS, answers, strict=True):
+        asked = {
+            "attention_mask": torch.ones(1, len(prompt)),
+            "do_sample": False,
+            "max_new_tokens": 20,
+            "pad_token_id": 0,
+        }
+        out = plain.generate(torch.tensor([prompt]), **asked)
+        assert [s.ids for s in samples] == [tuple(out[0, len(prompt) :].tolist())] * 2
+    assert len({samples[0].ids for samples in answers}) > 1
+    check_logprobs(plain, answers, **EXACT[engine])
+    assert engine == "own" or network.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("engine", "family"), WHERE)
+def test_logprobs_are_those_of_a_plain_forward(
+    engine: str, family: str, temperature: float, folders: dict[str, Path]
+) -> None:
+    ends = frozenset(range(40))  # many, so that rows leave the batch at different steps
+    answers = ENGINES[engine](network_of(folders[family]), MANY).generate(
+        PROMPTS, 5, sampling(temperature, ends=ends), seeded(CPU, 3)
+    )
+    assert [len(samples) for samples in answers] == [5] * 4
+    assert (
+        len({len(s.ids) for samples in answers for s in samples}) > 3 and len({s.ids for s in answers[0]}) > 1
+    )
+    check_logprobs(network_of(folders[family]), answers, temperature, **EXACT[engine])
+    for s in (s for samples in answers for s in samples):
+        assert s.ended == (s.ids[-1] in ends) and not set(s.ids[:-1]) & ends
+        assert s.ended or len(s.ids) == 20
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_full_context_ends_answers_and_little_memory_changes_none(
+    engine: str, folders: dict[str, Path]
+) -> None:
+    network, longest = network_of(folders["qwen2"]), max(map(len, PROMPTS))
+    asked = sampling(0.0, limit=1000, ends=frozenset({-5}), context=longest)
+    roomy, small = (
+        ENGINES[engine](network, tokens).generate(PROMPTS, 2, asked, seeded(CPU, 0)) for tokens in (MANY, 1)
+    )
+    assert [[s.ids for s in samples] for samples in roomy] == [[s.ids for s in samples] for samples in small]
+    assert [{len(s.ids) for s in samples} for samples in small] == [{longest - len(p)} for p in PROMPTS]
+    assert small[2] == [Sample((), (), ended=False)] * 2
+    check_logprobs(network_of(folders["qwen2"]), small, **EXACT[engine])
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [("own", "float32"), ("own", "bfloat16"), ("continuous", "float32")]
+)
+def test_an_adapter_acts_while_answering_and_no_weight_is_touched(
+    engine: str, dtype: str, folders: dict[str, Path]
+) -> None:
+    network = moved(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype).network
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    answers = ENGINES[engine](network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0))
+    check_logprobs(
+        network, answers, **(EXACT[engine] if dtype == "float32" else {"atol": 0.25, "rtol": 0.05})
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_randomness_is_the_generators_alone(engine: str, folders: dict[str, Path]) -> None:
+    asked = ENGINES[engine](network_of(folders["llama"]), MANY)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first, second, untouched = (seeded(CPU, 5) for _ in range(3))
+    answers = asked.generate(PROMPTS, 3, sampling(), first)
+    assert torch.equal(torch.rand(3), expected)
+    assert (
+        answers
+        == asked.generate(PROMPTS, 3, sampling(), second)
+        != asked.generate(PROMPTS, 3, sampling(), second)
+    )
+    asked.generate(PROMPTS, 3, sampling(0.0), untouched)
+    assert draw_seed(untouched) == draw_seed(seeded(CPU, 5))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "lfm2"])
+def test_continuous_refuses_what_it_was_not_compared_on(family: str, folders: dict[str, Path]) -> None:
+    with pytest.raises(
+        NoEngine, match=rf"not found to compute what {family} models do .*Set generate.engine"
+    ):
+        ContinuousEngine(network_of(folders[family]), MANY)
+
+
+def test_a_policy_can_answer_by_continuous_batching(folders: dict[str, Path]) -> None:
+    config = config_of(folders["qwen2"]).model_copy(
+        update={"generate": GenerateConfig(engine="continuous", max_new_tokens=12)}
+    )
+    policy, own = type(open_policy(folders["qwen2"])).open(config, 0), open_policy(folders["qwen2"])
+    assert policy.answer("What?") == own.answer("What?")
+    (generation,) = policy.generate(["What?"], 4)
+    assert len(generation.completions) == 4
+    policy.close()
+
+
+# The weights, as an engine elsewhere reads them.
+
+
+def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    network = moved(folders["qwen3"], lora="on", lora_rank=4).network
+    NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_adapter(tmp_path)
+    # Peft would forgive others; vLLM (lora/utils.py) does not
+    names = load_file(tmp_path / "adapter_model.safetensors")
+    assert all(
+        re.fullmatch(r"base_model\.model\.model\.layers\.\d\.\w+\.\w+\.lora_[AB]\.weight", name)
+        for name in names
+    )
+    assert len(names) == 2 * 7 * 2  # A and B of seven layers in two blocks
+    loaded = PeftModel.from_pretrained(network_of(folders["qwen3"]), tmp_path).eval()
+    own, base = (
+        OwnEngine(n, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
+        for n in (network, network_of(folders["qwen3"]))
+    )
+    assert [s[0].ids for s in own] != [s[0].ids for s in base]
+    check_logprobs(loaded, own, **EXACT["own"])
+
+
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [("qwen2", "off"), ("llama", "off"), ("gemma2", "off"), ("qwen2", "on"), ("llama", "on")],
+)
+def test_a_model_is_written_as_transformers_reads_it(
+    family: str, lora: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Tied and untied heads, whole and with an adapter folded in."""
+    network = moved(folders[family], lora=lora, lora_rank=4).network
+    NetworkWeights(network, 3, 4 if lora == "on" else None, str(folders[family])).write_model(tmp_path)
+    own = OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
+    check_logprobs(network_of(tmp_path), own, **EXACT["own"])
+
+
+def test_no_16_bit_base_swallows_an_adapter_that_is_folded_in(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    network = moved(folders["qwen3"], lora="on", lora_rank=4, dtype="bfloat16").network
+    NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_model(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    for name, layer in lora_layers(network):
+        delta = written[f"{name}.weight"] - layer.get_base_layer().weight.float()
+        torch.testing.assert_close(delta, layer.get_delta_weight("default"), atol=1e-6, rtol=0)
+    assert written["model.norm.weight"].dtype == torch.bfloat16
+
+
+# What the policy does with an engine.
+
+
+@dataclasses.dataclass
+class Recording:
+    """A foreign engine on the trainer's own network; notes what is asked of it."""
+
+    network: Any
+    foreign: bool = True
+    answers: Callable[[list[list[Sample]]], list[list[Sample]]] = lambda answers: answers
+
+    def __post_init__(self) -> None:
+        self.asked: list[str] = []
+
+    def generate(
+        self, prompts: Any, copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
+        self.asked.append("generate")
+        return self.answers(OwnEngine(self.network, MANY).generate(prompts, copies, sampling, generator))
+
+    def sync(self, weights: Any) -> None:
+        self.asked.append(f"sync {weights.version}")
+
+    def sleep(self) -> None:
+        self.asked.append("sleep")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def policy_with(
+    folder: Path, between: Callable[[], int] | None = None, **changes: Any
+) -> tuple[Any, Recording]:
+    policy = open_policy(folder, between=between)
+    engine = Recording(policy.network, **changes)
+    policy._driver = Driver(engine, policy._loaded, between=between)
+    return policy, engine
+
+
+def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    policy, engine = policy_with(folders["qwen2"])
+    policy.generate(["a"], 2)
+    policy.answer("b")
+    assert engine.asked == ["sync 0", "generate", "generate"]
+    engine.asked.clear()
+    policy.save(tmp_path)
+    for _ in range(2):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    policy.answer("b")
+    policy.answer("b")
+    assert engine.asked == ["sleep", "wake", "sync 2", "generate", "generate"]
+    engine.asked.clear()
+    for _ in range(2):  # the second time the version is the same, and yet the weights may be others
+        policy.restore(tmp_path)
+        policy.answer("b")
+    assert engine.asked == ["sync 0", "generate", "sync 0", "generate"]
+    policy.close()
+    assert engine.asked[-1] == "close"
+
+
+def test_where_weights_change_from_outside_tokens_say_which_they_were_drawn_with(
+    folders: dict[str, Path],
+) -> None:
+    versions = iter([4, 4, 7])
+    policy, engine = policy_with(folders["qwen2"], lambda: next(versions))
+    seen = [policy.generate(["a"], 2)[0].tokens for _ in range(3)]
+    assert engine.asked == ["sync 4", "generate", "generate", "sync 7", "generate"]
+    assert [set(t.versions[0]) for t in seen] == [{4}, {4}, {7}]
+    assert [len(v) for v in seen[0].versions] == [len(i) for i in seen[0].ids]
+
+
+def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]], list[list[Sample]]]:
+    return lambda answers: [[change(answers[0][0]), *answers[0][1:]], *answers[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda answers: answers[:-1], "not 2 answers to each of 1 prompts"),
+        (lambda answers: [samples[:1] for samples in answers], "not 2 answers to each of 1 prompts"),
+        (
+            _first(lambda s: dataclasses.replace(s, logprobs=s.logprobs[1:])),
+            "other numbers of tokens and of log-probabilities",
+        ),
+        (
+            _first(lambda s: dataclasses.replace(s, ids=(10**6, *s.ids[1:]))),
+            "tokens that the model does not have",
+        ),
+        (
+            _first(lambda s: dataclasses.replace(s, logprobs=(float("nan"), *s.logprobs[1:]))),
+            "log-probabilities that are none",
+        ),
+        (
+            _first(lambda s: dataclasses.replace(s, logprobs=(0.7, *s.logprobs[1:]))),
+            "log-probabilities that are none",
+        ),
+        (_first(lambda s: dataclasses.replace(s, ended=not s.ended)), "an end where none was drawn"),
+        (_first(lambda s: Sample((0, 5), (-1.0, -1.0), False)), "tokens behind the end of an answer"),
+        (_first(lambda s: Sample((5,) * 13, (-1.0,) * 13, False)), "more than 12 tokens"),
+    ],
+)
+def test_what_a_foreign_engine_returns_is_checked(change: Any, said: str, folders: dict[str, Path]) -> None:
+    policy, _ = policy_with(folders["qwen2"], answers=change)
+    with pytest.raises(EngineFailed, match=f"the engine returned {said}.*generate.engine to"):
+        policy.generate(["a"], 2)
+
+
+# How an engine is found.
+
+
+def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
+    """An installed distribution with an entry point, as pip leaves it."""
+    info = folder / "other_engine-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nother = {target}\n")
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "text", "said"),
+    [
+        (
+            "vlm",
+            "nothing",
+            "",
+            r"is 'vlm', and no such engine is installed. There are: auto, own, continuous, .*other",
+        ),
+        (
+            "other",
+            "engine_not_whole",
+            "import no_such_module_anywhere",
+            r"ModuleNotFoundError: No module named 'no_such_module",
+        ),
+        (
+            "other",
+            "engine_odd",
+            "def build(asked): raise TypeError('odd')",
+            r"cannot be loaded \(TypeError: odd\). Install",
+        ),
+        (
+            "other",
+            "engine_empty",
+            "",
+            (
+                r"'other' of other-engine 1.2 .*\(AttributeError: module 'engine_empty' has no attribute"
+                r" 'build'\)"
+            ),
+        ),
+        (
+            "other",
+            "no_engine_at_all",
+            "def build(asked): return asked",
+            r"1\.2 is no engine: it has no foreign, generate, sync, sleep",
+        ),
+    ],
+)
+def test_an_engine_that_is_none_says_why(
+    asked: str, name: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(tmp_path, f"{name}:build", monkeypatch, **{name: text})
+    with pytest.raises(NoEngine, match=said):
+        open_plugin(asked, ASKED)
+
+
+def test_a_plugin_is_told_what_it_needs(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = "SimpleNamespace(foreign=1, generate=asked, sync=1, sleep=1, wake=1, close=1)"
+    text = f"from types import SimpleNamespace\ndef build(asked):\n    return {made}"
+    plugin(tmp_path, "telling:build", monkeypatch, telling=text)
+    config = config_of(folders["qwen2"], lora="on", lora_rank=4)
+    generate = GenerateConfig(
+        engine="other", engine_url="http://127.0.0.1:1", engine_args=("--x",), engine_memory=0.2
+    )
+    config = config.model_copy(update={"generate": generate})
+    engine: Any = open_engine(config, load_model(config.model, 0), sampling())
+    assert engine.generate == EngineOptions(
+        folders["qwen2"].resolve(), "cpu", "float32", 4, 128, "http://127.0.0.1:1", "", 0.2, 600.0, ("--x",)
+    )
+    sys.modules.pop("telling")
+
+
+def test_on_a_cpu_auto_is_own_and_tries_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = config_of(folders["qwen2"])
+    engine = open_engine(config, load_model(config.model, 0), sampling(), tmp_path / "engines.json")
+    assert isinstance(engine, OwnEngine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
+    folders: dict[str, Path],
+) -> None:
+    def cap(engine: str, replay: str = "off", **train: Any) -> float:
+        parts = {"generate": GenerateConfig(engine=engine), "train": TrainConfig(**train)}
+        config = config_of(folders["qwen2"]).model_copy(update=parts)
+        return importance_cap(
+            config.model_copy(update={"replay": ReplayConfig.model_validate({"mode": replay})})
+        )
+
+    assert [cap(engine) for engine in ("auto", "own", "continuous", "vllm")] == [0.0, 0.0, 0.0, 2.0]
+    assert cap("vllm", importance_cap=0.0) == 0.0
+    assert cap("own", importance_cap=1.5) == 1.5
+    assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
+
+
+def test_short_of_memory_the_own_engine_holds_less_at_once(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The allocator's refusal is made up; what follows is not."""
+    network = network_of(folders["qwen2"])
+    refusals = iter([True, True])
+
+    def refused() -> int:
+        if next(refusals, False):
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+        return 0
+
+    engine = OwnEngine(network, MANY, between=refused)
+    answers = engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    assert [[s.ids for s in a] for a in answers] == [
+        [s.ids for s in a]
+        for a in OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    ]
+    largest = 2 * (max(map(len, PROMPTS)) + 20)
+    said = "out of memory while answering: at most %d tokens of keys and values from now on"
+    assert [r.getMessage() for r in caplog.records] == [said % (4 * largest // 2), said % (4 * largest // 4)]
+
+
+def test_where_one_prompt_does_not_fit_it_says_so(folders: dict[str, Path]) -> None:
+    def refused() -> int:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+
+    engine = OwnEngine(network_of(folders["qwen2"]), MANY, between=refused)
+    with pytest.raises(
+        NoModel,
+        match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens",
+    ):
+        engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))

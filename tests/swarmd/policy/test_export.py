@@ -1,0 +1,452 @@
+"""What is exported answers as the policy does, for plain transformers and for peft.
+
+Nothing is half written.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from judge.verified.weights_check import check_adapter_config
+from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
+from swarmd.policy.export.export import FILES, CannotExport, NotUploaded, base_of, export, upload
+from swarmd.policy.export.model_card import Origin, card, figures_of
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.lora import lora_layers
+from swarmd.policy.training.policy_files import CheckpointUnfit
+from swarmd.testing import TIMEOUT_S
+from swarmd.trainer.checkpoint import Checkpoints, RunState
+from swarmd.trainer.snapshot import NothingSaved, read_snapshot
+from tests.swarmd.policy.conftest import edit_json, local, make_model, open_policy
+
+QUESTIONS = ["one?", "and another one", "zzz"]
+FAST = {"learning_rate": 0.02}
+
+
+def line(round_number: int, **changes: Any) -> dict[str, Any]:
+    figures = {
+        "round": round_number,
+        "seconds": {"generate": 1.0, "train": 2.0},
+        "tokens": {"generated": 100, "trained": 50},
+        "local": 4,
+        "external": 2,
+        "reward_mean": round_number / 10,
+        "judge": None,
+    }
+    return figures | changes
+
+
+def train(policy: LanguagePolicy, updates: int = 2) -> None:
+    for number in range(updates):
+        generation = policy.generate([QUESTIONS[0]], 4)[0]
+        policy.update([local(QUESTIONS[0], generation, (1.0, 0.0, 0.0, 0.0), number)])
+
+
+def saved_files(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
+    folder.mkdir()
+    policy.save(folder)
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture
+def files(folders: dict[str, Path], tmp_path: Path) -> dict[str, bytes]:
+    """Of a whole model, as it began."""
+    return saved_files(open_policy(folders["llama"]), tmp_path / "saved")
+
+
+def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
+    """As somebody else would ask it, who knows nothing of swarmd."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    answers = []
+    for question in QUESTIONS:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            out = network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        answers.append(
+            tokenizer.decode(
+                out[0, ids.shape[1] :], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+    return answers
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
+    policy = open_policy(folders[family], train=FAST)
+    before = [policy.answer(q).text for q in QUESTIONS]
+    train(policy)
+    here = [policy.answer(q).text for q in QUESTIONS]
+    assert here != before
+    made = export(saved_files(policy, tmp_path / "saved"), [line(1), line(2)], "sapo-9", tmp_path / "out")
+    assert made.folder == tmp_path / "out"
+    assert greedy(made.folder, AutoModelForCausalLM.from_pretrained(made.folder)) == here
+    assert len({p.stat().st_mode for p in made.folder.iterdir()}) == 1
+    assert {p.suffix for p in made.folder.iterdir()} <= {".json", ".jinja", ".safetensors", ".md"}
+    again = open_policy(made.folder)  # and another node can join with it
+    assert [again.answer(q).text for q in QUESTIONS] == here
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2"])
+def test_merged_adapter_computes_what_the_adapter_computed(
+    folders: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    policy = open_policy(folders[family], lora="on", lora_rank=4, train=FAST)
+    train(policy)
+    files = saved_files(policy, tmp_path / "saved")
+    merged = AutoModelForCausalLM.from_pretrained(export(files, [], "sapo-9", tmp_path / "merged").folder)
+    alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True).folder
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {
+        p.name for p in alone.iterdir()
+    }
+    assert not (alone / "model.safetensors").exists()
+    check_adapter_config((alone / "adapter_config.json").read_bytes(), 4)  # a judge takes it
+    config = json.loads((alone / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (
+        4,
+        8,
+        str(folders[family].resolve()),
+    )
+    base = AutoModelForCausalLM.from_pretrained(folders[family])
+    ids = torch.arange(40)[None] % 100 + 6
+    with torch.inference_mode():
+        untrained = base(ids).logits
+        adapted = PeftModel.from_pretrained(base, alone).eval()(ids).logits
+        assert not torch.allclose(adapted, untrained, atol=1e-2)
+        assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
+    assert greedy(tmp_path / "merged", merged) == [policy.answer(q).text for q in QUESTIONS]
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    rounded = AutoModelForCausalLM.from_pretrained(folders["llama"], dtype=torch.bfloat16)
+    policy = open_policy(
+        folders["llama"], lora="on", lora_rank=4, dtype="bfloat16", train={"learning_rate": 1e-4}
+    )
+    train(policy)
+    files = saved_files(policy, tmp_path / "saved")
+    made = export(files, [], "sapo-9", tmp_path / "merged")
+    merged = dict(AutoModelForCausalLM.from_pretrained(made.folder).named_parameters())
+    missing = energy = 0.0
+    for name, layer in lora_layers(policy.network):
+        weight, delta = rounded.get_submodule(name).weight.float(), layer.get_delta_weight("default")
+        missing += float((merged[f"{name}.weight"].float() - weight - delta).detach().square().sum())
+        energy += float(delta.detach().square().sum())
+    assert made.origin.lost == pytest.approx(missing / energy, rel=1e-3)
+    assert 0.3 < missing / energy <= 1
+    said = f"to bfloat16 lost {100 * missing / energy:.1f} % of the adapter's energy"
+    assert said in (made.folder / "README.md").read_text()
+    alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True)
+    assert alone.origin.lost is None and "energy" not in (alone.folder / "README.md").read_text()
+    exact = saved_files(open_policy(folders["llama"], lora="on", lora_rank=4), tmp_path / "exact")
+    assert (
+        "energy" not in (export(exact, [], "sapo-9", tmp_path / "float32").folder / "README.md").read_text()
+    )
+
+
+def test_no_adapter_of_a_whole_model(files: dict[str, bytes], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no adapter.*Leave --adapter out"):
+        export(files, [], "sapo-9", tmp_path / "out", adapter_only=True)
+
+
+def test_precision_is_that_of_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
+    files = saved_files(open_policy(folders["llama"], lora="on", dtype="bfloat16"), tmp_path / "saved")
+    out = export(files, [], "sapo-9", tmp_path / "out").folder
+    assert {p.dtype for p in AutoModelForCausalLM.from_pretrained(out).parameters()} == {torch.bfloat16}
+
+
+def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert export(files, [], "sapo-9", tmp_path / "out").folder.is_dir()
+    before = sorted((tmp_path / "out").iterdir())
+    with pytest.raises(ConfigError, match=r"not an empty folder.*--out"):
+        export(files, [], "sapo-9", tmp_path / "out")
+    assert sorted((tmp_path / "out").iterdir()) == before
+
+
+def test_folder_that_cannot_be_written(files: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotExport, match="--out"):
+        export(files, [], "sapo-9", tmp_path / "file" / "out")
+
+
+def test_adapter_of_another_base(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama")
+    files = saved_files(open_policy(base, lora="on"), tmp_path / "saved")
+    make_model(base, "llama", seed=1)
+    with pytest.raises(CheckpointUnfit, match="Put the base model back"):
+        export(files, [], "sapo-9", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_base_that_is_gone_or_weights_that_are_damaged(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama")
+    files = saved_files(open_policy(base), tmp_path / "saved")
+    for broken in ({"weights.safetensors": b"\0" * 20}, {"policy.json": b"{"}):
+        with pytest.raises(CheckpointUnfit):
+            export(files | broken, [], "sapo-9", tmp_path / "out")
+    edit_json(base / "config.json", num_hidden_layers=1, layer_types=["full_attention"])
+    with pytest.raises(CheckpointUnfit, match="other names or shapes"):
+        export(files, [], "sapo-9", tmp_path / "out")
+    base.rename(tmp_path / "elsewhere")
+    with pytest.raises(NoModel, match="there is no folder"):
+        export(files, [], "sapo-9", tmp_path / "out")
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_snippet_of_the_card_runs(folders: dict[str, Path], tmp_path: Path, adapter: bool) -> None:
+    policy = open_policy(folders["qwen2"], lora="on", lora_rank=4)
+    out = export(
+        saved_files(policy, tmp_path / "saved"), [], "tiny-9", tmp_path / "out", adapter_only=adapter
+    ).folder
+    snippet = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", snippet],
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_licence_and_base_are_those_of_the_hub() -> None:
+    figures = figures_of([])
+    known = card(Origin("Qwen/Qwen3-0.6B", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
+    assert (
+        "\nbase_model: Qwen/Qwen3-0.6B\nlicense: apache-2.0\n" in known
+        and "base model's, apache-2.0." in known
+    )
+    unknown = card(Origin("owner/model", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
+    assert (
+        "\nbase_model: owner/model\nlibrary_name" in unknown and "The licence is the base model's." in unknown
+    )
+
+
+def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
+    files = saved_files(open_policy(folders["qwen2"]), tmp_path / "saved")
+    lines = [line(n, judge={"score": 0.5, "n": 90} if n == 3 else None) for n in range(1, 5)]
+    out = export(files, lines, "tiny-9", tmp_path / "out").folder
+    text = (out / "README.md").read_text()
+    for words in (
+        "Curriculum: tiny-9",
+        "Rounds: 4, 0.2 minutes",
+        "400 tokens generated",
+        "200 trained on",
+        "33 %",
+        "| 0.150 |",
+        "| 0.350 |",
+    ):
+        assert words in text
+    assert "pass@1 of 90 answers | 0.500 |" in text
+    assert ModelCard(text).data.library_name == "transformers"
+    assert base_of(files) == str(folders["qwen2"].resolve())
+
+
+def test_figures_of_runs_with_gaps() -> None:
+    nothing = figures_of([])
+    assert (nothing.rounds, nothing.reward_first, nothing.external_share, nothing.judge_score) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    rounds = [line(n, reward_mean=None if n == 1 else n / 100) for n in range(1, 101)]
+    whole = figures_of(rounds)
+    assert whole.edge == 10
+    assert whole.reward_first == pytest.approx(0.065)
+    assert whole.reward_last == pytest.approx(0.955)
+    only_others = figures_of(
+        [line(1, local=0, external=4, reward_mean=0.0, tokens={"generated": 0, "trained": 9})]
+    )
+    assert (only_others.reward_first, only_others.external_share) == (None, 1.0)
+    assert figures_of([line(7)]).reward_first == figures_of([line(7)]).reward_last == pytest.approx(0.7)
+
+
+# The newest whole checkpoint, read without the lock.
+
+
+def save_round(state_dir: Path, number: int, weights: bytes) -> Path:
+    files = [("policy.json", b"{}"), ("weights.safetensors", weights)]
+    return Checkpoints(state_dir / "checkpoints").save(
+        RunState(number, 0, (3, (), None), (3, (), None), (), ()), files
+    )
+
+
+def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> None:
+    with pytest.raises(NothingSaved, match="swarmd join"):
+        read_snapshot(tmp_path, FILES)
+    save_round(tmp_path, 1, b"one")
+    save_round(tmp_path, 2, b"two")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line(n)) + "\n" for n in (1, 2, 3)))
+    run = read_snapshot(tmp_path, FILES)
+    assert (run.round, run.files["weights.safetensors"], [x["round"] for x in run.metrics]) == (
+        2,
+        b"two",
+        [1, 2],
+    )
+
+
+def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:
+    save_round(tmp_path, 1, b"one")
+    newest = save_round(tmp_path, 2, b"two")
+    (newest / "weights.safetensors").write_bytes(b"tvo")
+    assert read_snapshot(tmp_path, FILES).round == 1
+    assert newest.is_dir()
+    (tmp_path / "checkpoints" / "round-00000001" / "manifest.json").unlink()
+    with pytest.raises(
+        SwarmdError, match=r"is whole.*round-00000002: weights\.safetensors is not what was written"
+    ):
+        read_snapshot(tmp_path, FILES)
+
+
+def test_checkpoint_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
+    first = save_round(tmp_path, 1, b"one") / "weights.safetensors"
+    first.unlink()
+    os.mkfifo(first)  # whose reader waits for the node
+
+    def node() -> None:
+        with first.open("wb"):
+            save_round(tmp_path, 2, b"two")
+            save_round(tmp_path, 3, b"three")  # and the first is gone
+
+    thread = threading.Thread(target=node)
+    thread.start()
+    run = read_snapshot(tmp_path, FILES)
+    thread.join()
+    assert (run.round, run.files["weights.safetensors"]) == (3, b"three")
+
+
+# To the hub: against one of our own on loopback.
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Takes what `create_repo` and `upload_folder` send; `status` refuses everything."""
+
+    status: int
+    taken: dict[str, bytes]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.status != 200:
+            self.answer({"error": "refused"}, self.status)
+        elif self.path == "/api/repos/create":
+            name = json.loads(body)["name"]
+            self.answer({"url": f"http://{self.headers['Host']}/me/{name}", "name": f"me/{name}"})
+        elif "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            self.answer(
+                {
+                    "files": [
+                        {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
+                    ]
+                }
+            )
+        elif "/commit/" in self.path:
+            for entry in map(json.loads, body.splitlines()):
+                if entry["key"] == "file":
+                    self.taken[entry["value"]["path"]] = entry["value"]["content"].encode()
+            self.answer(
+                {
+                    "success": True,
+                    "commitOid": "c0ffee",
+                    "commitUrl": f"http://{self.headers['Host']}/me/x/commit/c0ffee",
+                }
+            )
+        else:  # validation of the card
+            self.answer({"errors": [], "warnings": []})
+
+    def do_GET(self) -> None:
+        self.answer({"id": "me/x", "sha": "c0ffee", "siblings": []}, self.status)
+
+    def answer(self, document: object, status: int = 200) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Hub], str]]:
+    class OurHub(Hub):
+        status, taken = 200, {}
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OurHub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    yield OurHub, address
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("---\nlibrary_name: peft\n---\n# It\n")
+    (tmp_path / "out" / "config.json").write_text("{}")
+    return tmp_path / "out"
+
+
+@pytest.mark.net
+def test_upload_sends_every_file(hub: tuple[type[Hub], str], exported: Path) -> None:
+    assert upload(exported, "me/x") == f"{hub[1]}/me/x"
+    assert sorted(hub[0].taken) == ["README.md", "config.json"]
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("status, message", [(401, "hf auth login"), (403, "may write"), (500, "later")])
+def test_upload_that_is_refused(
+    hub: tuple[type[Hub], str], exported: Path, status: int, message: str
+) -> None:
+    hub[0].status = status
+    with pytest.raises(NotUploaded, match=message) as caught:
+        upload(exported, "me/x")
+    assert f"whole in {exported}" in str(caught.value)
+
+
+@pytest.mark.net
+def test_upload_without_a_hub(
+    hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(Unreachable, match=r"cannot reach the Hugging Face hub.*push again"):
+        upload(exported, "me/x")
+
+
+def test_upload_offline_or_to_no_name(exported: Path) -> None:
+    with pytest.raises(Unreachable, match="HF_HUB_OFFLINE"):  # as every test is run
+        upload(exported, "me/x")
+    with pytest.raises(ConfigError, match="owner/name"):
+        upload(exported, "a/b/c")

@@ -1,0 +1,380 @@
+"""Finding a model by repository id, against a hub of our own on loopback that speaks as much of the protocol
+as a download takes.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+
+from swarmd.daemon.local_api import control
+from swarmd.policy.models.progress import Download, Progress
+from swarmd.testing import TIMEOUT_S, wait_until
+from tests.processes import killed_after
+from tests.swarmd.policy.conftest import make_model
+
+COMMIT = "c0ffee" + 34 * "0"
+FIND = """
+import json, sys
+from swarmd.errors import SwarmdError
+from swarmd.policy.models import hub
+try:
+    place = hub.locate(sys.argv[1], sys.argv[2] or None)
+    told = lambda download: print(download.words, flush=True)
+    files = sorted(p.name for p in hub.with_weights(place, told).iterdir())
+    assert "torch" not in sys.modules
+    print(json.dumps({"source": place.source, "revision": place.revision, "files": files}))
+except SwarmdError as error:
+    print(json.dumps({"error": str(error), "exit": error.exit_code}))
+"""
+LARGE = 25_000_000
+pytestmark = pytest.mark.net
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Repositories are folders <root>/<owner>/<name>, each with the one commit COMMIT on main."""
+
+    root: Path
+    fetched: list[str]
+    ranges: list[str]
+    broken: list[int]  # for each an answer with weights in which a byte is another
+    held: list[int]  # bytes after which the sending of weights stops, once, until `go_on`
+    go_on: threading.Event
+
+    def do_GET(self) -> None:
+        path = unquote(urlparse(self.path).path).strip("/")
+        parts = path.removeprefix("api/models/").split("/")
+        repository, rest = self.root / parts[0] / parts[1], parts[2:]
+        if parts[1] == "gated":
+            self.refuse(403, "GatedRepo")
+        elif not repository.is_dir():
+            self.refuse(404, "RepoNotFound")
+        elif rest[:1] in (["revision"], ["tree"], ["resolve"]) and rest[1] not in ("main", COMMIT):
+            self.refuse(404, "RevisionNotFound")
+        elif rest[:1] == ["resolve"]:
+            self.file(repository / "/".join(rest[2:]))
+        elif rest[:1] == ["tree"]:
+            files = [p for p in sorted(repository.rglob("*")) if p.is_file()]
+            self.json(
+                [
+                    {
+                        "type": "file",
+                        "path": str(p.relative_to(repository)),
+                        "size": p.stat().st_size,
+                        "oid": oid(p),
+                    }
+                    for p in files
+                ]
+            )
+        else:
+            self.json({"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": []})
+
+    do_HEAD = do_GET  # noqa: N815  the name that http.server looks for
+
+    def file(self, path: Path) -> None:
+        body = path.read_bytes()
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if wanted is not None and self.command == "GET":
+            self.ranges.append(self.headers["Range"])
+            body = body[int(wanted[1]) :]
+        self.send_response(206 if wanted else 200)
+        size = 10**15 if path.parent.name == "huge" and path.suffix == ".safetensors" else len(body)
+        for key, value in {
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{oid(path)}"',
+            "Content-Length": str(size),
+        }.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.fetched.append(path.name)
+            if path.suffix == ".safetensors" and self.broken:
+                self.broken.pop()
+                body = body[:-1] + bytes([body[-1] ^ 1])
+            with contextlib.suppress(OSError):  # who fetched it was killed
+                if path.suffix == ".safetensors" and self.held:
+                    first = self.held.pop()
+                    self.wfile.write(body[:first])
+                    self.wfile.flush()
+                    self.go_on.wait(300)
+                    body = body[first:]
+                self.wfile.write(body)
+
+    def json(self, document: object) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def oid(path: Path) -> str:
+    """Git's, as the hub names small files."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServer]:
+    root = tmp_path_factory.mktemp("hub")
+    whole = make_model(root / "owner" / "small", "llama")
+    (whole / "original").mkdir()
+    (whole / "original" / "model.safetensors").write_bytes(b"other weights, not for us")
+    (whole / "pytorch_model.bin").write_bytes(b"a pickle")
+    large = make_model(root / "owner" / "large", "llama")
+    # For `with_weights`, any bytes are weights
+    (large / "model-2.safetensors").write_bytes(random.Random(0).randbytes(LARGE))
+    make_model(root / "owner" / "huge", "llama")
+    pickled = make_model(root / "owner" / "pickled", "llama")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    (root / "owner" / "gated").mkdir()
+    (root / "owner" / "empty").mkdir()
+    (root / "owner" / "empty" / "README.md").write_text("nothing")
+    handler = type(
+        "Handler",
+        (Hub,),
+        {"root": root, "fetched": [], "ranges": [], "broken": [], "held": [], "go_on": threading.Event()},
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    handler.go_on.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def surroundings(server: ThreadingHTTPServer | None, home: Path) -> dict[str, str]:
+    port = server.server_port if server else 9  # 9: nobody listens there
+    settings = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HF_", "HTTP", "http", "ALL_PROXY", "all_proxy", "SWARMD_"))
+    }
+    return kept | settings
+
+
+def find(
+    server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str
+) -> dict[str, object]:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIND, name, revision],
+        capture_output=True,
+        text=True,
+        env=surroundings(server, home) | environment,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    first = find(hub, tmp_path, "owner/small")
+    files = [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
+    fetched = hub.RequestHandlerClass.fetched
+    assert "model.safetensors" in fetched
+    assert "pytorch_model.bin" not in fetched
+    assert len(fetched) == len(set(fetched))
+    # What is in the cache needs no hub, by either way of not having one.
+    assert find(None, tmp_path, "owner/small", HF_HUB_OFFLINE="1") == first
+    assert find(None, tmp_path, "owner/small") == first
+
+
+def test_pinned_revision(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    assert find(hub, tmp_path, "owner/small", COMMIT)["revision"] == COMMIT
+    assert "no revision 'v9'" in str(find(hub, tmp_path, "owner/small", "v9")["error"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("owner/nothing", "the hub has no repository owner/nothing"),
+        ("owner/gated", "is gated: accept its terms"),
+        ("owner/pickled", "no weights in safetensors format"),
+        ("owner/empty", "no config.json"),
+    ],
+)
+def test_what_cannot_be_used(name: str, message: str, hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    answer = find(hub, tmp_path, name)
+    assert message in str(answer["error"])
+    assert answer["exit"] == 3
+
+
+@pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {}])
+def test_hub_that_cannot_be_reached(environment: dict[str, str], tmp_path: Path) -> None:
+    answer = find(None, tmp_path, "qwen2.5-0.5b", **environment)
+    assert str(answer["error"]).startswith(
+        "cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub"
+    )
+    assert "HF_HUB_OFFLINE" in str(answer["error"])
+    assert answer["exit"] == 4
+
+
+def parts(home: Path) -> list[Path]:
+    return [path for path in home.rglob("blobs/*") if path.suffix in (".swarmd-part", ".incomplete")]
+
+
+def there(home: Path) -> int:
+    """Bytes of them; one may be renamed while we look."""
+    found = 0
+    for path in parts(home):
+        with contextlib.suppress(FileNotFoundError):
+            found += path.stat().st_size
+    return found
+
+
+def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    handler = hub.RequestHandlerClass
+    handler.held.append(LARGE - 100_000)
+    command = [sys.executable, "-c", FIND, "owner/large", ""]
+    with killed_after(
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path))
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "downloading owner/large: 0 of 25 MB\n"
+        wait_until(lambda: there(tmp_path) > 10_000_000)
+        process.kill()
+    (part,) = parts(tmp_path)
+    left = part.stat().st_size
+    assert left >= 10_000_000
+    handler.go_on.set()
+    handler.ranges.clear()
+    assert "model-2.safetensors" in find(hub, tmp_path, "owner/large")["files"]  # type: ignore[operator]
+    assert handler.ranges == [f"bytes={left}-"]
+    (whole,) = tmp_path.rglob("snapshots/*/model-2.safetensors")
+    assert whole.read_bytes() == random.Random(0).randbytes(LARGE)
+    assert not parts(tmp_path)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    """While the hub sends nothing more: nobody waits for it."""
+    handler = hub.RequestHandlerClass
+    handler.go_on.clear()
+    handler.held.append(1_000)
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        "--model",
+        "owner/small",
+        "--device",
+        "cpu",
+        "--state-dir",
+        str(tmp_path / "state"),
+    ]
+    environment = surroundings(hub, tmp_path / "home") | {"SWARMD_SWARM_ENGINE": "none"}
+    with killed_after(
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    ) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "downloading" in line)
+        assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)
+        download = control.call(tmp_path / "state", "status")["download"]
+        assert (download["file"], download["done"], download["rate"], download["seconds_left"]) == (
+            "model.safetensors",
+            0,
+            0,
+            None,
+        )
+        assert download["total"] > 1_000
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130 and "Traceback" not in rest
+
+
+def test_progress_in_words_and_as_a_document() -> None:
+    def words(*figures: float) -> str:
+        return Download("a/b", "model.safetensors", *figures).words  # type: ignore[arg-type]
+
+    assert words(312_000_000, 988_000_000, 5e6) == "downloading a/b: 312 of 988 MB, 2 min left"
+    assert words(0, 988_000_000, 0.0) == "downloading a/b: 0 of 988 MB"
+    assert words(900_000_000, 988_000_000, 2e6) == "downloading a/b: 900 of 988 MB, 44 s left"
+    there = {
+        "file": "model.safetensors",
+        "done": 900_000_000,
+        "total": 988_000_000,
+        "rate": 2_000_000,
+        "seconds_left": 44,
+    }
+    assert Download("a/b", "model.safetensors", 900_000_000, 988_000_000, 2e6).document() == there
+    assert (
+        Download("a/b", "x", 5, 10, 0.0).seconds_left is None
+        and Download("a/b", "x", 10, 10, 0.0).seconds_left == 0
+    )
+
+
+def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
+    now, told = [0.0], []
+    progress = Progress("a/b", 100_000_000, told.append, lambda: now[0])
+    progress.found("model.safetensors", 50_000_000)
+    for _ in range(50):
+        now[0] += 1
+        progress.got(1_000_000)
+    assert [download.done for download in told] == [*range(50_000_000, 100_000_001, 5_000_000)]
+    assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
+
+
+def test_what_is_not_what_the_hub_says_is_refused_and_not_kept(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
+    handler = hub.RequestHandlerClass
+    handler.broken.append(1)
+    answer = find(hub, tmp_path, "owner/small")
+    assert (
+        "model.safetensors of owner/small does not match the hub's hash" in str(answer["error"])
+        and answer["exit"] == 3
+    )
+    assert "model.safetensors" in find(hub, tmp_path, "owner/small")["files"]  # type: ignore[operator]
+
+
+def test_a_disk_that_is_too_small_is_told_before(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    fetched = hub.RequestHandlerClass.fetched
+    fetched.clear()
+    answer = find(hub, tmp_path, "owner/huge")
+    assert (
+        "owner/huge needs 1,000,000,000 MB more on the disk" in str(answer["error"]) and answer["exit"] == 3
+    )
+    assert "model.safetensors" not in fetched

@@ -1,0 +1,119 @@
+"""`swarmd models`: what is listed, and whether the arithmetic agrees with what was measured."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
+from swarmd.policy.models.doctor import DeviceSpeed, estimate, lines, list_models, measure_speed
+from swarmd.policy.models.fit import NAMED
+from swarmd.policy.models.hub import locate
+from swarmd.policy.models.memory_plan import Workload, make_plan
+from tests.swarmd.conftest import Run
+from tests.swarmd.policy.conftest import QWEN_05B
+
+GB = 10**9
+SPEED = DeviceSpeed(60e9, 8e9)  # of the machine of docs/performance.md, one core
+
+
+def listed(free: int, recorded: dict[str, list[float]] | None = None) -> dict[str, object]:
+    config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
+    where, models = list_models(config, recorded or {}, lambda _: free, lambda *_: SPEED)
+    assert where == "cpu"
+    assert len(lines(where, models)) == len(models) + 6
+    return {model.fit.source: model for model in models}
+
+
+def test_what_fits_is_what_the_plan_says_smallest_first() -> None:
+    models = listed(6 * GB)
+    assert list(models) == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen2.5-1.5b"]
+    assert [model.fit.plan.fits for model in models.values()] == [True, True, True, False]  # type: ignore[attr-defined]
+    assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
+
+
+def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
+    config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
+    where, models = list_models(config, {"tiny": [0.2]}, lambda _: 64 * GB, lambda *_: SPEED)
+    _, tiny, half, *_ = lines(where, models)
+    assert (
+        tiny.endswith("0.2 measured     yes")
+        and "slow: " in half
+        and half.endswith(" rounds an hour, with LoRA")
+    )
+    least = [model.fit.plan.least for model in models]
+    assert least == sorted(least)
+    assert models[1].document()["rounds_an_hour"] == pytest.approx(3600 / models[1].seconds, rel=0.06)
+
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_key_value_heads": 8,
+}
+NAMED_CONFIGS = {
+    "qwen2.5-0.5b": QWEN_05B | {"tie_word_embeddings": True},
+    "qwen2.5-1.5b": QWEN_05B
+    | {
+        "num_hidden_layers": 28,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": QWEN_05B
+    | QWEN3
+    | {"num_attention_heads": 16, "head_dim": 128, "tie_word_embeddings": True},
+}
+
+
+def test_the_shapes_written_down_are_those_of_the_models() -> None:
+    tiny = read_config(locate("tiny", None))
+    configs = {name: AutoConfig.for_model(**settings) for name, settings in NAMED_CONFIGS.items()} | {
+        "tiny": tiny
+    }
+    assert {name: shape_of(skeleton_of(config, name), name) for name, config in configs.items()} == NAMED
+
+
+def test_the_command_loads_no_transformers() -> None:
+    program = "import sys, swarmd.policy.models.doctor; print('transformers' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
+
+
+def test_a_recorded_round_counts_more_than_an_estimate() -> None:
+    models = listed(6 * GB, {"tiny": [0.3, 0.1, 0.2]})
+    assert models["tiny"].document()["seconds_a_round"] == {"value": 0.2, "measured_rounds": 3}  # type: ignore[attr-defined]
+    assert models["qwen2.5-0.5b"].document()["seconds_a_round"]["measured_rounds"] == 0  # type: ignore[attr-defined]
+    assert models["tiny"].download == 0 and models["qwen2.5-0.5b"].download in (0, 2 * 494_032_768)  # type: ignore[attr-defined]
+
+
+def test_the_estimate_is_near_what_half_a_billion_weights_took() -> None:
+    """docs/performance.md: 97 CPU seconds answering and 234 updating, with questions of about 60 tokens."""
+    shape = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
+    work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60, mean_prompt_tokens=60)
+    plan = make_plan(shape, "float32", 16, 16 * GB, work)
+    assert 331 / 2 < estimate(shape, plan, work, 8, SPEED) < 331 * 2
+    slower = replace(SPEED, flops=SPEED.flops / 10)
+    assert estimate(shape, plan, work, 8, slower) == pytest.approx(10 * estimate(shape, plan, work, 8, SPEED))
+
+
+def test_the_speed_of_this_machine_is_measured() -> None:
+    speed = measure_speed(torch.device("cpu"), torch.float32)
+    assert speed.flops > 1e6 and speed.bandwidth > 1e6
+
+
+def test_the_command(run: Run) -> None:
+    said = run("models", "--device", "cpu", "--json")
+    document = json.loads(said.out)
+    assert (said.code, document["schema"], document["device"]) == (0, 1, "cpu")
+    assert document["models"][0]["name"] == "tiny" and document["models"][0]["fits"]

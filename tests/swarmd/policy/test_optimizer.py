@@ -1,0 +1,220 @@
+"""Adam on weights of 16 bits: no step is lost; and what a checkpoint keeps of it is all there is."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from swarmd.policy.models.load import load_model
+from swarmd.policy.models.memory_plan import Workload
+from swarmd.policy.training import optimizer
+from swarmd.policy.training.optimizer import NoOptimizer, Optimizer, rounded_at_random
+from tests.swarmd.policy.conftest import config_of, open_policy
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'"
+)
+KINDS = ["adamw", pytest.param("adamw8bit", marks=installed)]
+RATE = 1e-6  # what all weights of a larger model are trained at
+
+
+def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, nn.Parameter]:
+    """The first is over 4,096 numbers, so that 8-bit moments are really of 8 bits."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"wide": (128, 96), "short": (48,), "square": (16, 16)}
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
+    """Of mostly one sign, as where training goes somewhere."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for weight in weights.values():
+        weight.grad = (1 + 0.5 * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
+
+
+def trained(
+    steps: int, dtype: torch.dtype = torch.bfloat16, rate: float = RATE, **settings: str
+) -> dict[str, Tensor]:
+    weights = weights_of(dtype)
+    adam = Optimizer(weights, **settings)
+    for step in range(steps):
+        give_gradients(weights, step)
+        adam.step(rate)
+    return {name: weight.detach().float() for name, weight in weights.items()}
+
+
+def distance(weights: Mapping[str, Tensor]) -> float:
+    """Mean way from the start, along which every gradient points."""
+    start = weights_of()
+    return float(
+        torch.cat([(start[name].detach().float() - w).flatten() for name, w in weights.items()]).mean()
+    )
+
+
+@pytest.mark.parametrize("precision", ["master", "stochastic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_is_lost(precision: str, kind: str) -> None:
+    # The copy shows where it has come to a step of the weight itself
+    steps = 200 if precision == "stochastic" else 5000
+    start, rate = weights_of(), RATE if precision == "stochastic" else 2e-6
+    moved = distance(trained(steps, rate=rate, kind=kind, precision=precision))
+    exact = {name: w.detach().float() for name, w in start.items()}
+    weights = {name: nn.Parameter(w.clone()) for name, w in exact.items()}
+    adam = torch.optim.AdamW(weights.values(), lr=rate, weight_decay=0.0)
+    for step in range(steps):
+        give_gradients(weights, step)
+        adam.step()
+    assert moved == pytest.approx(distance({n: w.detach() for n, w in weights.items()}), rel=0.15)
+
+
+def test_the_master_copy_goes_where_float32_goes() -> None:
+    weights = weights_of()
+    adam = Optimizer(weights)
+    exact = {name: nn.Parameter(w.detach().float()) for name, w in weights.items()}
+    reference = torch.optim.AdamW(exact.values(), lr=RATE, weight_decay=0.0, fused=True)
+    for step in range(30):
+        give_gradients(weights, step)
+        for name, weight in exact.items():
+            weight.grad = weights[name].grad.float()  # type: ignore[union-attr]
+        adam.step(RATE)
+        reference.step()
+    copies = {
+        name.removeprefix("master/"): t for name, t in adam.tensors().items() if name.startswith("master/")
+    }
+    for name, weight in exact.items():
+        assert torch.equal(copies[name], weight.detach())
+        assert torch.equal(weights[name].detach(), weight.detach().bfloat16())
+    assert all(weight.grad is None for weight in weights.values())
+
+
+@pytest.mark.parametrize("value", [1.0 + 2**-10, -3.0 - 2**-9, 1e-30, 7.77e-3])
+def test_rounding_at_random_is_between_neighbours_and_right_on_average(value: float) -> None:
+    exact = torch.full((200_000,), value)
+    rounded = rounded_at_random(exact, torch.bfloat16, torch.Generator().manual_seed(0)).float()
+    low, high = sorted(set(rounded.tolist()))
+    assert low < exact[0] < high
+    assert torch.tensor(low).bfloat16().view(torch.int16) - torch.tensor(high).bfloat16().view(
+        torch.int16
+    ) in (-1, 1)
+    error = (rounded.double().mean() - exact[0].double()).abs() / (high - low)
+    assert error < 4 * 0.5 / 200_000**0.5, "of the step between the neighbours; four standard errors"
+
+
+def test_rounding_at_random_leaves_what_bfloat16_can_show_and_what_is_no_number() -> None:
+    shown = torch.tensor([0.0, -0.0, 1.0, -2.5, 3.0e38, float("inf"), float("-inf")]).bfloat16()
+    assert torch.equal(
+        rounded_at_random(shown.float(), torch.bfloat16, torch.Generator().manual_seed(1)), shown
+    )
+    assert rounded_at_random(torch.tensor([float("nan")]), torch.bfloat16, torch.Generator()).isnan().all()
+    with pytest.raises(ValueError, match="float16"):
+        rounded_at_random(shown.float(), torch.float16, torch.Generator())
+
+
+def test_rounding_at_random_goes_by_its_seed() -> None:
+    runs = []
+    for seed in (1, 1, 2):
+        weights = weights_of()
+        adam = Optimizer(weights, precision="stochastic", seed=seed)
+        give_gradients(weights, 0)
+        adam.step(1e-4)
+        runs.append(weights["wide"].detach().clone())
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["master", "stochastic"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("piece", [2**24, 5000])
+def test_what_is_kept_is_all_there_is(
+    kind: str, precision: str, dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "PIECE_NUMBERS", piece)
+    weights = weights_of(dtype)
+    adam = Optimizer(weights, kind, precision)
+    for step in range(3):
+        give_gradients(weights, step)
+        adam.step(1e-3)
+    kept = {name: tensor.clone() for name, tensor in adam.tensors().items()}
+    there = {name: weight.detach().clone() for name, weight in weights.items()}
+    assert any("#2" in name for name in kept) is (piece == 5000 and dtype == torch.bfloat16)
+    again_weights = weights_of(dtype, seed=7)
+    again = Optimizer(again_weights, kind, precision, seed=7)
+    assert (
+        again.fits(kept)
+        and again.fits({})
+        and not again.fits({k: v for k, v in kept.items() if k != "step/short"})
+    )
+    again.load(there, kept, same_device=True)
+    for step in range(3, 6):
+        for side, its_weights in ((adam, weights), (again, again_weights)):
+            give_gradients(its_weights, step)
+            side.step(1e-3)
+    for name, weight in weights.items():
+        assert torch.equal(weight.detach(), again_weights[name].detach())
+    for name, tensor in adam.tensors().items():
+        assert torch.equal(tensor, again.tensors()[name]), name
+
+
+def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one piece and of several; nothing that it knew is lost."""
+    monkeypatch.setattr(optimizer, "PIECE_NUMBERS", 5000)
+    weights = weights_of()
+    adam = Optimizer(weights)
+    for step in range(3):
+        give_gradients(weights, step)
+        adam.step(RATE)
+    kept = adam.tensors()
+    plain = weights_of(torch.float32, seed=3)
+    Optimizer(plain).load(
+        {n: w.detach() for n, w in weights.items()},
+        {k: v for k, v in kept.items() if k.startswith("master/")},
+        True,
+    )
+    assert torch.equal(
+        plain["wide"].detach().flatten(), torch.cat([kept[f"master/wide#{i}"] for i in range(3)])
+    )
+    assert not torch.equal(plain["short"].detach(), weights["short"].detach().float())
+    back_weights = weights_of(seed=3)
+    back = Optimizer(back_weights)
+    back.load({n: w.detach() for n, w in plain.items()}, {}, True)
+    assert all(
+        torch.equal(back.tensors()[name], tensor)
+        for name, tensor in kept.items()
+        if name.startswith("master/")
+    )
+
+
+def test_moments_of_eight_bits_are_a_quarter() -> None:
+    pytest.importorskip("bitsandbytes", reason="needs pip install 'swarmd[8bit]'")
+    sizes = []
+    for kind in ("adamw", "adamw8bit"):
+        weights = weights_of(torch.float32)
+        adam = Optimizer(weights, kind)
+        give_gradients(weights, 0)
+        adam.step(RATE)
+        sizes.append(
+            sum(
+                t.nbytes
+                for name, t in adam.tensors().items()
+                if name.endswith("/wide") and "qmap" not in name
+            )
+        )
+    assert 0.25 <= sizes[1] / sizes[0] < 0.26
+
+
+def test_without_the_library_it_is_said_before_anything_is_loaded(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(
+        NoOptimizer, match=r"bitsandbytes.*pip install 'swarmd\[8bit\]'.*train\.optimizer = 'adamw'"
+    ):
+        load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))
+    with pytest.raises(NoOptimizer):
+        open_policy(folders["qwen2"], train={"optimizer": "adamw8bit"})

@@ -1,0 +1,536 @@
+"""The plan against what models really hold, and against machines of known size."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GraniteMoeHybridConfig,
+    PreTrainedConfig,
+    Qwen3_5TextConfig,
+)
+
+from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.errors import NoModel
+from swarmd.policy.attention.attention import adopt
+from swarmd.policy.models import device
+from swarmd.policy.models.architecture import shape_of, skeleton_of
+from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.doctor import document, examine, explain
+from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, work_of
+from swarmd.policy.models.load import with_adapter
+from swarmd.policy.models.memory_plan import MAX_TOKENS, Shape, Workload, make_plan
+from swarmd.policy.training.chunked_head import Decoder, recomputing
+from swarmd.policy.training.packing import Row, pack
+from swarmd.tasks.curriculum import SAPO_9
+from tests.swarmd.policy.conftest import FAMILIES, QWEN_05B, VOCABULARY, make_model
+
+GB = 10**9
+EIGHT = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'"
+)
+LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
+
+
+def shape_05b() -> Shape:
+    return shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
+
+
+def network_of(family: str, dtype: torch.dtype, layers: int, rank: int | None) -> Any:
+    config = FAMILIES[family]()
+    config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.head_dim = (
+        layers,
+        128,
+        320,
+        32,
+    )
+    if hasattr(config, "layer_types"):
+        config.layer_types = ["full_attention"] * layers
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return with_adapter(network, rank, 0) if rank else network
+
+
+def kept_for_backward(network: Any, forward: Callable[[], object]) -> int:
+    """Bytes of what autograd keeps of a forward pass, every storage counted once and the weights left out."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    storages: dict[int, int] = {}
+    held = []  # a storage that is freed may come again under another's address
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+            held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [None, 4])
+def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) -> None:
+    network = network_of(family, torch.float32, 2, rank)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    network(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    optimizer.step()
+    held = sum(p.numel() * p.element_size() for p in network.parameters()) + sum(
+        p.grad.nbytes for p in trained
+    )
+    held += sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
+    # The adapter as it is multiplied: in the dtype of its base
+    held += sum(p.nbytes for p in trained) if rank else 0
+    plan = make_plan(shape_of(network_of(family, torch.float32, 2, None)), "float32", rank, GB, Workload())
+    assert plan.trained == sum(p.numel() for p in trained)
+    assert sum(item.bytes for item in plan.items if item.phase == "always") == held
+
+
+def plain(network: Any, length: int = LENGTH) -> tuple[int, int]:
+    """Tokens, and bytes kept, of one sequence through the model that transformers made; the head left out."""
+    ids = torch.arange(length)[None] % VOCABULARY
+    return length, kept_for_backward(network, lambda: network.model(input_ids=ids, use_cache=False))
+
+
+def packed(network: Any, checkpointing: bool) -> tuple[int, int]:
+    """The same of two questions with four completions each, as an update takes them."""
+    rows = [
+        Row(tuple(range(6 + q, 38 + q)), tuple(range(6, 54)), 1.0, None, 1.0)
+        for q in range(2)
+        for _ in range(4)
+    ]
+    batch = pack(rows, torch.device("cpu"))
+    assert adopt(network)
+    decoder = Decoder(network, torch.device("cpu"))
+    with recomputing(network) if checkpointing else nullcontext():
+        return len(batch.ids), kept_for_backward(network, lambda: decoder.hidden(batch))
+
+
+def planned(network: Any, dtype: torch.dtype, rank: int | None, tokens: int, room: int) -> int:
+    plan = make_plan(
+        shape_of(network), str(dtype).removeprefix("torch."), rank, room, Workload(micro_batch_tokens=tokens)
+    )
+    return next(item.bytes for item in plan.items if item.name == "activations")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "way, low, high", [(plain, 0.9, 1.5), (partial(packed, checkpointing=False), 0.75, 1.4)]
+)
+def test_activations_are_right_within_a_factor(
+    family: str,
+    rank: int | None,
+    dtype: torch.dtype,
+    way: Callable[[Any], tuple[int, int]],
+    low: float,
+    high: float,
+) -> None:
+    """By what autograd keeps of three layers more than of one.
+
+    The plan's figure is never much below it, nor far above.
+    """
+    (tokens, one), (_, three) = (way(network_of(family, dtype, layers, rank)) for layers in (1, 3))
+    less, more = (
+        planned(network_of(family, dtype, layers, None), dtype, rank, tokens, GB) for layers in (1, 3)
+    )
+    assert low < (more - less) / (three - one) < high
+
+
+WIDTHS: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 896,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+HYBRIDS: dict[str, Callable[[int], PreTrainedConfig]] = {
+    "qwen3_5": lambda blocks: Qwen3_5TextConfig(
+        **WIDTHS,
+        head_dim=64,
+        num_hidden_layers=4 * blocks,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * blocks,
+        linear_num_key_heads=4,
+        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+    ),
+    "granite4": lambda blocks: GraniteMoeHybridConfig(
+        **WIDTHS,
+        num_hidden_layers=4 * blocks,
+        layer_types=(["mamba"] * 3 + ["attention"]) * blocks,
+        shared_intermediate_size=896,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        mamba_n_heads=8,
+        mamba_d_head=64,
+        mamba_d_state=64,
+        mamba_n_groups=1,
+        mamba_chunk_size=128,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_of_recurrent_layers(family: str, dtype: torch.dtype) -> None:
+    found = [AutoModelForCausalLM.from_config(HYBRIDS[family](blocks), dtype=dtype) for blocks in (1, 2)]
+    (tokens, one), (_, two) = (plain(network, 256) for network in found)  # two chunks of Mamba's
+    less, more = (planned(network, dtype, None, tokens, GB) for network in found)
+    assert 0.8 < (more - less) / (two - one) < 1.8
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpointing_keeps_exactly_an_input_a_layer(family: str, dtype: torch.dtype) -> None:
+    (tokens, one), (_, three) = (
+        packed(network_of(family, dtype, layers, None), checkpointing=True) for layers in (1, 3)
+    )
+    less, more = (
+        planned(network_of(family, dtype, layers, None), dtype, None, tokens, 1000) for layers in (1, 3)
+    )
+    assert three - one == more - less == 2 * tokens * 128 * dtype.itemsize
+
+
+def test_checkpointing_where_memory_is_short() -> None:
+    shape, work = shape_05b(), Workload()
+    with_room, without = (
+        make_plan(shape, "float32", None, 80 * GB, work),
+        make_plan(shape, "float32", None, 12 * GB, work),
+    )
+    assert (with_room.checkpointing, without.checkpointing) == (False, True)
+    of_token = [p.items[-2].bytes / p.micro_batch_tokens for p in (with_room, without)]
+    assert of_token[0] > 8 * of_token[1]
+    deeper = make_plan(replace(shape, layers=25), "float32", None, 12 * GB, work)
+    assert deeper.items[-2].bytes / deeper.micro_batch_tokens - of_token[1] == 4 * shape.width
+
+
+def test_half_a_billion_on_eight_gigabytes() -> None:
+    shape = shape_05b()
+    assert (shape.parameters, shape.adapted_inputs + shape.adapted_outputs) == (494_032_768, 549_888)
+    plan = make_plan(shape, "bfloat16", 16, 8 * GB, Workload())
+    assert plan.fits
+    assert plan.trained == 8_798_208
+    assert plan.items[0].bytes == 988_065_536
+    assert [item.bytes for item in plan.items[1:4]] == [70_385_664, 17_596_416, 70_385_664]
+    assert not plan.checkpointing
+    assert plan.micro_batch_tokens >= 2048
+    assert 2 * GB < plan.peak <= plan.usable
+    assert plan.micro_batch_tokens < plan.context <= 32_768
+    less = make_plan(shape, "bfloat16", 16, 4 * GB, Workload())
+    assert less.fits and less.checkpointing and less.micro_batch_tokens >= 4096
+    assert not make_plan(shape, "float32", None, 8 * GB, Workload()).fits
+    roomy = make_plan(shape, "bfloat16", 16, 80 * GB, Workload())
+    assert not roomy.checkpointing
+    assert roomy.micro_batch_tokens == MAX_TOKENS
+    assert roomy.context == 32_768
+
+
+TRAINED = 494_032_768  # all weights of it
+WHOLE = {  # bytes a weight, always held: weight, gradient, float32 copy, Adam's two moments
+    ("float32", "adamw", None): 4 + 4 + 0 + 8,
+    ("bfloat16", "adamw", "master"): 2 + 2 + 4 + 8,
+    ("bfloat16", "adamw", "stochastic"): 2 + 2 + 0 + 8,
+    ("float32", "adamw8bit", None): 4 + 4 + 0 + 2,
+    ("bfloat16", "adamw8bit", "master"): 2 + 2 + 4 + 2,
+    ("bfloat16", "adamw8bit", "stochastic"): 2 + 2 + 0 + 2,
+}
+
+
+@pytest.mark.parametrize("way", WHOLE)
+def test_all_weights_of_half_a_billion_cost_what_their_optimizer_does(way: tuple[str, str, Any]) -> None:
+    dtype, kind, precision = way
+    plan = make_plan(
+        shape_05b_cached, dtype, None, 80 * GB, Workload(optimizer=kind, precision=precision or "auto")
+    )
+    scales = -(-TRAINED // 256) * 8 if kind == "adamw8bit" else 0
+    assert sum(item.bytes for item in plan.items if item.phase == "always") == TRAINED * WHOLE[way] + scales
+    assert (plan.optimizer, plan.precision) == (kind, precision)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "kind", "fits", "precision"),
+    [
+        (16, "adamw", True, "master"),
+        (8, "adamw", True, "stochastic"),
+        (8, "adamw8bit", True, "master"),
+        (4, "adamw8bit", False, "stochastic"),
+        (5, "adamw8bit", True, "stochastic"),
+        (4, "adamw", False, "stochastic"),
+    ],
+)
+def test_all_weights_of_half_a_billion_in_bfloat16_never_lose_a_step(
+    gigabytes: int, kind: str, fits: bool, precision: str
+) -> None:
+    """The float32 copy where there is room for it, else rounding at random; plain bfloat16 never."""
+    plan = make_plan(shape_05b_cached, "bfloat16", None, gigabytes * GB, Workload(optimizer=kind))
+    assert (plan.fits, plan.precision) == (fits, precision)
+    assert (
+        make_plan(shape_05b_cached, "bfloat16", 16, gigabytes * GB, Workload(optimizer=kind)).precision
+        is None
+    ), "adapters are float32"
+    assert (
+        make_plan(shape_05b_cached, "float32", None, gigabytes * GB, Workload(optimizer=kind)).precision
+        is None
+    )
+
+
+def test_the_start_is_kept_where_there_is_room_for_it() -> None:
+    wanted = Workload(start_copy=True)
+    roomy, tight = (make_plan(shape_05b_cached, "float32", None, free * GB, wanted) for free in (16, 10))
+    assert roomy.fits and roomy.start_copy and tight.fits and not tight.start_copy
+    assert next(item.bytes for item in roomy.items if "start" in item.name) == 4 * TRAINED
+    assert not make_plan(shape_05b_cached, "bfloat16", 16, 80 * GB, wanted).start_copy, (
+        "under an adapter the base is there anyway"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "changes", "said"),
+    [
+        (8, {}, ["LoRA of rank 16", "against the model without its adapter"]),
+        (4, {}, ["LoRA of rank 16", "gradient checkpointing  on"]),
+        (8, {"lora": "off"}, ["all weights", "adamw, the weights rounded at random"]),
+        (
+            20,
+            {"lora": "off"},
+            ["adamw, on a float32 copy of the weights", "against a copy of the weights as they were"],
+        ),
+        pytest.param(
+            8,
+            {"lora": "off", "bits": 8},
+            ["adamw8bit, on a float32 copy of the weights", "not measured", "their scales"],
+            marks=EIGHT,
+        ),
+    ],
+)
+def test_the_doctor_shows_half_a_billion(
+    gigabytes: int, changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    train = TrainConfig(optimizer="adamw8bit", kl_every=0) if changes.pop("bits", None) else TrainConfig()
+    config = NodeConfig(
+        model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16", **changes),
+        train=train,
+    )
+    found = examine(config, lambda _: gigabytes * GB)
+    text = "\n".join(explain(found))
+    assert found.plan.fits and "494,032,768 parameters" in text
+    for words in (*said, "micro-batch", "always", "training", "answering"):
+        assert words in text, text
+    said_to_programs = json.loads(json.dumps(document(found)))
+    assert [said_to_programs[key] for key in ("schema", "fits", "plan")] == [
+        1,
+        True,
+        json.loads(json.dumps(asdict(found.plan))),
+    ]
+
+
+def test_the_doctor_says_why_a_large_model_is_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu"))
+    for quick, said in (
+        (False, "float32: this CPU is slow at bfloat16, and float16 is not used"),
+        (True, "bfloat16"),
+    ):
+        monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda quick=quick: quick)
+        rows = [
+            line.split(maxsplit=1)
+            for line in explain(examine(config, lambda _: 40 * GB))
+            if line.strip().startswith("dtype")
+        ]
+        assert rows == [["dtype", said]]
+
+
+def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda: True)
+    large = fit(
+        ModelConfig(name=str(write_config(tmp_path)), device="cpu", lora="off"), Workload(), lambda _: 40 * GB
+    )
+    assert (large.plan.dtype, large.plan.precision) == ("bfloat16", "master")
+    small = fit(ModelConfig(name="tiny", device="cpu"), Workload(), lambda _: 40 * GB)
+    assert (small.plan.dtype, small.plan.precision) == ("float32", None)
+
+
+@settings(derandomize=True, max_examples=100)
+@given(
+    gigabytes=st.floats(1, 50),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    rank=st.sampled_from([16, None]),
+    work=st.builds(Workload, st.integers(1, 16), st.integers(2, 32), st.sampled_from([16, 64, 256, 1024])),
+)
+def test_what_fits_stays_within_what_can_be_counted_on(
+    gigabytes: float, dtype: str, rank: int | None, work: Workload
+) -> None:
+    shape = shape_05b_cached
+    plan = make_plan(shape, dtype, rank, int(gigabytes * GB), work)
+    if plan.fits:
+        assert plan.least <= plan.peak <= plan.usable < plan.free
+        assert plan.micro_batch_tokens >= work.row
+        assert plan.context >= work.row
+        more = make_plan(shape, dtype, rank, int(2 * gigabytes * GB), work)
+        assert more.fits
+        assert more.checkpointing <= plan.checkpointing
+        assert more.micro_batch_tokens >= plan.micro_batch_tokens or more.checkpointing < plan.checkpointing
+    assert all(item.bytes > 0 for item in plan.items)
+    by_phase = {
+        phase: sum(i.bytes for i in plan.items if i.phase == phase)
+        for phase in ("always", "answering", "training")
+    }
+    assert plan.peak == by_phase["always"] + max(by_phase["answering"], by_phase["training"])
+
+
+shape_05b_cached = shape_05b()
+
+
+def test_every_formula_is_its_figure() -> None:
+    for plan in (
+        make_plan(shape_05b_cached, "bfloat16", 16, 8 * GB, Workload()),
+        make_plan(shape_05b_cached, "float32", None, 32 * GB, Workload()),
+    ):
+        for item in plan.items:
+            numbers = [int("".join(c for c in part if c.isdigit())) for part in item.formula.split("×")]
+            product = 1
+            for number in numbers:
+                product *= number
+            assert product == item.bytes, item
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(QWEN_05B | changes))
+    return folder
+
+
+def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    shape = shape_05b_cached
+    assert (
+        make_plan(shape, "bfloat16", 16, 80 * GB, Workload(micro_batch_tokens=1000)).micro_batch_tokens
+        == 1000
+    )
+    too_many = make_plan(shape, "bfloat16", 16, 4 * GB, Workload(micro_batch_tokens=100_000))
+    assert too_many.fits and too_many.checkpointing and too_many.peak > too_many.usable
+    config = NodeConfig(
+        model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16"),
+        train=TrainConfig(micro_batch_tokens=100_000),
+    )
+    assert any("too many" in line for line in explain(examine(config, lambda _: 4 * GB)))
+
+
+@pytest.mark.parametrize(
+    "free, settings, remedy",
+    [
+        (6 * GB, {"lora": "off", "dtype": "float32"}, r"this model with model\.lora = 'on' \(rank 16\)\."),
+        (
+            int(3 * GB),
+            {"dtype": "float32"},
+            r"this model with .*(max_new_tokens = \d+|model\.dtype = 'bfloat16')",
+        ),
+        (GB, {}, r"--model tiny"),
+        (1000, {}, r"nothing that we know would fit"),
+    ],
+)
+def test_what_cannot_fit_is_told_with_the_largest_that_would(
+    tmp_path: Path, free: int, settings: dict[str, Any], remedy: str
+) -> None:
+    config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
+    found = fit(config, Workload(), lambda _: free)
+    with pytest.raises(NoModel, match=remedy) as caught:
+        found.require()
+    assert f"cpu has {f'{free / GB:.2f} GB' if free >= GB else '0.00 MB'} free" in str(caught.value)
+    assert "Close other programs" in str(caught.value)
+
+
+def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) -> None:
+    write_config(
+        tmp_path,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+    config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16")
+    for free, name in ((12 * GB, "qwen2.5-1.5b"), (3 * GB, "qwen")):
+        with pytest.raises(NoModel, match=f"--model {name}"):
+            fit(config, Workload(), lambda _, free=free: free).require()
+
+
+# Tokens that Qwen2.5's tokenizer makes of the longest of 400 questions (the vocabulary as dashscope 2.0.2 has
+# it).
+LONGEST_IN_QWEN = {
+    "arc_1d": 523,
+    "binary_matrix": 271,
+    "propositional_logic": 165,
+    "decimal_arithmetic": 67,
+    "base_conversion": 56,
+}
+
+
+def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> None:
+    """Before there is a tokenizer they are estimated, and counted afterwards."""
+    longest = dict(zip(SAPO_9.specialties, longest_questions("auto"), strict=True))
+    assert longest_questions("sapo-9") == longest_questions("auto") and longest_questions("own.jsonl") == ()
+    for specialty, tokens in LONGEST_IN_QWEN.items():
+        # Of 32 questions, not of 400
+        assert 0.85 * tokens <= estimated_tokens(longest[specialty]) <= 1.06 * tokens, specialty
+    make_model(tmp_path, max_position_embeddings=4096)
+    config = NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu", system_prompt="Be short."))
+    work = work_of(config)
+    assert (
+        523 + 32 <= work.prompt_tokens <= 523 + 32 + 2 * 64
+        and work.mean_prompt_tokens < work.prompt_tokens / 2
+    )
+    found = fit(config.model, work, lambda _: 40 * GB)  # of a tokenizer with a token a byte
+    counted = max(
+        len(Chat(AutoTokenizer.from_pretrained(tmp_path), "Be short.").prompt(question))
+        for question in longest.values()
+    )
+    assert counted > 800 and 0 <= found.work.prompt_tokens - counted < 64
+    assert found.plan.least > fit(config.model, Workload(), lambda _: 40 * GB).plan.least
+
+
+def test_the_plan_is_the_same_before_and_after_the_tokenizer_is_there() -> None:
+    """`models` estimates, `doctor` and `join` count.
+
+    Lengths are rounded up so that both plan the same for Qwen2.5.
+    """
+    system, template = 42, 12  # tokens of ours, and of its template, in its tokenizer
+    work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b")))
+    assert work.prompt_tokens == prompt_tokens(
+        ["longest"], lambda _: system + template + LONGEST_IN_QWEN["arc_1d"]
+    )
+
+
+def test_work_is_the_configuration_s() -> None:
+    assert work_of(NodeConfig()) == Workload(4, 8, 16, start_copy=True)
+    config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
+    assert work_of(config).new_tokens == 99
+    assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
+
+
+def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
+    make_model(tmp_path)  # of 128 tokens
+    found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Workload(), lambda _: GB)
+    assert found.plan.context == 128
+    assert (
+        found.plan.least
+        < make_plan(replace(found.shape, context=None), "float32", None, GB, Workload()).least
+    )
+    assert Workload().within(128).row == 128
+    assert Workload().within(300) == Workload(new_tokens=256, prompt_tokens=44)

@@ -1,0 +1,135 @@
+"""The sampler computes the function of the weights that the learner computes, and an adapter acts in full, in
+16 bits too.
+
+What each test measures, over some two thousand sampled tokens, as log-probabilities:
+
+    noise       sampler less learner before any update, root mean square: what bfloat16 makes of two orders of
+    the same sums
+    apart       the same after updates
+    missing     the share of what the updates changed that is not there: the least-squares slope of (those of
+    float32 weights − these) on
+                the change that float32 weights see; the float32 model holds the same weights, so its change
+                is free of that noise
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from swarmd.policy.language_policy import LanguagePolicy
+from tests.swarmd.policy.conftest import external, local, make_model, open_policy
+from tests.swarmd.policy.test_plan import EIGHT
+
+QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?", "Spell the word banana backwards.", "x"]
+BATCH = [
+    external(q, [("the answer is two", True), ("7 or 8 or 9", True), ("nothing", True)], (1.0, 0.0, 0.0))
+    for q in QUESTIONS[:2]
+]
+COPIES, TOKENS = 32, 16  # answers to each question, and tokens of each
+# Of what the updates changed; after a single small update the noise alone makes up to 0.1 of it
+MOST_MISSING = 0.15
+ADAPTER: dict[str, Any] = {"lora": "on", "lora_rank": 8, "train": {"learning_rate": 2e-4}}
+WHOLE: dict[str, Any] = {"lora": "off", "train": {"learning_rate": 5e-5}}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Wide enough that an adapter counts long before it is as large as the last digits of the weights, which
+    are bfloat16 numbers.
+    """
+    made = {}
+    for family, layers in {
+        "qwen2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+        "lfm2": {},
+    }.items():
+        made[family] = make_model(
+            tmp_path_factory.mktemp(family),
+            family,
+            hidden_size=256,
+            intermediate_size=512,
+            initializer_range=0.05,
+            **layers,
+        )
+        AutoModelForCausalLM.from_pretrained(made[family], dtype=torch.bfloat16).save_pretrained(made[family])
+    return made
+
+
+def opened(folder: Path, dtype: str = "bfloat16", **way: Any) -> LanguagePolicy:
+    return open_policy(folder, dtype=dtype, new_tokens=TOKENS, **way)
+
+
+@dataclass(frozen=True)
+class Measured:
+    apart: float
+    missing: tuple[float, float]  # from the sampler's log-probabilities, and from the learner's
+
+
+def measure(policy: LanguagePolicy, folder: Path, **way: Any) -> Measured:
+    answers = policy.generate(QUESTIONS, COPIES, seed=7)
+    batch = [local(q, answer, (0.0,) * COPIES) for q, answer in zip(QUESTIONS, answers, strict=True)]
+    exact = opened(folder, "float32", **way)
+    before = flat(exact.logprobs(batch))
+    exact.take(bytes(dict(policy.files())["weights.safetensors"]))
+    after = flat(exact.logprobs(batch))
+    sampler, learner = flat([answer.tokens for answer in answers]), flat(policy.logprobs(batch))
+    return Measured(
+        rms(sampler - learner),
+        (slope(after - sampler, after - before), slope(after - learner, after - before)),
+    )
+
+
+def check(policy: LanguagePolicy, noise: float, folder: Path, **way: Any) -> None:
+    found = measure(policy, folder, **way)
+    assert found.apart < 1.3 * noise, found
+    assert max(map(abs, found.missing)) < MOST_MISSING, found
+
+
+@pytest.mark.parametrize(("family", "way"), [("qwen2", ADAPTER), ("lfm2", ADAPTER), ("qwen2", WHOLE)])
+def test_log_probabilities_differ_by_bfloat16s_noise_alone(
+    models: dict[str, Path], family: str, way: dict[str, Any]
+) -> None:
+    """lfm2 has no packed form: transformers' own code decodes and trains it in padded batches."""
+    folder = models[family]
+    policy = opened(folder, **way)
+    noise = measure(policy, folder, **way).apart
+    assert 1e-4 < noise < 0.02
+    for updates in (1, 10, 100):
+        while policy.version < updates:
+            policy.update(BATCH)
+        check(policy, noise, folder, **way)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adamw8bit", marks=EIGHT)])
+@pytest.mark.parametrize("way", [ADAPTER, WHOLE])
+def test_the_same_after_a_resume(
+    models: dict[str, Path], tmp_path: Path, way: dict[str, Any], optimizer: str
+) -> None:
+    way = way | {"train": way["train"] | {"optimizer": optimizer}}
+    policy = opened(models["qwen2"], **way)
+    noise = measure(policy, models["qwen2"], **way).apart
+    for _ in range(10):
+        policy.update(BATCH)
+    check(policy, noise, models["qwen2"], **way)
+    policy.save(tmp_path)
+    again = opened(models["qwen2"], **way)
+    again.restore(tmp_path)
+    assert again.generate(QUESTIONS, 2, seed=1) == policy.generate(QUESTIONS, 2, seed=1)
+    again.update(BATCH)
+    check(again, noise, models["qwen2"], **way)
+
+
+def flat(tokens: Any) -> Tensor:
+    return torch.tensor([p for rollout in tokens for row in rollout.logprobs for p in row])
+
+
+def rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def slope(y: Tensor, x: Tensor) -> float:
+    return float((x * y).sum() / (x * x).sum()) if x.any() else 0.0

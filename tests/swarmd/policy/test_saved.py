@@ -1,0 +1,188 @@
+"""Save and restore: the next round is the one that would have come anyway, bit for bit.
+
+Another base model is refused.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.policy_files import CheckpointUnfit
+from swarmd.testing import TIMEOUT_S
+from swarmd.types import UpdateReport
+from tests.swarmd.policy.conftest import config_of, edit_json, external, local, make_model, open_policy
+
+KINDS = {
+    "whole": {},
+    "adapter": {"lora": "on", "lora_rank": 4},
+    "adapter on bfloat16": {"lora": "on", "lora_rank": 4, "dtype": "bfloat16"},
+}
+
+
+def one_round(policy: LanguagePolicy, number: int) -> tuple[object, UpdateReport]:
+    questions = [f"{number}+{number}?", "and another, longer question"]
+    answers = policy.generate(questions, 4)
+    batch = [local(q, a, (1.0, 0.0, 0.0, 1.0), number) for q, a in zip(questions, answers, strict=True)]
+    batch.append(external("third?", [("one", True), ("two", False)], (0.0, 1.0), number))
+    return answers, policy.update(batch)
+
+
+def save(policy: LanguagePolicy, folder: Path) -> Path:
+    folder.mkdir()
+    policy.save(folder)
+    return folder
+
+
+NEXT_ROUND = """
+import sys
+from pathlib import Path
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from tests.swarmd.policy.test_saved import one_round, save
+config, start, end = sys.argv[1:]
+policy = LanguagePolicy.open(NodeConfig.model_validate_json(config), seed=99)
+policy.restore(Path(start))
+print(repr(one_round(policy, 3)))
+save(policy, Path(end))
+"""
+
+
+@pytest.mark.slow
+def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = config_of(folders["qwen2"], train={"learning_rate": 1e-2})
+    torch.set_num_threads(1)
+    policy = LanguagePolicy.open(config, seed=5)
+    one_round(policy, 1)
+    one_round(policy, 2)
+    save(policy, tmp_path / "two")
+    command = [
+        sys.executable,
+        "-c",
+        NEXT_ROUND,
+        config.model_dump_json(),
+        tmp_path / "two",
+        tmp_path / "three elsewhere",
+    ]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ, timeout=TIMEOUT_S
+    )
+    assert done.stdout.strip() == repr(one_round(policy, 3))
+    save(policy, tmp_path / "three")
+    for name in ("weights.safetensors", "training.safetensors", "policy.json"):
+        assert (tmp_path / "three" / name).read_bytes() == (tmp_path / "three elsewhere" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [*((kind, 1) for kind in KINDS), ("whole", 0)])
+def test_restored_policy_goes_on_as_if_never_stopped(
+    kind: str, rounds: int, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    changes = {"train": {"learning_rate": 1e-2}, **KINDS[kind]}
+    policy = open_policy(folders["qwen3"], seed=5, **changes)
+    for number in range(rounds):
+        one_round(policy, number)
+    saved = save(policy, tmp_path / "saved")
+    again = open_policy(folders["qwen3"], seed=6, **changes)
+    again.restore(saved)
+    assert one_round(again, 2) == one_round(policy, 2)
+    assert one_round(again, 3) == one_round(policy, 3)
+
+
+def test_files_hold_the_adapter_alone(folders: dict[str, Path], tmp_path: Path) -> None:
+    policy = open_policy(folders["qwen2"], lora="on")
+    saved = save(policy, tmp_path / "saved")
+    assert all("lora_" in name for name in load_file(saved / "weights.safetensors"))
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "policy.json",
+        "training.safetensors",
+        "weights.safetensors",
+    ]
+
+
+def test_whole_model_of_another_name_is_refused_and_changes_nothing(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    saved = save(open_policy(folders["qwen2"]), tmp_path / "saved")
+    folder = make_model(tmp_path / "other", "qwen2", seed=1)
+    one, other = open_policy(folder, seed=1), open_policy(folder, seed=1)
+    with pytest.raises(CheckpointUnfit, match=r"another base model.*model\.name.*--state-dir"):
+        one.restore(saved)
+    assert one_round(one, 1) == one_round(other, 1)
+
+
+def test_folder_that_was_moved_is_the_same_model(folders: dict[str, Path], tmp_path: Path) -> None:
+    policy = open_policy(folders["qwen2"], train={"learning_rate": 1e-2})
+    policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    moved = open_policy(make_model(tmp_path / "moved", "qwen2"))  # same weights, another place
+    assert any(not torch.equal(weight, policy.trained[name]) for name, weight in moved.trained.items())
+    moved.restore(save(policy, tmp_path / "saved"))
+    assert all(torch.equal(weight, policy.trained[name]) for name, weight in moved.trained.items())
+
+
+def test_adapter_of_other_weights_is_refused_even_under_the_same_name(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "qwen2")
+    saved = save(open_policy(folder, lora="on"), tmp_path / "saved")
+    make_model(folder, "qwen2", seed=1)
+    with pytest.raises(CheckpointUnfit, match="another base model"):
+        open_policy(folder, lora="on").restore(saved)
+
+
+def test_other_kind_or_rank_of_training_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    saved = save(open_policy(folders["qwen2"], lora="on", lora_rank=4), tmp_path / "saved")
+    for changes in ({}, {"lora": "on", "lora_rank": 8}):
+        with pytest.raises(CheckpointUnfit, match=r"LoRA adapter of rank 4.*model\.lora"):
+            open_policy(folders["qwen2"], **changes).restore(saved)
+
+
+@pytest.mark.parametrize("name", ["policy.json", "weights.safetensors", "training.safetensors"])
+def test_damaged_files(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    policy = open_policy(folders["qwen2"])
+    one_round(policy, 1)
+    saved = save(policy, tmp_path / "saved")
+    whole = (saved / name).read_bytes()
+    for part in (whole[: len(whole) // 2], b"", whole[:3] + b"\xff" + whole[4:]):
+        (saved / name).write_bytes(part)
+        with pytest.raises(CheckpointUnfit, match="cannot be read"):
+            policy.restore(saved)
+    (saved / name).unlink()
+    with pytest.raises(CheckpointUnfit, match="cannot be read"):
+        policy.restore(saved)
+
+
+def test_another_versions_checkpoint(folders: dict[str, Path], tmp_path: Path) -> None:
+    policy = open_policy(folders["qwen2"])
+    saved = save(policy, tmp_path / "saved")
+    edit_json(saved / "policy.json", schema=2)
+    with pytest.raises(CheckpointUnfit, match="schema 2"):
+        policy.restore(saved)
+
+
+def test_files_that_do_not_go_together(folders: dict[str, Path], tmp_path: Path) -> None:
+    policy = open_policy(folders["qwen2"])
+    one_round(policy, 1)
+    saved = save(policy, tmp_path / "saved")
+    other = open_policy(folders["llama"])
+    one_round(other, 1)
+    elsewhere = save(other, tmp_path / "other")
+    (saved / "training.safetensors").write_bytes((elsewhere / "training.safetensors").read_bytes())
+    with pytest.raises(CheckpointUnfit, match="optimizer"):
+        policy.restore(saved)
+
+
+def test_another_device_starts_new_random_numbers_and_says_so(
+    folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = open_policy(folders["qwen2"])
+    saved = save(policy, tmp_path / "saved")
+    document = json.loads((saved / "policy.json").read_text())
+    document["base"] |= {"device": "cuda", "dtype": "bfloat16"}
+    (saved / "policy.json").write_text(json.dumps(document))
+    open_policy(folders["qwen2"]).restore(saved)
+    assert "random numbers start anew" in caplog.text
+    assert "made in bfloat16" in caplog.text

@@ -1,0 +1,437 @@
+"""One step: its gradient against a naive reference, what costs nothing, and what goes wrong."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmd.errors import NoModel
+from swarmd.experience.advantages import shifted, within_group
+from swarmd.policy.attention.attention import NAME
+from swarmd.policy.attention.packed_layout import shared_prefix
+from swarmd.policy.models.chat import Chat
+from swarmd.policy.training import losses
+from swarmd.policy.training.learner import Diverged, Learner, Learning
+from swarmd.policy.training.packing import Row, micro_batches, pack, packed_tokens, padded_micro_batches
+from swarmd.policy.training.packing import rows_of as all_rows_of
+from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
+from tests.swarmd.policy.conftest import ALL_FAMILIES, chat_of, external, local, network_of, open_policy
+
+CPU = torch.device("cpu")
+LIMIT, CONTEXT = 12, 128
+
+
+def learning(
+    budget: int = 16_384,
+    temperature: float = 1.0,
+    rate: float = 1e-3,
+    clip: float = 1e9,
+    cap: float = 0,
+    **more: Any,
+) -> Learning:
+    return Learning(rate, clip, temperature, budget, settings=losses.LossSettings(importance_cap=cap), **more)
+
+
+def rows_of(
+    batch,
+    chat: Chat,
+    limit: int = LIMIT,
+    context: int = CONTEXT,
+    mean=losses.token_mean,
+    shift: float | None = None,
+):
+    """shift: asymre's; None: advantages are GRPO's."""
+    advantages = [within_group(s) if shift is None else shifted(s, shift) for s in batch]
+    return all_rows_of(batch, advantages, chat, limit, context, mean)
+
+
+def mixed_batch(folder: Path) -> list[Scored]:
+    """Ragged on purpose: own and foreign text, empty, cut, too long, without advantage."""
+    policy = open_policy(folder)
+    own, dull = policy.generate(["short?", "a question that is a good deal longer than the other one"], 4)
+    stale = Tokens(
+        own.tokens.ids,
+        tuple(tuple(p + 0.4 * math.sin(i) for i, p in enumerate(ps)) for ps in own.tokens.logprobs),
+    )
+    return [
+        local("short?", Generation(own.completions, stale), (1.0, 0.0, 0.0, 1.0)),
+        local("a question that is a good deal longer than the other one", dull, (0.0, 0.0, 0.0, 0.0)),
+        external(
+            "what?",
+            [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True)],
+            (1.0, 0.0, 0.0, 1.0),
+        ),
+        external(
+            "and?",
+            [("yes", False), ("<answer>no</answer>", True), ("yes", False), ("<answer>yes", True)],
+            (0.0, 1.0, 0.0, 1.0),
+        ),
+        external("all right", [("yes", True), ("no", True)], (1.0, 1.0)),
+    ]
+
+
+def gradients(learner: Learner, rows: list[Row]) -> tuple[dict[str, torch.Tensor], UpdateReport]:
+    found: dict[str, torch.Tensor] = {}
+
+    def watch(name: str):
+        return lambda p: found.__setitem__(name, p.grad.clone())
+
+    hooks = [p.register_post_accumulate_grad_hook(watch(name)) for name, p in learner.weights.items()]
+    report = learner.step(rows)
+    for hook in hooks:
+        hook.remove()
+    return found, report
+
+
+def naive_grpo(lp: torch.Tensor, old: torch.Tensor, a: float) -> torch.Tensor:
+    ratio = torch.exp(lp - old)
+    return -torch.min(ratio * a, ratio.clamp(0.8, 1.28) * a)
+
+
+def naive_importance(lp: torch.Tensor, old: torch.Tensor, a: float) -> torch.Tensor:
+    return -(torch.exp(lp - old).clamp(max=1.1).detach() * torch.exp(lp - lp.detach()) * a)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss: as it is asked for, and as it is defined."""
+
+    asked: dict[str, Any]
+    naive: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    shift: float | None = None  # AsymRE's; None: advantages are GRPO's
+    by_sequence: bool = False
+
+
+CASES = {
+    "grpo": Case({}, naive_grpo),
+    "grpo, mean of sequences": Case({}, naive_grpo, by_sequence=True),
+    "asymre": Case({"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=-0.1),
+    "asymre, mean of sequences": Case(
+        {"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=0.0, by_sequence=True
+    ),
+    "importance weights": Case({"cap": 1.1}, naive_importance),
+}
+
+
+def reference(network, chat: Chat, batch: list[Scored], temperature: float, case: Case = CASES["grpo"]):
+    """One rollout at a time, padded on both sides as TRL does, every logit, straight from the definition."""
+    weights = [p for p in network.parameters() if p.requires_grad]
+    total = torch.zeros(())
+    entropy, trained, lengths = 0.0, 0, []
+    for s in batch:
+        prompt = chat.prompt(s.question)
+        room = min(LIMIT, CONTEXT - len(prompt))
+        ids = (
+            [list(x) for x in s.tokens.ids]
+            if s.tokens
+            else [chat.encode(c, room) for c in s.rollout.completions]
+        )
+        lengths += map(len, ids)
+        width = max(map(len, ids)) + 3
+        full = torch.tensor([[7] * 5 + prompt + c + [7] * (width - len(c)) for c in ids])
+        mask = torch.tensor([[0] * 5 + [1] * (len(prompt) + len(c)) + [0] * (width - len(c)) for c in ids])
+        logits = (
+            network(full, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+            / temperature
+        )
+        logp = torch.log_softmax(logits, -1)
+        for i, c in enumerate(ids):
+            a = (
+                within_group(s)[i]
+                if case.shift is None
+                else s.rewards[i] - sum(s.rewards) / len(s.rewards) - case.shift
+            )
+            start = 5 + len(prompt) - 1
+            for t, token in enumerate(c):
+                lp = logp[i, start + t, token]
+                old = torch.tensor(s.tokens.logprobs[i][t]) if s.tokens else lp.detach()
+                total = total + case.naive(lp, old, a) / (len(c) if case.by_sequence else 1)
+                if a:
+                    entropy -= float((logp[i, start + t].exp() * logp[i, start + t]).sum().detach())
+                    trained += 1
+    loss = total / (len(lengths) if case.by_sequence else sum(lengths))
+    grads = torch.autograd.grad(loss, weights)
+    names = [n for n, p in network.named_parameters() if p.requires_grad]
+    return dict(zip(names, grads, strict=True)), loss.item(), entropy / trained, trained
+
+
+def check_gradient(folder: Path, case: Case, temperature: float = 1.0, **asked: Any) -> UpdateReport:
+    """Ours against the naive one, on the ragged batch."""
+    network, chat, batch = network_of(folder), chat_of(folder), mixed_batch(folder)
+    expected, loss, entropy, tokens = reference(network, chat, batch, temperature, case)
+    mean = losses.sequence_mean if case.by_sequence else losses.token_mean
+    learner = Learner(network, learning(temperature=temperature, **asked, **case.asked), CPU)
+    got, report = gradients(learner, rows_of(batch, chat, mean=mean, shift=case.shift))
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    assert norm > 0.01
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+    assert report.entropy == pytest.approx(entropy, rel=1e-4)
+    assert report.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert report.tokens == tokens
+    assert (network.config._attn_implementation == NAME) is (network.config.model_type != "lfm2")
+    return report
+
+
+WAYS = [(family, "grpo", {"budget": budget}) for family in ALL_FAMILIES for budget in (16_384, 60, 1)]
+WAYS += [
+    (family, name, {"temperature": 0.7, "budget": 100})
+    for family in ("qwen2", "gemma2", "lfm2")
+    for name in CASES
+]
+WAYS += [(family, "grpo", {"checkpointing": "on"}) for family in ("qwen2", "gemma3", "lfm2")]
+WAYS += [("gemma2", "grpo", {"head_tokens": 5})]
+
+
+@pytest.mark.parametrize(("family", "name", "asked"), WAYS)
+def test_gradient_is_the_naive_one(
+    family: str, name: str, asked: dict[str, Any], folders: dict[str, Path]
+) -> None:
+    report = check_gradient(folders[family], CASES[name], **asked)
+    assert name != "grpo" or 0 < report.clip_fraction < 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-2})
+    assert policy.description["lora"] == 4
+    weights = policy._learner.weights
+    assert weights
+    assert all("lora_" in name and p.dtype == torch.float32 for name, p in weights.items())
+    assert not any("lm_head" in name or "embed" in name for name in weights)
+    frozen = {n: p.clone() for n, p in policy._loaded.network.named_parameters() if not p.requires_grad}
+    (before,) = policy.generate(["1+1?"], 4)
+    for _ in range(3):
+        (g,) = policy.generate(["1+1?"], 4)
+        report = policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])
+    assert report.grad_norm > 0
+    assert report.clip_fraction < (0.2 if dtype == "bfloat16" else 1e-9)
+    after = dict(policy._loaded.network.named_parameters())
+    assert all(torch.equal(p, after[n]) for n, p in frozen.items())
+    assert before
+
+
+def test_lora_gradient_is_the_naive_one(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["llama"], lora="on", lora_rank=4, train={"learning_rate": 1e-2})
+    (g,) = policy.generate(["1+1?"], 4)
+    # Else half of the gradients are zero: B starts at zero
+    policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])
+    network, chat, batch = policy._loaded.network, chat_of(folders["llama"]), mixed_batch(folders["llama"])
+    expected, loss, _, _ = reference(network, chat, batch, 1.0)
+    got, report = gradients(Learner(network, learning(), CPU), rows_of(batch, chat))
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_rewarded_answers_become_likelier(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"], train={"learning_rate": 3e-3})
+    for _ in range(60):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    assert policy.answer("1+1?") == Completion("two", ended=True)
+
+
+def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"])
+    before = {n: p.clone() for n, p in policy._learner.weights.items()}
+    policy._loaded.network.base_model.register_forward_pre_hook(lambda *_: pytest.fail("computed"))
+    assert policy.update([external("?", [("a", True), ("b", True)], (1.0, 1.0))]) == UpdateReport()
+    assert policy.update([external("?", [("", False), ("", False)], (1.0, 0.0))]) == UpdateReport()
+    assert policy.update([]) == UpdateReport()
+    assert all(torch.equal(p, before[n]) for n, p in policy._learner.weights.items())
+
+
+def test_rows_and_their_count(folders: dict[str, Path]) -> None:
+    chat = chat_of(folders["qwen2"])
+    batch = [
+        external("?", [("abc", True), ("", False), ("abcdef", True)], (1.0, 0.0, 0.0)),
+        external("!", [("x", True)] * 2, (0.0, 0.0)),
+    ]
+    rows = rows_of(batch, chat, 5, CONTEXT)
+    assert [1 / r.weight for r in rows] == pytest.approx([4 + 0 + 5 + 2 + 2] * 2)
+    assert [len(r.completion) for r in rows] == [4, 5]
+    assert rows[0].completion[-1] == 0
+    assert 0 not in rows[1].completion
+    prompt = len(chat.prompt("?"))
+    assert [len(r.completion) for r in rows_of(batch, chat, 5, prompt + 2)] == [2, 2]
+    assert rows_of(batch, chat, 5, prompt) == []
+    assert [r.weight for r in rows_of(batch, chat, 5, mean=losses.sequence_mean)] == pytest.approx(
+        [1 / (5 * 4), 1 / (5 * 5)]
+    )
+
+
+rows = st.builds(
+    lambda prompt, length: Row((1,) * prompt, (2,) * length, 1.0, None, 1.0),
+    st.integers(1, 7),
+    st.integers(1, 5),
+)
+
+
+@given(st.lists(rows, min_size=1, max_size=50), st.integers(1, 200), st.integers(1, 50))
+def test_micro_batches_hold_every_row_once_and_keep_to_their_budgets(
+    rows: list[Row], budget: int, head: int
+) -> None:
+    packed, padded = list(micro_batches(rows, budget)), list(padded_micro_batches(rows, budget, head))
+    for groups in (packed, padded):
+        assert sorted(map(id, (r for g in groups for r in g))) == sorted(map(id, rows))
+    assert all(len(g) == 1 or packed_tokens(g) <= budget for g in packed)
+    assert all(len(g) == 1 or len(g) * max(map(len, g)) <= budget for g in padded)
+    assert all(len(g) == 1 or sum(len(r.completion) for r in g) <= head for g in padded)
+    assert len(list(micro_batches(rows, packed_tokens(rows)))) == 1
+
+
+def test_a_prompt_stays_with_its_completions_where_it_can() -> None:
+    fifty = [Row((1,) * (1 + i % 7), (2,) * (1 + i % 5), 1.0, None, 1.0) for i in range(50)]
+    prompts = [prompt for group in micro_batches(fifty, 60) for prompt in {row.prompt for row in group}]
+    assert len(prompts) == 7
+
+
+def test_a_stream_holds_once_what_prompts_and_what_completions_begin_with() -> None:
+    rows = [Row((9, 8, 5), c, 1.0, None, 1.0) for c in ((1,), (2, 3, 4), (2, 3, 6, 7), (2, 3, 4))] + [
+        Row((9, 8), (4, 1), 1.0, None, 1.0)
+    ]
+    packed = pack(rows, CPU)
+    assert packed.ids.tolist() == [9, 8, 5, 2, 3, 6, 8, 4]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2]
+    assert packed.sources.tolist() == [2, 2, 3, 4, 2, 3, 4, 5, 2, 3, 4, 6, 7]
+
+
+completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
+
+
+@given(st.dictionaries(completions, st.lists(completions, min_size=1, max_size=6), min_size=1, max_size=3))
+def test_each_token_of_a_stream_follows_what_it_follows_in_its_row(
+    asked: dict[tuple[int, ...], list[tuple[int, ...]]],
+) -> None:
+    rows = [
+        Row(prompt, completion, 1.0, None, 1.0) for prompt, answers in asked.items() for completion in answers
+    ]
+    packed, before = pack(rows, CPU), {}
+    ids = packed.ids.tolist()
+    for span in packed.spans:
+        seen = [token for part in span.prefix for token in ids[part.start : part.start + part.length]]
+        before |= {
+            place: (*seen, *ids[span.start : place + 1])
+            for place in range(span.start, span.start + span.length)
+        }
+    starts = [(r.prompt, r.completion[:i]) for r in rows for i in range(len(r.completion))]
+    assert [before[place] for place in packed.sources.tolist()] == [
+        prompt + start for prompt, start in starts
+    ]
+    assert len(ids) <= len({start for start in starts if start[1]}) + sum(map(len, asked))  # nothing twice
+
+
+@pytest.mark.parametrize(
+    ("prompts", "common"),
+    [
+        ([[1, 2], [1, 2, 3]], 1),
+        ([[1, 2]], 0),
+        ([[1, 2], [3, 2]], 0),
+        ([[1, 2, 3], [1, 2, 4], [1, 5, 6]], 1),
+        ([[], [1]], 0),
+    ],
+)
+def test_what_prompts_begin_with(prompts: list[list[int]], common: int) -> None:
+    assert shared_prefix(prompts) == common
+
+
+def test_gradient_norm_is_clipped_but_reported_whole(folders: dict[str, Path]) -> None:
+    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
+    free = Learner(network_of(folders["qwen2"]), learning(), CPU)
+    tight = Learner(network_of(folders["qwen2"]), learning(clip=1e-3), CPU)
+    assert free.step(rows).grad_norm == pytest.approx(tight.step(rows).grad_norm)
+    first_moment = [t for name, t in tight.optimizer.tensors().items() if name.startswith("exp_avg/")]
+    assert math.sqrt(sum(float(m.square().sum()) for m in first_moment)) == pytest.approx(
+        0.1 * 1e-3, rel=1e-3
+    )
+
+
+def test_five_steps_that_are_not_finite_end_the_run(folders: dict[str, Path]) -> None:
+    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
+    network = network_of(folders["qwen2"])
+    learner = Learner(network, learning(), CPU)
+    learner.step(rows)
+    weight = network.model.norm.weight
+    good = weight.detach().clone()
+    before = {n: p.clone() for n, p in learner.weights.items()}
+
+    def set_weight(value: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(value)
+
+    set_weight(good * math.nan)
+    for _ in range(4):
+        assert learner.step(rows) == UpdateReport(skipped=1)
+    set_weight(good)
+    assert all(torch.equal(p, before[n]) for n, p in learner.weights.items())
+    assert learner.step(rows).tokens > 0  # one good step, and the count starts anew
+    set_weight(good * math.inf)
+    for _ in range(4):
+        learner.step(rows)
+    with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate"):
+        learner.step(rows)
+
+
+def scarce(network, tokens: int, error: Exception):
+    """A forward pass that runs out of memory above so many tokens.
+
+    What an allocator does, at a size a test can afford.
+    """
+
+    def check(_, args, kwargs):
+        if kwargs["input_ids"].numel() > tokens:
+            raise error
+
+    return network.base_model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+SHORT = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
+def test_out_of_memory_makes_smaller_micro_batches(
+    error: Exception, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
+    longest = max(map(len, rows))
+    expected, _ = gradients(Learner(network_of(folders["qwen2"]), learning(), CPU), rows)
+    network = network_of(folders["qwen2"])
+    scarce(network, 2 * longest, error)
+    got, report = gradients(Learner(network, learning(), CPU), rows)
+    assert report.tokens == sum(len(r.completion) for r in rows)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-6, rtol=1e-4)
+    assert caplog.text.index("computed twice") < caplog.text.index("micro-batches of at most")
+
+
+def test_out_of_memory_with_a_single_row(folders: dict[str, Path]) -> None:
+    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
+    network = network_of(folders["qwen2"])
+    scarce(network, 3, SHORT[0])
+    with pytest.raises(NoModel, match=r"not enough memory.*max_new_tokens"):
+        Learner(network, learning(), CPU).step(rows)
+
+
+def test_other_runtime_errors_are_not_taken_for_it(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"])
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    policy._loaded.network.base_model.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        policy.update([external("?", [("a", True), ("b", True)], (1.0, 0.0))])
+    with pytest.raises(RuntimeError, match="a bug"):
+        policy.generate(["?"], 2)

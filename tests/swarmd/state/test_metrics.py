@@ -1,0 +1,247 @@
+"""metrics.jsonl holds each round once, whatever ended the runs that wrote it; the log is JSON and rotates."""
+
+import json
+import logging
+import math
+import random
+import re
+import resource
+import signal
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from swarmd.errors import CannotRecord
+from swarmd.state.logs import LOG_BYTES, log_with, set_up_logging
+from swarmd.state.metrics import (
+    MetricsFile,
+    NodeReport,
+    Score,
+    WorkersReport,
+    metrics_line,
+    read_metrics,
+    reference,
+)
+from swarmd.types import STAGES, RoundReport, UpdateReport
+from tests import ROOT
+
+
+def report(number: int, loss: float = 0.5) -> RoundReport:
+    update = UpdateReport(loss=loss, grad_norm=0.25, entropy=1.25, tokens=900)
+    counts = {
+        "local": 4,
+        "external": 3,
+        "pool_size": 17,
+        "pool_fresh": 5,
+        "zero_advantage_dropped": 2,
+        "external_authors": (),
+    }
+    rejected, rewards = {"no such task in this curriculum": 1}, {"reward_mean": 0.25, "reward_sum": 8.0}
+    ages = {"staleness_mean": 0.5, "staleness_max": 1, "replays_mean": 0.5}
+    return RoundReport(
+        number, dict.fromkeys(STAGES, 0.5), 512, update, rejected=rejected, **counts, **rewards, **ages
+    )  # type: ignore[arg-type]
+
+
+def line(number: int, **more: Any) -> dict[str, Any]:
+    return metrics_line(
+        report(number), NodeReport(1_700_000_000.5, peers=2, judge=None, pool_external_share=0.75, **more)
+    )
+
+
+def test_the_reference_of_every_field_is_the_one_in_the_documents() -> None:
+    document = (ROOT / "docs" / "metrics.md").read_text()
+    assert reference() in document, "write the table of `python -m swarmd.state.metrics` into docs/metrics.md"
+
+
+def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
+    none = WorkersReport(*[0] * 3, [], *[0] * 3, [], *[0] * 9)
+    whole = line(7, checkpoint_seconds=0.3, workers=none) | {"judge": {"score": 0.5, "n": 10}}
+
+    def paths(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
+        for key, value in part.items():
+            inner = isinstance(value, dict) and key != "rejected" and bool(value)
+            yield prefix + key, not inner
+            yield from paths(value, f"{prefix}{key}.") if inner else ()
+
+    documented, found = set(re.findall(r"^\| `([\w.]+)` ", reference(), re.MULTILINE)), dict(paths(whole))
+    assert {at for at, leaf in found.items() if leaf} <= documented <= set(found)
+    assert (whole["pool"], whole["tokens"]) == (
+        {"size": 17, "fresh": 5, "external_share": 0.75},
+        {"generated": 512, "trained": 900},
+    )
+    assert (
+        whole["seconds"]["checkpoint"],
+        whole["seconds"]["train"],
+        whole["learning_rate"],
+        whole["kl"],
+    ) == (0.3, 0.5, 0.0, None)
+
+
+def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path / "m.jsonl", 0) as file:
+        file.append(metrics_line(report(1, loss=math.nan), NodeReport(0.0, 0, Score(0.5, 10), 0.0)))
+    (read,) = read_metrics(tmp_path / "m.jsonl")
+    assert read["loss"] is None
+    assert read["judge"] == {"score": 0.5, "n": 10}
+
+
+def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, 0) as file:
+        for number in range(1, 6):
+            file.append(line(number))
+    with MetricsFile(path, 3) as file:
+        assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3]
+        file.append(line(4))
+    assert [entry["round"] for entry in read_metrics(path)] == [1, 2, 3, 4]
+    with MetricsFile(path, 0):
+        assert path.read_bytes() == b""
+
+
+def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path: Path) -> None:
+    whole = "".join(json.dumps(line(number)) + "\n" for number in range(1, 5)).encode()
+    rng = random.Random(4)
+    before_newlines = [at for at, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in before_newlines + [rng.randrange(len(whole) + 1) for _ in range(100)]:
+        path = tmp_path / "metrics.jsonl"
+        path.write_bytes(whole[:cut])
+        complete = whole[:cut].count(b"\n")
+        with MetricsFile(path, 4) as file:
+            file.append(line(complete + 1))
+        assert [entry["round"] for entry in read_metrics(path)] == list(range(1, complete + 2))
+        assert path.read_bytes().count(b"\n") == complete + 1
+
+
+def test_rubbish_and_repeated_rounds_are_mended_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":2}\n{"round":true}\n'
+    )
+    MetricsFile(path, 9).close()
+    assert path.read_text() == '{"round":1,"loss":2}\n'
+    assert read_metrics(tmp_path / "absent.jsonl") == []
+
+
+def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 2001)))
+    tracemalloc.start()
+    try:
+        with MetricsFile(path, 1990) as file:
+            assert not file.notes
+        assert [entry["round"] for entry in read_metrics(path, 3)] == [1988, 1989, 1990]
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 10
+    finally:
+        tracemalloc.stop()
+    assert len(read_metrics(path)) == len(read_metrics(path, 2000)) == 1990
+
+
+def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2))[:-9])
+    with MetricsFile(path, 2) as file:
+        assert file.notes == [
+            "metrics.jsonl was damaged or cut: 1 of the 2 rounds behind have no line there any more"
+        ]
+    path.write_text("".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3)))
+    with MetricsFile(path, 2) as file:
+        assert file.notes == []
+
+
+ODD = [
+    '{"round":1,"reward_mean":"x"}',
+    '{"round":1,"tokens":3}',
+    '{"round":0}',
+    '{"round":1,"judge":[]}',
+    "[" * 9**5,
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_lines_that_nobody_wrote_are_no_lines(tmp_path: Path, odd: str) -> None:
+    (tmp_path / "m.jsonl").write_text(odd + '\n{"round":2}\n')
+    assert read_metrics(tmp_path / "m.jsonl") == [{"round": 2}]
+
+
+def test_a_folder_in_its_place_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(CannotRecord, match=r"cannot be read: Is a directory\. Move it away"):
+        read_metrics(tmp_path)
+
+
+def test_a_full_disk_is_said_and_leaves_the_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    file.append(line(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+        with pytest.raises(CannotRecord, match="Free some space"):
+            file.append(line(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    file.append(line(2))
+    file.close()
+    assert [entry["round"] for entry in read_metrics(path)] == [1, 2]
+    with pytest.raises(CannotRecord, match="Move it away"):
+        MetricsFile(tmp_path, 0)
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    """Nobody logs but the test."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers = []
+    yield tmp_path / "swarmd.log"
+    for handler in root.handlers:
+        handler.close()
+    root.handlers, root.level = before, level
+    structlog.reset_defaults()
+
+
+def test_every_line_names_peer_engine_and_round_from_when_they_are_known(log_file: Path) -> None:
+    set_up_logging(log_file, stderr=False)
+    log_with(peer="12D3KooW", engine="libp2p")
+    logging.getLogger("swarmd").info("before")
+    log_with(round=3)
+    logging.getLogger("libp2p").warning("in a round")
+    set_up_logging(None, stderr=False)  # of the next node in this process
+    before, within = (json.loads(text) for text in log_file.read_text().splitlines())
+    assert (before["peer"], before["engine"], before.get("round")) == ("12D3KooW", "libp2p", None)
+    assert (within["peer"], within["round"], within["event"]) == ("12D3KooW", 3, "in a round")
+
+
+def test_the_log_is_json_with_tracebacks_and_rotates(
+    log_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(log_file, stderr=True)
+    structlog.get_logger("p2p").info("peer connected", peer="12D3KooW")
+    try:
+        (tmp_path / "absent").stat()
+    except OSError:
+        logging.getLogger("libp2p").exception("could not %s", "dial")
+    logging.getLogger("libp2p").debug("not written")
+    # Told at each request: not written
+    logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")
+    logging.getLogger("httpcore2.connection").info("connect_tcp.started")
+    logging.getLogger("httpx2").warning("kept")
+    lines = [json.loads(text) for text in log_file.read_text().splitlines()]
+    assert [(entry["event"], entry["level"], entry["logger"]) for entry in lines] == [
+        ("peer connected", "info", "p2p"),
+        ("could not dial", "error", "libp2p"),
+        ("kept", "warning", "httpx2"),
+    ]
+    assert lines[0]["peer"] == "12D3KooW" and "FileNotFoundError" in lines[1]["exception"]
+    assert "peer connected" in capfd.readouterr().err
+    for _ in range(3):
+        logging.getLogger("x").info("a" * (LOG_BYTES // 2))
+    assert log_file.stat().st_size < LOG_BYTES and (tmp_path / "swarmd.log.1").exists()
+    with pytest.raises(CannotRecord):
+        set_up_logging(tmp_path, stderr=False)

@@ -1,0 +1,132 @@
+"""What a worker has given up, tried from inside.
+
+By the kernel's filter, by the audit hook, and by ReasoningGYM's own unsafe scorers.
+"""
+
+import errno
+import platform
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmd.tasks.sandbox import seccomp
+from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, Verifier
+from swarmd.tasks.source import TaskRef, tasks_of
+from tests import ROOT
+from tests.swarmd.tasks.hostile import CODE, SLOW
+from tests.swarmd.tasks.watched import cpu_seconds, descendants, watched
+
+FILTERED = sys.platform == "linux" and platform.machine() in seccomp.MACHINES
+ONLY_FILTERED = pytest.mark.skipif(not FILTERED, reason="no seccomp filter for this system")
+ALLOW, REFUSE = seccomp.ALLOW, seccomp.ERRNO | errno.EPERM
+
+
+def probe(how: str, path: Path) -> dict[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.swarmd.tasks.probe", how, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.net
+@ONLY_FILTERED
+def test_the_kernel_refuses_what_gets_past_python(tmp_path: Path) -> None:
+    outcomes = probe("kernel", tmp_path / "made")
+    assert outcomes.pop("contained") == "True"
+    assert outcomes.pop("memory") == "refused"
+    assert len(outcomes) == 12
+    assert set(outcomes.values()) == {f"refused {errno.EPERM}"}, outcomes
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.net
+def test_the_audit_hook_refuses_where_there_is_no_filter(tmp_path: Path) -> None:
+    outcomes = probe("hook", tmp_path / "made")
+    assert outcomes.pop("contained") == "False"
+    assert len(outcomes) == 12
+    assert set(outcomes.values()) == {"refused"}, outcomes
+    assert list(tmp_path.iterdir()) == []
+
+
+def verdict(program: list[seccomp.Instruction], architecture: int, number: int, third: int) -> int:
+    """What the kernel would do: classic BPF, the four operations we use (linux/filter.h)."""
+    data = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.THIRD_ARGUMENT: third}
+    at, accumulator = 0, 0
+    while True:
+        step = program[at]
+        at += 1
+        if step.code == seccomp.LOAD:
+            accumulator = data[step.operand]
+        elif step.code == seccomp.EQUAL:
+            at += step.if_true if accumulator == step.operand else step.if_false
+        elif step.code == seccomp.ANY_BIT:
+            at += step.if_true if accumulator & step.operand else step.if_false
+        else:
+            assert step.code == seccomp.RETURN
+            return step.operand
+
+
+@pytest.mark.parametrize("name", sorted(seccomp.MACHINES))
+def test_the_filter_allows_what_it_lists_and_nothing_else(name: str) -> None:
+    machine = seccomp.MACHINES[name]
+    program = list(seccomp.program(machine))
+    for number in range(1024):
+        for protection in (0, 1, 3, 4, 5, 7):
+            memory = number in machine.memory.values() and not protection & seccomp.PROT_EXEC
+            expected = ALLOW if memory or number in machine.calls.values() else REFUSE
+            assert verdict(program, machine.architecture, number, protection) == expected
+    # X32: the same calls under other numbers
+    assert verdict(program, machine.architecture, 0x40000000, 0) == REFUSE
+    others = {m.architecture for m in seccomp.MACHINES.values()} - {machine.architecture} | {0x40000003}
+    assert all(
+        verdict(program, other, number, 0) == seccomp.KILL_PROCESS
+        for other in others
+        for number in range(512)
+    )
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("left_out", ["nothing", pytest.param("no-hook", marks=ONLY_FILTERED), "no-seccomp"])
+def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: Path) -> None:
+    """binary_matrix's own scorer evaluates the answer, propositional_logic's takes exponential time.
+
+    Here they may; nothing comes of it.
+    """
+    tasks, rng = tasks_of("sapo-9"), random.Random(3)
+    command = (*COMMAND[:-1], "tests.swarmd.tasks.unguarded", left_out)
+    with watched(tmp_path / "watched") as target, Verifier("sapo-9", command) as verifier:
+        assert (
+            verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0]
+            is GradeReason.WRONG
+        )
+        assert verifier.seccomp is (FILTERED and left_out != "no-seccomp")
+        restarts, begun = verifier.restarts, cpu_seconds(verifier.pid)
+        ended = []
+        for payload in [*CODE, *SLOW[:7]]:
+            specialty = "propositional_logic" if "∨" in payload or "→" in payload else "binary_matrix"
+            if payload in CODE:
+                payload = payload.format(path=target.path, port=target.port)
+            text = f"<answer>{payload}</answer>"
+            (judgement,) = verifier.judge(
+                [(TaskRef(specialty, rng.randrange(1000)), [Completion(text, True)])]
+            )[0]
+            ended.append(judgement)
+            assert judgement.reward == 0, payload
+            assert target.touched() == [], payload
+        # Two lives of 0.2 s each at most, and the forks; by itself one answer takes minutes.
+        assert cpu_seconds(verifier.pid) - begun < len(ended)
+        assert sum(reason is GradeReason.TIMEOUT for reason in ended) >= (2 if left_out != "no-hook" else 3)
+        assert verifier.restarts == restarts
+        assert len(descendants(verifier.pid)) == 1
+        right = tasks.task(TaskRef("binary_matrix", 1))
+        assert right is not None
+        assert verifier.score(
+            [(right.ref, [Completion(f"<answer>{right.entry['answer']}</answer>", True)])]
+        ) == [(1.0,)]

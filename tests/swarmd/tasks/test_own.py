@@ -1,0 +1,273 @@
+"""Own tasks: what a plug-in is, what becomes of one that misbehaves, and what its digest is of."""
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.config.curriculum_name import GROUP
+from swarmd.errors import ConfigError
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.curriculum import HELD_OUT, TINY_9
+from swarmd.tasks.own import NoQuestion, OwnCurriculum, OwnTasks, find_curriculum
+from swarmd.tasks.plugin import load
+from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
+from swarmd.tasks.sandbox.worker import PluginRefused
+from swarmd.tasks.source import open_tasks
+from tests import ROOT
+from tests.swarmd.tasks.unruly import FATAL, MADE, WRONG
+from tests.swarmd.tasks.watched import descendants
+
+pytestmark = pytest.mark.net
+EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
+UNRULY = Path(__file__).with_name("unruly.py")
+GOOD = (
+    "specialties = ['a']\ndef generate(specialty, seed):\n    return f'question {seed}', seed\ndef"
+    " score(facts, answer):\n    return 1\n"
+)
+
+
+def said(*answers: str) -> list[Completion]:
+    return [Completion(f"<answer>{answer}</answer>", True) for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def unruly() -> Iterator[Verifier]:
+    with Verifier(find_curriculum(str(UNRULY))) as verifier:
+        yield verifier
+
+
+def test_the_example_asks_and_scores() -> None:
+    found = curriculum_of(NodeConfig(swarm=SwarmConfig(curriculum=str(EXAMPLE))))
+    assert isinstance(found, OwnCurriculum)
+    assert (found.name, found.specialties) == ("sums", ("add", "subtract"))
+    assert swarm_digest(found) != swarm_digest(TINY_9)
+    with Verifier(found) as verifier:
+        tasks = open_tasks(found, verifier, ["add"])
+        drawn = tasks.draw(8, random.Random(1))
+        assert drawn == tasks.draw(8, random.Random(1)) == [tasks.task(task.ref) for task in drawn]
+        assert {task.ref.specialty for task in drawn} == {"add"} and len(
+            {task.question for task in drawn}
+        ) > 1
+        assert all(task.ref.n >= HELD_OUT for task in tasks.draw_held_out(4, random.Random(1)))
+        assert tasks.task(TaskRef("add", -1)) is None and tasks.task(TaskRef("multiply", 1)) is None
+        question = tasks.task(TaskRef("add", 7))
+        assert question is not None and question.question == "Calculate 9 + 7."
+        answers = [*said("16", " 16 ", "17", "９"), Completion("16", True)]
+        judged = verifier.judge([(TaskRef("add", 7), answers), (TaskRef("x", 7), said("16"))])
+        reasons = [list(row) for row in judged]
+        right, wrong = GradeReason.CORRECT, GradeReason.WRONG
+        assert reasons == [[right, right, wrong, wrong, GradeReason.NO_ANSWER], [GradeReason.NO_TASK]]
+        assert (verifier.restarts, verifier.faults) == (0, {})
+    with pytest.raises(
+        ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"
+    ):
+        open_tasks(found, verifier, ["multiply"])
+
+
+@pytest.mark.parametrize("how", [*FATAL, *WRONG])
+def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
+    unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        row, fine = unruly.score(
+            [(TaskRef(how, 1), said("good", "?", "bad", "good")), (TaskRef("fine", 1), said("good", "bad"))]
+        )
+    # What kills two workers costs the rest of its rollout
+    assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
+    assert fine == (1.0, 0.0)
+    assert f"the task plug-in unruly: {how} n = 1: score" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert not UNRULY.with_suffix(".touched").exists()
+    assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
+
+
+def test_its_time_is_that_of_the_processor_so_waiting_for_one_is_no_fault(tmp_path: Path) -> None:
+    """An answer that waits without using it is right, up to five times its seconds."""
+    text = (
+        GOOD.partition("def score")[0]
+        + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer): time.sleep(float(answer));"
+        " return 1.0\n"
+    )
+    (tmp_path / "tasks.py").write_text(text)
+    with Verifier(find_curriculum(str(tmp_path / "tasks.py"))) as verifier:
+        assert verifier.score([(TaskRef("a", 1), said("0", "0.4", "60", "0"))]) == [(1.0, 1.0, 0.0, 1.0)]
+        assert sum(verifier.faults.values()) == 1 and verifier.restarts == 0
+
+
+@pytest.mark.parametrize("how", [*FATAL, *MADE])
+def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(
+    unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        made = unruly.make(TaskRef(how, 10))
+    assert made.question is None and made.fault.startswith("generate")
+    assert f"the task plug-in unruly: {how} n = 10: generate" in caplog.text
+    assert unruly.score([(TaskRef(how, 10), said("good"))]) == [(0.0,)]
+    after = unruly.make(TaskRef("fine", 10))
+    assert after.question is not None and after.question.startswith("fine 10 of ")
+    assert unruly.restarts == 0
+
+
+def test_it_says_where_it_went_wrong_and_repeats_itself_rarely(
+    unruly: Verifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    unruly.faults.clear()
+    assert (
+        unruly.make(TaskRef("raises", 10)).fault
+        == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 51)"
+    )
+    with caplog.at_level(logging.WARNING):
+        unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(25)])
+    first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
+    assert "times" not in first and tenth.endswith("(unruly.py, line 51), 10 times by now")
+    assert unruly.faults["raises score: ValueError"] == 25
+
+
+def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
+    made = unruly.make(TaskRef("fine", 1)).question
+    assert made is not None
+    _, _, _, pid, number = made.split()
+    assert int(pid) not in (os.getpid(), os.getppid())
+    assert float(number) == random.Random(1).random()  # `random` is seeded for those that forget to
+    long = "x" * 51
+    assert list(unruly.judge([(TaskRef("fine", 1), said(long, "\u202e"))])[0]) == [
+        GradeReason.TOO_LONG,
+        GradeReason.UNSAFE,
+    ]
+
+
+def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Verifier) -> None:
+    found = find_curriculum(str(UNRULY))
+    assert isinstance(found, OwnCurriculum)
+    with pytest.raises(
+        NoQuestion,
+        match=r"made no question in 16 tries; the last: generate: ValueError: no such luck .*Mend it",
+    ):
+        OwnTasks(found, unruly, ["raises"]).draw(1, random.Random(0))
+    assert OwnTasks(found, unruly, ["fine", "raises"]).draw(4, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "import no_such_module_anywhere",
+            r"ModuleNotFoundError: No module named 'no_such_module_anywhere' \(tasks.py, line 1\)",
+        ),
+        ("def generate(:", "SyntaxError: invalid syntax"),
+        ("raise SystemExit", r"SystemExit \(tasks.py, line 1\)"),
+        ("\0", "SyntaxError|ValueError"),
+        ("", "it has no specialties, no generate, no score"),
+        (GOOD + "score = 1", "score is no function"),
+        (GOOD + "specialties = 'a'", "specialties is str 'a', not a list of names"),
+        (GOOD + "specialties = []", "not a list of names"),
+        (GOOD + "specialties = ['A b']", "str 'A b' is no specialty's name"),
+        (GOOD + "specialties = ['a', 'a']", "none twice"),
+        (GOOD + "name = 'Mine'", "its name is 'Mine'"),
+        (GOOD + "version = 2", "its version is 2, no text"),
+        (GOOD + "limits = {'second': 1}", "limits: Object contains unknown field `second`"),
+        (GOOD + "limits = {'seconds': 60}", r"limits: Expected `float` <= 10.0 - at `\$.seconds`"),
+    ],
+)
+def test_a_plugin_that_is_none_is_refused_with_cause(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "tasks.py"
+    path.write_text(text)
+    with pytest.raises(PluginRefused, match=words):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os\nos._exit(7)", r"it ended \(exit code 7"),
+        ("import time\ntime.sleep(60)", "it did not answer in time"),
+        ("x = bytearray(2**33)", "MemoryError"),
+        (GOOD + "name = 'tiny-9'", "which is swarmd's own; give it another"),
+        (GOOD + "generate = lambda s, n: 1 / 0", "no question for a, seed 1: generate: ZeroDivisionError"),
+        (
+            GOOD + "generate = lambda s, n: 'text'",
+            r"generate\('a', 1\) gave str 'text', not a question and its facts",
+        ),
+        (
+            GOOD + "import time\ngenerate = lambda s, n: (str(time.time_ns()), 0)",
+            "gives another question each time",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "tasks.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"tasks\.py: .*{words}"):
+        describe(str(path), seconds=3) if "sleep" in text else find_curriculum(str(path))
+
+
+def test_a_file_that_is_not_there_and_a_name_that_nobody_offers(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"none\.py: No such file or directory\. Mend them, or name others \(docs/own-tasks\.md\)\.$",
+    ):
+        find_curriculum(str(tmp_path / "none.py"))
+    with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\?"):
+        find_curriculum("tiny9")
+
+
+def test_the_digest_is_of_what_is_in_the_file_not_of_its_name(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.py", "b.py", "c.py")]
+    for path, text in zip(paths, (GOOD, GOOD, GOOD.replace("return 1", "return 0")), strict=True):
+        path.write_text(text)
+    same, again, other = (swarm_digest(find_curriculum(str(path))) for path in paths)
+    assert same == again != other
+
+
+def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.py"
+    path.write_text(GOOD)
+    found = find_curriculum(str(path))
+    path.write_text(GOOD.replace("return 1", "return 0"))
+    with (
+        Verifier(found) as verifier,
+        pytest.raises(VerifierFailed, match=r"has changed since this node started; .*mend the task plug-in"),
+    ):
+        verifier.score([(TaskRef("a", 1), said("x"))])
+
+
+def install(folder: Path, version: str, target: str = "own_package.tasks") -> None:
+    info = folder / "own_package-1.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: own-package\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nown-sums = {target}\n")
+    (folder / "own_package").mkdir(exist_ok=True)
+    (folder / "own_package" / "__init__.py").write_text("")
+    (folder / "own_package" / "tasks.py").write_text(GOOD)
+
+
+def test_an_installed_package_offers_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = set()
+    changes: list[Callable[[], object]] = [
+        lambda: install(tmp_path, "1"),
+        lambda: install(tmp_path, "2"),
+        lambda: (tmp_path / "own_package" / "data.txt").write_text("data"),
+    ]
+    for change in changes:
+        change()
+        found = describe("own-sums")
+        assert (found.name, found.specialties) == ("own-sums", ("a",))
+        digests.add(found.digest)
+    assert len(digests) == 3
+    assert (
+        find_curriculum("own-sums").name
+        == NodeConfig(swarm=SwarmConfig(curriculum="own-sums")).swarm.curriculum
+        == "own-sums"
+    )
+    install(tmp_path, "2", "own_package.nothing:here")
+    with pytest.raises(
+        ConfigError, match=r"own-sums: ModuleNotFoundError: No module named 'own_package\.nothing'"
+    ):
+        describe("own-sums")

@@ -1,0 +1,253 @@
+"""Our marks equal ReasoningGYM's on honest answers: right ones, those of other items, and slips of the pen.
+
+Thousands of items.
+"""
+
+import contextlib
+import decimal
+import io
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym
+from reasoning_gym.utils import extract_answer
+
+from swarmd.tasks.answers import PASS_SCORE, GradeReason
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
+from swarmd.tasks.grading import grade, grade_text, solution
+from swarmd.tasks.logic import proves, table
+from swarmd.tasks.sandbox.client import Completion, Verifier
+from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
+from tests.swarmd.tasks.hostile import CODE
+from tests.swarmd.tasks.watched import watched
+
+ITEMS = 250  # of each specialty of each curriculum: 4,500 in all
+FAITHFUL = sorted(name for name, c in CURRICULA.items() if not c.strict)
+KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name].specialties]
+
+
+def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
+    """ReasoningGYM's own data set and entry, made without any code of ours."""
+    dataset = reasoning_gym.create_dataset(
+        ref.specialty, seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        return dataset, dataset[0]
+
+
+def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int) -> list[Task]:
+    candidates = (tasks.task(TaskRef(specialty, rng.randrange(HELD_OUT_END))) for _ in range(2 * count))
+    return [task for task in candidates if task is not None][:count]
+
+
+def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
+    """The answer with a small mistake in it."""
+    # Well-formed ones: what upstream makes of broken formulas is not a mark
+    if task.ref.specialty == "propositional_logic":
+        names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]
+        joined = " ∨ ".join(premises)
+        swapped = answer.translate({ord(a): ord(rng.choice("∧∨→↔")) for a in "∧∨→↔"})
+        made = [
+            f"¬({joined})",
+            f"¬{names[0]}",
+            f"({joined}) → {names[-1]}",
+            f"{names[0]} ∨ ¬{names[0]}",
+            swapped,
+            f"(({answer}))",
+        ]
+        return [*premises, joined, *made]
+    i = rng.randrange(len(answer))
+    other = rng.choice("0123456789/ -.a")
+    made = [
+        answer[:i] + answer[i + 1 :],
+        answer[:i] + other + answer[i:],
+        answer[:i] + other + answer[i + 1 :],
+        answer[::-1],
+        answer + "0",
+    ]
+    return [
+        *made,
+        answer.upper(),
+        answer.replace(" ", "  "),
+        f"{answer}.",
+        f"+{answer}",
+        f"0{answer}",
+        f" {answer}\n",
+        "",
+        "x",
+    ]
+
+
+@pytest.mark.parametrize("name, specialty", KINDS)
+def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str) -> None:
+    rng, tasks = random.Random(f"{name} {specialty}"), tasks_of(name)
+    items = drawn(tasks, specialty, rng, ITEMS)
+    assert len(items) == ITEMS
+    solutions = [solution(tasks, task) for task in items]
+    marks: Counter[bool] = Counter()
+    solved = 0
+    for task, right in zip(items, solutions, strict=True):
+        solved += grade(tasks, task, right) is GradeReason.CORRECT
+        dataset, entry = upstream(name, task.ref)
+        assert entry["question"] == task.question
+        for answer in [right, *rng.sample(solutions, 4), *slips(task, right, rng)]:
+            text = f"I think <answer>{answer}</answer>"
+            theirs = dataset.score_answer(extract_answer(text), entry) >= PASS_SCORE
+            ours = grade_text(tasks, task, text)
+            assert (ours is GradeReason.CORRECT) == theirs, (task.ref, answer, ours)
+            marks[theirs] += 1
+    # Premises may be tautologies: nothing follows
+    assert solved >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)
+    assert min(marks[True], marks[False]) >= ITEMS // 2, "both kinds of answers have to be there to compare"
+
+
+@pytest.mark.parametrize("ambient", [3, 12, 28])
+@pytest.mark.parametrize("name", FAITHFUL)
+def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(
+    name: str, ambient: int
+) -> None:
+    rng, tasks = random.Random(name), tasks_of(name)
+    marks: Counter[bool] = Counter()
+    for task in drawn(tasks, "decimal_arithmetic", rng, 100):
+        with decimal.localcontext(decimal.Context(prec=50)):
+            tolerance = (
+                decimal.Decimal(10) ** -tasks.dataset("decimal_arithmetic").config.max_num_decimal_places
+            )
+            off = [
+                tolerance * decimal.Decimal(f)
+                for f in ("0.9", "1", "1.0004", "1.00000000000000004", "1.1", "-1", "-1.0004")
+            ]
+            given = [str(decimal.Decimal(task.entry["answer"]) + x) for x in off]
+        with decimal.localcontext():
+            dataset, entry = upstream(name, task.ref)  # leaves its precision behind, and scores with it
+            theirs = [dataset.score_answer(answer, entry) >= PASS_SCORE for answer in given]
+        with decimal.localcontext(decimal.Context(prec=ambient)):
+            assert [grade(tasks, task, answer) is GradeReason.CORRECT for answer in given] == theirs, given
+        marks.update(theirs)
+    assert min(marks.values()) >= 100
+
+
+@pytest.mark.parametrize("name, specialty", KINDS)
+def test_marking_runs_nothing_even_where_nothing_contains_it(
+    name: str, specialty: str, tmp_path: Path
+) -> None:
+    tasks = tasks_of(name)
+    task = next(t for n in range(9) if (t := tasks.task(TaskRef(specialty, n))))
+    with watched(tmp_path / "watched") as target:
+        # Others would end us
+        for payload in (
+            code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code
+        ):
+            answer = payload.format(path=target.path, port=target.port)
+            assert grade(tasks, task, answer) in {GradeReason.WRONG, GradeReason.TOO_LONG}
+        assert target.touched() == []
+
+
+def formula(rng: random.Random, names: str, depth: int) -> str:
+    """Well-formed, and with fewer parentheses than ReasoningGYM would write.
+
+    How operators bind must agree too.
+    """
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice(names)
+    if rng.random() < 0.25:
+        return (
+            "¬"
+            + rng.choice(("", " ", "¬"))
+            + rng.choice((rng.choice(names), f"({formula(rng, names, depth - 1)})"))
+        )
+    sign, space = rng.choice("∧∨→↔"), rng.choice((" ", "", "\n"))
+    both = f"{formula(rng, names, depth - 1)}{space}{sign}{space}{formula(rng, names, depth - 1)}"
+    return rng.choice((both, both, f"({both})"))
+
+
+def test_formulas_bind_and_follow_as_upstreams_do() -> None:
+    rng, tasks = random.Random(11), tasks_of("sapo-9")
+    marks: Counter[bool] = Counter()
+    for task in drawn(tasks, "propositional_logic", rng, 150):
+        dataset = tasks.dataset("propositional_logic")
+        for _ in range(20):
+            answer = formula(rng, "".join(task.entry["metadata"]["variables"]), 3)
+            theirs = dataset.score_answer(answer, task.entry) >= PASS_SCORE
+            assert (grade(tasks, task, answer) is GradeReason.CORRECT) == theirs, (task.ref, answer)
+            marks[theirs] += 1
+    assert min(marks.values()) > 300
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "",
+        " ",
+        "()",
+        "(P",
+        "P)",
+        ")P(",
+        "P Q",
+        "PQ",
+        "P ∧",
+        "∧ P",
+        "¬",
+        "P ¬Q",
+        "P ∧∧ junk",
+        "P ∨ (Q",
+        "Z ∨ ¬P",
+        "P→¬",
+        "P = Q",
+    ],
+)
+def test_what_is_no_formula_follows_from_nothing(junk: str) -> None:
+    assert table(junk, ["P", "Q"]) is None
+    assert not proves(["P", "¬P"], junk, ["P", "Q"])  # from which everything follows
+
+
+def test_long_formulas_are_quick() -> None:
+    for long in ("P∧" * 127 + "P", "¬" * 255 + "P", "(" * 127 + "¬P" + ")" * 127, "P↔" * 127 + "P"):
+        took = []
+        for _ in range(3):  # the interpreter may look for garbage in one of them
+            start = time.process_time()
+            assert table(long, ["P", "Q", "R", "S"]) is not None
+            took.append(time.process_time() - start)
+        assert min(took) < 0.05  # well below 1 ms
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_the_contained_process_marks_the_same(name: str) -> None:
+    rng, tasks = random.Random(name), tasks_of(name)
+    items: list[tuple[TaskRef, Sequence[Completion]]] = []
+    expected: list[tuple[GradeReason, ...]] = []
+    for specialty in tasks.curriculum.specialties:
+        for task in drawn(tasks, specialty, rng, 100):
+            right = solution(tasks, task)
+            texts = [f"<answer>{a}</answer>" for a in [right, *slips(task, right, rng)[:3]]]
+            items.append((task.ref, [Completion(text, True) for text in texts]))
+            expected.append(tuple(grade_text(tasks, task, text) for text in texts))
+    with Verifier(name) as verifier:
+        verifier.judge(items[:1])  # it is up
+        restarts = verifier.restarts
+        assert [tuple(row) for row in verifier.judge(items)] == expected
+        assert verifier.restarts == restarts
+
+
+def test_no_score_above_the_whole_one_counts() -> None:
+    """Upstream divides by the right number: where that is below 0, each wrong one scores above 1."""
+    tasks = tasks_of("sapo-9")
+    found = drawn(tasks, "calendar_arithmetic", random.Random(0), 1)[0]
+    entry = {
+        **found.entry,
+        "answer": "-1",
+        "metadata": {**found.entry["metadata"], "task": "recurring_event_day"},
+    }
+    task = Task(found.ref, found.question, entry)
+    assert tasks.dataset("calendar_arithmetic").score_answer("3", entry) > 1
+    assert [grade(tasks, task, answer) for answer in ("-1", "3", "0")] == [
+        GradeReason.CORRECT,
+        GradeReason.WRONG,
+        GradeReason.WRONG,
+    ]

@@ -1,0 +1,171 @@
+"""Files of questions and answers: what is read, what is held out, which answers are the same."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.question_file import HELD_OUT_SHARE, QuestionFile, number, same_answer
+from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier
+from swarmd.tasks.sandbox.worker import PluginRefused
+from swarmd.tasks.source import open_tasks
+from tests import ROOT
+
+DOCS = ROOT / "docs"
+DOCUMENT, EXAMPLE = DOCS / "own-tasks.md", DOCS / "examples" / "capitals.jsonl"
+
+
+def content(*lines: object) -> bytes:
+    return "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines).encode()
+
+
+def asked(file: QuestionFile, specialty: str, low: int, high: int) -> set[str]:
+    rng = random.Random(3)
+    return {file.generate(specialty, rng.randrange(low, high))[0] for _ in range(4000)}
+
+
+@pytest.mark.parametrize(
+    ("expected", "same", "other"),
+    [
+        (
+            "72",
+            ["72", " 72.0 ", "72.", "+72", "7.2e1", "144/2", "$72", "0072"],
+            ["72 apples", "7 2", "72,", "-72", "72.0001", "７２", ""],
+        ),
+        ("1,234", ["1234", "1,234.0", "$1,234$"], ["1.234", "12,34", "1 234"]),
+        (
+            "3/4",
+            ["0.75", "6/8", "\\frac{3}{4}", "$\\dfrac{6}{8}$", ".75", "3 / 4"],
+            ["0.7500001", "4/3", "3/4/1", "3/0", "\\frac34"],
+        ),
+        ("-1 1/2", ["-1.5", "-3/2", "−1.5"], ["1.5", "-0.5"]),
+        ("0.1", ["1/10", "1e-1"], ["0.10000000000000001"]),
+        ("Paris", ["paris", " PARIS. ", "Paris"], ["Paris, France", "Pari", ""]),
+        ("x + 1", ["X  +  1"], ["1 + x", "x+1"]),
+        ("é", ["e\u0301", "É"], ["e"]),
+        ("yes", ["Yes", "yes."], ["no", "1"]),
+    ],
+)
+def test_which_answers_are_the_same(expected: str, same: list[str], other: list[str]) -> None:
+    assert [answer for answer in same if not same_answer(expected, answer)] == []
+    assert [answer for answer in other if same_answer(expected, answer)] == []
+
+
+def test_numbers_are_bounded() -> None:
+    assert number("9" * 1000) == int("9" * 1000)
+    assert number("1e999") is not None and number("1e1000") is None
+    assert all(
+        number(text) is None
+        for text in ("", "nan", "inf", "1_000", "0x10", "--1", "1/", "/1", "1/0", "٣", "1e", "(1)")
+    )
+
+
+def test_a_tenth_is_held_out_by_the_text_alone() -> None:
+    lines = [{"question": f"What is {n}?", "answer": n, "level": "easy"} for n in range(2000)]
+    file, longer = (
+        QuestionFile(content(*lines)),
+        QuestionFile(content(*lines[::-1], {"question": "new", "answer": "1"})),
+    )
+    training, held_out = (
+        asked(file, "questions", 0, TRAINING_TASKS),
+        asked(file, "questions", HELD_OUT, HELD_OUT_END),
+    )
+    assert not training & held_out
+    assert abs(len(held_out) / 2000 - HELD_OUT_SHARE) < 0.02
+    # None changes sides when the file grows
+    assert not held_out & asked(longer, "questions", 0, TRAINING_TASKS)
+    assert file.score("7", "14/2") == 1.0 and file.score("7", "8") == 0.0
+
+
+def test_specialties_gsm8k_answers_and_small_files() -> None:
+    lines = [
+        {
+            "question": f"q{n}",
+            "answer": f"It is {n} * 2 = <<{n}*2={2 * n}>>\n#### {2 * n}",
+            "specialty": "math",
+        }
+        for n in range(2)
+    ]
+    file = QuestionFile(
+        b"\xef\xbb\xbf"
+        + content(*lines, "", {"question": "a", "answer": 1}, {"question": "b", "answer": 0.5})
+    )
+    assert file.specialties == ("math", "questions")
+    both = [file.generate("math", 5), file.generate("math", HELD_OUT + 5)]
+    assert sorted(both) == [("q0", "0"), ("q1", "2")]  # at least one question on each side
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["{"], "line 1: Input data was truncated"),
+        (
+            [{"question": "a", "answer": "1"}, {"answer": "1"}],
+            "line 2: Object missing required field `question`",
+        ),
+        ([{"question": "a"}], "line 1: Object missing required field `answer`"),
+        ([{"question": "", "answer": "1"}], r"line 1: Expected `str` of length >= 1 - at `\$.question`"),
+        (
+            [{"question": "a", "answer": None}],
+            r"line 1: Expected `int | float | str`, got `null` - at `\$.answer`",
+        ),
+        ([{"question": "a", "answer": " "}], "line 1: the answer has 0 characters"),
+        (
+            [{"question": "a", "answer": "x" * 1001}],
+            "line 1: the answer has 1001 characters; it may have 1 to 1000",
+        ),
+        ([{"question": "a", "answer": "1", "specialty": "No!"}], r"line 1: .*at `\$.specialty`"),
+        (['{"question": "a", "answer": NaN}'], "line 1: JSON is malformed"),
+        ([[1]], "line 1: Expected `object`, got `array`"),
+        (["[" * 100_000], "line 1: "),
+        (
+            [{"question": "a", "answer": 1}, "", {"question": "a", "answer": 2}],
+            "line 3: the question of line 1 again",
+        ),
+        (["x"] * 7, "line 5: .*; and 2 lines more"),
+        ([{"question": "a", "answer": 1}], "specialty questions has 1 question; it needs 2, .* Add another"),
+        ([" "], "it has no lines"),
+    ],
+)
+def test_bad_lines_are_named(lines: list[object], words: str) -> None:
+    with pytest.raises(PluginRefused, match=words):
+        QuestionFile(content(*lines))
+    with pytest.raises(PluginRefused, match="line 1: "):
+        QuestionFile(b'{"question": "\xff", "answer": 1}')
+
+
+@pytest.mark.net
+def test_the_lines_of_the_document_load_and_each_is_asked(tmp_path: Path) -> None:
+    lines = [
+        line.strip()
+        for line in DOCUMENT.read_text(encoding="utf-8").splitlines()
+        if line.startswith('    {"question"')
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    found = find_curriculum(str(tmp_path / "mine.jsonl"))
+    assert len(lines) == 4 and found.specialties == ("capitals", "questions")
+    with Verifier(found) as verifier:
+        tasks = open_tasks(found, verifier)
+        drawn = [*tasks.draw(16, random.Random(1)), *tasks.draw_held_out(16, random.Random(1))]
+    assert {task.question for task in drawn} == {json.loads(line)["question"] for line in lines}
+
+
+@pytest.mark.net
+def test_the_example_asks_and_scores() -> None:
+    found = find_curriculum(str(EXAMPLE))
+    assert (found.name, found.specialties) == ("capitals", ("capitals", "quantities"))
+    with Verifier(found) as verifier:
+        tasks = open_tasks(found, verifier)
+        answers = {
+            line["question"]: line["answer"] for line in map(json.loads, EXAMPLE.read_text().splitlines())
+        }
+        drawn = [*tasks.draw(12, random.Random(1)), *tasks.draw_held_out(4, random.Random(1))]
+        items = [
+            (t.ref, [Completion(f"so <answer>{a}</answer>", True) for a in (answers[t.question], "?")])
+            for t in drawn
+        ]
+        assert verifier.score(items) == [(1.0, 0.0)] * 16
+        assert tasks.task(TaskRef("quantities", 2**31)) is None

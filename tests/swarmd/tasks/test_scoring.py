@@ -1,0 +1,89 @@
+"""What the rest of swarmd and the judge see: rewards and reasons."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from swarmd.errors import ConfigError
+from swarmd.protocols import Reward
+from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
+from swarmd.tasks.grading import solution
+from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef, Verifier
+from swarmd.tasks.source import tasks_of
+from tests import ROOT
+
+REF = TaskRef("binary_matrix", 7)
+
+
+@pytest.fixture(scope="module")
+def right() -> str:
+    tasks = tasks_of("tiny-9")
+    return solution(tasks, tasks.task(REF))
+
+
+@pytest.mark.net
+def test_reasons(verifier: Verifier, right: str) -> None:
+    texts = {
+        f"so <answer>{right}</answer>": GradeReason.CORRECT,
+        "<answer>0</answer>": GradeReason.WRONG,
+        right: GradeReason.NO_ANSWER,
+        f"<answer>{right}": GradeReason.NO_ANSWER,
+        f"<answer>{right * 40}</answer>": GradeReason.TOO_LONG,
+        "x" * MAX_COMPLETION_CHARACTERS + f"<answer>{right}</answer>": GradeReason.TOO_LONG,
+        f"<answer>{right}\u202e</answer>": GradeReason.UNSAFE,
+        f"<answer>{right}\ud800</answer>": GradeReason.UNSAFE,
+        f"\ud800\0<answer>{right}</answer>": GradeReason.CORRECT,
+    }
+    unknown = TaskRef("no such", 7)
+    judged = verifier.judge(
+        [(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])]
+    )
+    assert judged == [tuple(texts.values()), (GradeReason.NO_TASK,) * 2, ()]
+    assert verifier.judge([]) == []
+    # Cut after its answer
+    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
+    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [
+        (GradeReason.NO_TASK,)
+    ]
+
+
+@pytest.mark.net
+def test_it_is_a_reward_and_threads_may_share_it(verifier: Verifier, right: str) -> None:
+    reward: Reward = verifier
+    verifier.judge([(REF, [Completion(f"<answer>{right}</answer>", True)])])  # it is up
+    restarts, answers = verifier.restarts, list[object]()
+
+    def ask() -> None:
+        answers.extend(reward([(REF, [Completion(f"<answer>{right}</answer>", True)])]) for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[(1.0,)]] * 80
+    assert verifier.restarts == restarts
+
+
+@pytest.mark.net
+def test_an_unused_or_closed_verifier_is_no_process() -> None:
+    idle = Verifier("tiny-9")
+    assert (idle.pid, idle.seccomp) == (None, None)
+    idle.close()
+    with pytest.raises(ConfigError):
+        Verifier("no such")
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    "modules, banned",
+    [("sandbox.client", "torch reasoning_gym"), ("source, swarmd.tasks.sandbox.verifier", "torch")],
+)
+def test_what_an_import_loads(modules: str, banned: str) -> None:
+    program = f"import sys, swarmd.tasks.{modules}; print([m for m in {banned.split()} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,233 @@
+"""One reference, one task: in every process, under every hash seed, locale and Decimal context.
+
+And none that costs minutes.
+"""
+
+import decimal
+import locale
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+import reasoning_gym
+from reasoning_gym.arithmetic import basic_arithmetic
+
+from swarmd.errors import ConfigError
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
+from swarmd.tasks.gym import bf_optimizer
+from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
+from swarmd.testing import TIMEOUT_S
+from tests import ROOT
+
+COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
+
+FINGERPRINT = """
+import hashlib, json, sys
+from swarmd.tasks.source import CurriculumTasks, TaskRef
+from swarmd.tasks.curriculum import CURRICULA
+order = sys.argv[1]
+for name, c in sorted(CURRICULA.items()):
+    tasks = CurriculumTasks(c)
+    numbers = (0, 1, 7, 977, 899_999_999, 1_000_000_007, 2**31 - 1)
+    refs = [TaskRef(s, n) for s in c.specialties for n in numbers]
+    entries = {r: tasks.task(r) for r in (reversed(refs) if order == "backwards" else refs)}
+    told = [entries[r] and [entries[r].question, entries[r].entry] for r in refs]
+    document = json.dumps(told, sort_keys=True, default=repr)
+    print(name, c.digest, hashlib.sha256(document.encode()).hexdigest())
+"""
+
+
+def fingerprint(hash_seed: str, order: str, **extra: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), **extra}
+    done = subprocess.run(
+        [sys.executable, "-c", FINGERPRINT, order],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return done.stdout
+
+
+@pytest.mark.net
+def test_other_processes_make_the_same_tasks() -> None:
+    first = fingerprint("0", "forwards")
+    assert len(first.splitlines()) == len(CURRICULA)
+    assert fingerprint("42", "backwards", LC_ALL="C.UTF-8", TZ="Asia/Tokyo") == first
+    assert fingerprint("random", "forwards", LANG="de_DE.UTF-8") == first
+
+
+def test_the_digest_is_what_it_was() -> None:
+    """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS or the
+    configurations say why.
+
+    The second digest is the judges': that changes with SCORING too.
+    """
+    assert {name: (c.questions, c.digest) for name, c in CURRICULA.items()} == {
+        "sapo-9": ("33297f0f8bde1cc8", "4666611774e4a377"),
+        "tiny-9": ("eb080220bdeba630", "c7b5a7c892d0d81d"),
+        "sapo-9-strict": ("33297f0f8bde1cc8", "4397b8e6810f484a"),
+        "tiny-9-strict": ("eb080220bdeba630", "63fc5d835bee1579"),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_an_item_is_upstreams(name: str) -> None:
+    tasks = tasks_of(name)
+    for specialty, config in tasks.curriculum.configs.items():
+        for n in (0, 3, 12_345):
+            task = tasks.task(TaskRef(specialty, n))
+            theirs = reasoning_gym.create_dataset(specialty, seed=n, size=1, **config)[0]
+            assert task is not None
+            assert (task.question, task.entry["answer"]) == (theirs["question"], theirs["answer"])
+
+
+@pytest.mark.parametrize(
+    "specialty, n", [("no such", 1), ("", 0), ("bf", -1), ("bf", HELD_OUT_END), ("bf", 2**70), ("bf", True)]
+)
+def test_some_references_name_no_task(specialty: str, n: int) -> None:
+    assert tasks_of("sapo-9").task(TaskRef(specialty, n)) is None
+
+
+def test_a_task_that_takes_minutes_to_make_is_none_and_the_bound_on_divisors_is_taken_off_again() -> None:
+    before = basic_arithmetic.find_common_divisors
+    assert tasks_of("sapo-9").task(COSTLY) is None
+    assert basic_arithmetic.find_common_divisors is before
+
+
+def test_generation_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+        for name in CURRICULA:
+            tasks = CurriculumTasks(CURRICULA[name])
+            for specialty in tasks.curriculum.specialties:
+                tasks.task(TaskRef(specialty, 5))
+        assert (decimal.getcontext().prec, decimal.getcontext().rounding) == (3, decimal.ROUND_UP)
+    assert capsys.readouterr().out == ""
+    assert not hasattr(bf_optimizer, "print")
+
+
+class WritesMeanwhile:
+    """Stands in for a data set: while it makes its question, another thread writes."""
+
+    def __getitem__(self, n: int) -> dict[str, str]:
+        writer = threading.Thread(target=print, args=("ready",))
+        writer.start()
+        writer.join()
+        return {"question": "?"}
+
+
+def test_what_another_thread_writes_meanwhile_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The judge says that it is ready while it makes its first questions.
+
+    Five at a time, one start in 26 lost that line.
+    """
+    tasks = CurriculumTasks(CURRICULA["tiny-9"])
+    tasks._datasets["bf"] = WritesMeanwhile()
+    assert tasks.task(TaskRef("bf", 1)) is not None
+    assert capsys.readouterr().out == "ready\n"
+
+
+def test_the_decimal_context_does_not_matter() -> None:
+    def entries() -> list[object]:
+        made = [tasks_of("sapo-9").task(TaskRef("decimal_arithmetic", n)) for n in range(200)]
+        return [task and task.entry["answer"] for task in made]
+
+    plain = entries()
+    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+        assert entries() == plain
+
+
+class SeesTheLocale:
+    """Stands in for a data set: its one question is the locale in which it is asked."""
+
+    def __getitem__(self, n: int) -> dict[str, str]:
+        return {"question": locale.setlocale(locale.LC_TIME)}
+
+
+def test_the_locale_does_not_matter() -> None:
+    others = [name for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "ja_JP.UTF-8", "C.UTF-8") if _has(name)]
+    if not others:
+        pytest.skip("no other locale is installed")
+    plain = [tasks_of("sapo-9").task(TaskRef("calendar_arithmetic", n)) for n in range(100)]
+    spied = CurriculumTasks(CURRICULA["sapo-9"])
+    spied._datasets["calendar_arithmetic"] = SeesTheLocale()
+    try:
+        locale.setlocale(locale.LC_TIME, others[0])
+        assert [tasks_of("sapo-9").task(TaskRef("calendar_arithmetic", n)) for n in range(100)] == plain
+        seen = spied.task(TaskRef("calendar_arithmetic", 1))
+        assert seen is not None
+        assert seen.question == "C"
+        assert locale.setlocale(locale.LC_TIME) == others[0]
+    finally:
+        locale.setlocale(locale.LC_TIME, "C")
+
+
+def _has(name: str) -> bool:
+    try:
+        locale.setlocale(locale.LC_TIME, name)
+    except locale.Error:
+        return False
+    locale.setlocale(locale.LC_TIME, "C")
+    return True
+
+
+def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
+    tasks = CurriculumTasks(curriculum("tiny-9"), ["bf", "arc_1d"])
+    assert {task.ref.specialty for task in tasks.draw(40, random.Random(1))} == {"bf", "arc_1d"}
+    assert tasks.task(TaskRef("binary_matrix", 1)) is not None
+    # The judge's are of the whole curriculum
+    assert len({task.ref.specialty for task in tasks.draw_held_out(40, random.Random(1))}) > 2
+    with pytest.raises(ConfigError, match="bff is not in tiny-9, which has arc_1d"):
+        CurriculumTasks(curriculum("tiny-9"), ["bff"])
+
+
+def test_draws() -> None:
+    tasks = tasks_of("tiny-9")
+    drawn, held_out = tasks.draw(400, random.Random(1)), tasks.draw_held_out(400, random.Random(1))
+    assert (
+        {t.ref.specialty for t in drawn}
+        == {t.ref.specialty for t in held_out}
+        == set(tasks.curriculum.specialties)
+    )
+    assert all(0 <= t.ref.n < TRAINING_TASKS for t in drawn)
+    assert all(HELD_OUT <= t.ref.n < HELD_OUT_END for t in held_out)
+    assert [t.ref for t in tasks.draw(400, random.Random(1))] == [t.ref for t in drawn]
+    assert all(tasks.task(t.ref) == t for t in drawn[:50])
+
+
+def test_a_draw_passes_over_what_names_no_task() -> None:
+    class Fixed(random.Random):
+        def choice(self, sequence):  # type: ignore[no-untyped-def]
+            return COSTLY.specialty
+
+        def randrange(self, *bounds):  # type: ignore[no-untyped-def]
+            return next(numbers)
+
+    numbers = iter([COSTLY.n, 7])
+    assert tasks_of("sapo-9").draw(1, Fixed())[0].ref == TaskRef(COSTLY.specialty, 7)
+
+
+def test_an_unknown_curriculum_names_the_known() -> None:
+    with pytest.raises(ConfigError, match="sapo-9, tiny-9"):
+        curriculum("nope")
+
+
+def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None:
+    code = (
+        "import sys; from swarmd.tasks.gym import reasoning_gym; assert 'matplotlib' not in sys.modules; "
+        "print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
+    )
+    ours = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+    )
+    plain = (
+        "import reasoning_gym; print(reasoning_gym.create_dataset('game_of_life', seed=3,"
+        " size=1)[0]['answer'])"
+    )
+    theirs = subprocess.run(
+        [sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+    )
+    assert ours.stdout == theirs.stdout != ""

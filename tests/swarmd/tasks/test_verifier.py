@@ -1,0 +1,300 @@
+"""The verifier process: nonsense on its input, and being killed, stopped and left alone."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from swarmd.tasks.grading import solution
+from swarmd.tasks.sandbox import client as client_module
+from swarmd.tasks.sandbox import pipe
+from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.pipe import (
+    Judgements,
+    Made,
+    Reply,
+    Request,
+    ScoreItem,
+    VerifierReady,
+    VerifierRefused,
+)
+from swarmd.tasks.source import tasks_of
+from swarmd.testing import TIMEOUT_S
+from tests import ROOT
+from tests.swarmd.tasks.watched import descendants
+
+pytestmark = pytest.mark.net
+
+TASKS = tasks_of("tiny-9")
+
+
+def questions(count: int, seed: int) -> list[tuple[TaskRef, list[Completion]]]:
+    """Items of two completions each, the first right and the second wrong."""
+    tasks = [
+        t for t in TASKS.draw(2 * count, random.Random(seed)) if t.ref.specialty != "propositional_logic"
+    ][:count]
+    return [
+        (
+            t.ref,
+            [
+                Completion(f"<answer>{solution(TASKS, t)}</answer>", True),
+                Completion("<answer>?</answer>", False),
+            ],
+        )
+        for t in tasks
+    ]
+
+
+class Raw:
+    """A verifier spoken to directly."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.process, self.stdin, self.stdout = process, process.stdin, process.stdout
+
+    def send(self, body: bytes) -> None:
+        self.stdin.write(len(body).to_bytes(4, "big") + body)
+
+    def reply(self) -> Reply:
+        reply: Reply = msgspec.msgpack.decode(pipe.receive(self.stdout.fileno()), type=Reply)
+        return reply
+
+
+@pytest.fixture
+def raw() -> Iterator[Raw]:
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, bufsize=0)
+    made = Raw(process)
+    assert isinstance(made.reply(), VerifierReady)
+    yield made
+    process.kill()
+    process.wait()
+    made.stdin.close()
+    made.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier("tiny-9") as started:
+        yield started
+
+
+def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> None:
+    rng = random.Random(5)
+    good = msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
+    bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
+    # Well-formed, and too long
+    bodies += [
+        msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.MAX_FRAME_BYTES,)),)))
+    ]
+    bodies += [
+        msgspec.msgpack.encode(x)
+        for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])
+    ]
+    bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", n, ["x"]]]]) for n in ("1", 1.5, None, [1])]
+    bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", 1, [x]]]]) for x in (7, None, b"x", ["x"])]
+    bodies += [rng.randbytes(rng.randrange(60)) for _ in range(1000)]
+    worker = descendants(raw.process.pid)[0].pid
+    for body in bodies:
+        raw.send(body)
+        assert isinstance(raw.reply(), VerifierRefused), body[:80]
+    for i in range(8 * len(good)):
+        flipped = bytearray(good)
+        flipped[i // 8] ^= 1 << i % 8
+        raw.send(bytes(flipped))
+        assert isinstance(raw.reply(), VerifierRefused | Judgements | Made)
+    raw.send(good)
+    assert raw.reply() == Judgements(((GradeReason.WRONG,),))
+    assert [p.pid for p in descendants(raw.process.pid)] == [worker]
+
+
+def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> None:
+    items = [ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))]
+    items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
+    raw.send(msgspec.msgpack.encode(Request("tiny-9", tuple(items))))
+    nothing = (GradeReason.NO_TASK,)
+    assert raw.reply() == Judgements(
+        (nothing, nothing, nothing * 2, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG), ())
+    )
+    raw.send(msgspec.msgpack.encode(Request("no such", (ScoreItem("bf", 1, ("x",)),))))
+    assert raw.reply() == Judgements((nothing,))
+
+
+def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> None:
+    worker = descendants(raw.process.pid)[0]
+    raw.process.send_signal(signal.SIGINT)
+    raw.process.send_signal(signal.SIGTERM)
+    raw.send(msgspec.msgpack.encode(Request("tiny-9", ())))
+    assert raw.reply() == Judgements(())
+    raw.stdin.close()
+    assert raw.process.wait(timeout=TIMEOUT_S) == 0
+    psutil.wait_procs([worker], timeout=TIMEOUT_S)
+    assert not worker.is_running()
+
+
+def test_it_leaves_when_its_client_is_killed() -> None:
+    program = (
+        "from swarmd.tasks.sandbox.client import *\nwith Verifier('tiny-9') as v:\n"
+        " v.judge([(TaskRef('bf', 1), [Completion('<answer>x</answer>', True)])])\n"
+        " print(v.pid, flush=True)\n input()"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert client.stdout is not None
+    process = psutil.Process(int(client.stdout.readline()))
+    family = [process, *process.children()]
+    assert len(family) == 2
+    client.kill()
+    client.communicate()
+    assert psutil.wait_procs(family, timeout=TIMEOUT_S)[1] == []
+
+
+def test_it_is_alone_in_an_empty_environment(verifier: Verifier) -> None:
+    verifier.judge(questions(1, 0))
+    process = psutil.Process(verifier.pid)
+    (worker,) = process.children()
+    assert all(
+        name.startswith("PYTHON") or name.endswith("_THREADS") or name == "LC_ALL"
+        for name in process.environ()
+    )
+    for member in (process, worker):
+        assert member.num_threads() == 1
+        assert member.net_connections() == []
+    if sys.platform == "linux":
+        status = dict(
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+            if ":\t" in line
+        )
+        assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == (
+            "1",
+            "2" if verifier.seccomp else "0",
+        )
+        # /dev/null three times, one pipe in, one out
+        assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) == 5
+
+
+def test_killed_it_comes_back(verifier: Verifier) -> None:
+    items = questions(8, 1)
+    assert verifier.score(items) == [(1.0, 0.0)] * 8
+    before, restarts = verifier.pid, verifier.restarts
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    assert verifier.score(items) == [(1.0, 0.0)] * 8
+    assert verifier.pid != before
+    assert verifier.restarts == restarts + 1
+
+
+def test_its_worker_killed_comes_back_and_costs_no_reward(verifier: Verifier) -> None:
+    items = questions(8, 2)
+    verifier.score(items)
+    before, restarts = verifier.pid, verifier.restarts
+    for _ in range(10):
+        (worker,) = descendants(verifier.pid)
+        worker.kill()
+        assert verifier.score(items) == [(1.0, 0.0)] * 8
+    assert (verifier.pid, verifier.restarts) == (before, restarts)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
+    """Whichever of the two is killed, at whatever moment.
+
+    No reward is ever given to a wrong answer, and marking goes on.
+    """
+    stop, kills, rng = threading.Event(), [0], random.Random(3)
+
+    def kill() -> None:
+        while not stop.wait(rng.uniform(0.01, 0.4)):
+            pid = verifier.pid
+            if pid is None:
+                continue
+            try:
+                workers = descendants(pid)  # none while it starts: it has three tries to
+                if workers:
+                    rng.choice([*workers * 9, psutil.Process(pid)]).kill()
+                    kills[0] += 1
+            except psutil.NoSuchProcess:
+                continue
+
+    items = questions(8, 4)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    right = wrong = 0
+    try:
+        while kills[0] < 10:
+            for row in verifier.score(items):
+                right += row[0] == 1.0
+                assert row[1] == 0.0
+                wrong += row[0] != 1.0
+    finally:
+        stop.set()
+        killer.join()
+    # A worker killed twice over one answer costs that answer, and perhaps the rest of its item
+    assert wrong <= 2 * kills[0]
+    assert verifier.score(items) == [(1.0, 0.0)] * 8
+
+
+@pytest.mark.slow
+def test_stopped_it_is_replaced(verifier: Verifier) -> None:
+    items = questions(1, 5)
+    verifier.score(items)
+    assert verifier.pid is not None
+    os.kill(verifier.pid, signal.SIGSTOP)
+    assert verifier.score(items) == [(1.0, 0.0)]
+
+
+def test_a_worker_is_replaced_before_it_grows_old(verifier: Verifier) -> None:
+    ref, completions = questions(1, 6)[0]
+    (worker,) = descendants(verifier.pid)
+    # 6,000 answers, over MOST_ANSWERS and WORKER_LIFE
+    assert verifier.score([(ref, completions * 600)] * 5) == [(1.0, 0.0) * 600] * 5
+    assert [p.pid for p in descendants(verifier.pid)] != [worker.pid]
+
+
+@pytest.mark.parametrize(
+    "command, cause",
+    [
+        ((sys.executable, "-c", "raise SystemExit('no room')"), "no room"),
+        ((sys.executable, "-c", "print('hello there, I am no verifier')"), "ended|something else"),
+        (("/no/such/python",), "cannot be started"),
+    ],
+)
+def test_what_never_runs_is_an_error_with_cause_and_remedy(command: tuple[str, ...], cause: str) -> None:
+    with Verifier("tiny-9", command) as broken:
+        with pytest.raises(VerifierFailed, match=cause) as caught:
+            broken.score(questions(1, 0))
+        assert "3 times" in str(caught.value)
+        assert "install swarmd again" in str(caught.value)
+        assert broken.restarts == 3
+
+
+def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "START_TIMEOUT_S", 0.02)
+    begun = time.monotonic()
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    with Verifier("tiny-9", command) as slow, pytest.raises(VerifierFailed, match="did not answer in time"):
+        slow.score(questions(1, 0))
+    assert time.monotonic() - begun >= 0.02 * (1 + 4 + 16)
+
+
+def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with (
+        Verifier("tiny-9") as broken,
+        pytest.raises(VerifierFailed, match=r"temporary file cannot be made.*Free some"),
+    ):
+        broken.score(questions(1, 0))

@@ -1,0 +1,372 @@
+import errno
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import msgspec
+import pytest
+
+from p2p.types import PeerId
+from swarmd.errors import SwarmdError
+from swarmd.trainer.checkpoint import (
+    DAY_S,
+    CheckpointRefused,
+    Checkpoints,
+    DiskFull,
+    RunState,
+    Timetable,
+    folder_bytes,
+)
+from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
+from tests.processes import killed_after
+
+
+def state(number: int) -> RunState:
+    rng = random.Random(number)
+    rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
+    pool = (
+        Scored(rollout, "q", (0.0, 1.0), number),
+        Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))),
+    )
+    return RunState(
+        number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2), last_uses=(0, 5), since=(0, 4)
+    )
+
+
+def policy(text: str = "weights") -> list[tuple[str, bytes]]:
+    return [("policy.bin", text.encode())]
+
+
+def test_a_checkpoint_is_due_each_interval() -> None:
+    timetable = Timetable(60, 50e9, last=1000.0)
+    assert not timetable.due(1059.9) and timetable.due(1060.0) and timetable.until_due(1000.0) == 60
+    timetable.wrote(10_000_000, 1065.0)
+    assert timetable.until_due(1065.0) == 60 and timetable.affordable(1065.0 + timetable.interval(10_000_000))
+
+
+def test_large_ones_come_less_often() -> None:
+    timetable = Timetable(60, 50e9, last=0.0)
+    timetable.wrote(6_000_000_000, 60.0)
+    assert timetable.until_due(60.0) == pytest.approx(6 / 50 * DAY_S) and not timetable.due(3600.0)
+
+
+def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
+    """A judge that asks whenever a checkpoint is affordable, and a pause each hour besides."""
+    size, now, written = 100_000_000, 0.0, 0
+    timetable = Timetable(60, 50e9, last=0.0)
+    while now < DAY_S:
+        asked = timetable.affordable(now) or now % 3600 == 0
+        for _ in range(timetable.due(now) + asked):
+            timetable.wrote(size, now)
+            written += size
+        now += 10
+    assert 0.9 * 50e9 < written <= 50e9 + 3 * size
+
+
+def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
+    """Two checkpoints fit: the newest is never given up for the next, and where it would have to be, that one
+    is refused.
+    """
+    checkpoints = Checkpoints(tmp_path / "c", most=40_000)
+    for number in range(1, 5):
+        checkpoints.save(state(number), policy("w" * 8_000))
+        assert folder_bytes(tmp_path) <= 40_000
+    assert [path.name for path in checkpoints._saved()] == ["round-00000003", "round-00000004"]
+    (tmp_path / "metrics.jsonl").write_text("x" * 15_000)
+    with pytest.raises(CheckpointRefused, match=r"limits\.state"):
+        checkpoints.save(state(5), policy("w" * 8_000))
+    found = checkpoints.newest()
+    assert found is not None and found[0].round == 4 and len(list((tmp_path / "c").iterdir())) == 1
+    assert folder_bytes(tmp_path) <= 40_000
+    (tmp_path / "metrics.jsonl").unlink()
+    checkpoints.save(state(5), policy("w" * 8_000))
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c")
+    assert checkpoints.newest() is None
+    checkpoints.save(state(3), policy())
+    found = checkpoints.newest()
+    assert found is not None
+    back, folder, notes = found
+    assert back == state(3) and (folder / "policy.bin").read_text() == "weights" and notes == []
+    rng = random.Random()
+    rng.setstate(back.task_rng)
+    assert rng.random() == random.Random(3).random()
+
+
+def test_the_two_newest_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (8, 9, 10, 11):
+        checkpoints.save(state(number), policy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000010", "round-00000011"]
+
+
+def test_a_rounds_name_is_given_to_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power lost at any moment.
+
+    Each file is synced before its folder, that before it is renamed, and the name before the save returns.
+    """
+    done: list[int | str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(os.fstat(descriptor).st_ino)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    saved = Checkpoints(tmp_path).save(state(1), policy())
+    files = {path.stat().st_ino for path in saved.iterdir()}
+    assert len(files) == 3 and set(done[:3]) == files
+    assert done[3:] == [saved.stat().st_ino, "renamed", tmp_path.stat().st_ino]
+
+
+def test_a_round_saved_again_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for text in ("once", "again"):
+        assert (checkpoints.save(state(1), policy(text)) / "policy.bin").read_text() == text
+    found = checkpoints.newest()
+    assert found is not None and found[2] == []
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / "partial-99999999").mkdir()
+    (tmp_path / f"partial-{os.getpid()}").mkdir()
+    (tmp_path / f"partial-{os.getpid()}" / "left.bin").write_bytes(b"x")
+    saved = Checkpoints(tmp_path).save(state(1), policy())
+    assert [p.name for p in tmp_path.iterdir()] == [saved.name] and not (saved / "left.bin").exists()
+
+
+def test_another_program_can_read_one(tmp_path: Path) -> None:
+    """By the reference implementation of msgpack, and the manifest alone."""
+    saved = Checkpoints(tmp_path).save(replace(state(2), before={1: 3}, used=(b"digest",)), policy())
+    files = json.loads((saved / "manifest.json").read_text())["files"]
+    content = (saved / "run.msgpack").read_bytes()
+    assert files["run.msgpack"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    run = msgpack.unpackb(content, strict_map_key=False)
+    rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0}
+    rollout["completions"] = [{"text": "é", "ended": True}, {"text": "", "ended": False}]
+    assert (run["schema"], run["round"], run["seed"], run["uses"], run["before"], run["used"]) == (
+        1,
+        2,
+        7,
+        [0, 2],
+        {1: 3},
+        [b"digest"],
+    )
+    external, ours = run["pool"]
+    assert external == {
+        "rollout": rollout,
+        "question": "q",
+        "rewards": [0.0, 1.0],
+        "round": 2,
+        "tokens": None,
+        "whole": [],
+    }
+    assert ours["tokens"] == {"ids": [[1, 2], []], "logprobs": [[-0.5, -1.0], []], "versions": []}
+    version, internal, spare = run["task_rng"]
+    drawn = random.Random()
+    drawn.setstate((version, tuple(internal), spare))
+    assert drawn.random() == random.Random(2).random()
+
+
+def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_path: Path) -> None:
+    """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it
+    saves.
+    """
+    checkpoints = Checkpoints(tmp_path)
+    newer = ["round-00000007", "round-00000008", "round-00000009"]
+    for name in ("damaged-round-00000003", "damaged-round-00000005", *newer):
+        (tmp_path / name).mkdir()
+    checkpoints.save(state(2), policy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-round-00000005", "round-00000002", *newer]
+
+
+def test_one_damaged_a_second_time_is_set_aside_again_and_strangers_are_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1), policy())
+    (tmp_path / "round-of-notes.txt").write_text("mine")
+    for text in ("once", "again"):
+        (checkpoints.save(state(2), policy()) / "policy.bin").write_text(text)
+        found = checkpoints.newest()
+        assert found is not None and found[0].round == 1 and len(found[2]) == 1
+        assert (tmp_path / "damaged-round-00000002" / "policy.bin").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "number, kind, said",
+    [
+        (errno.ENOSPC, DiskFull, "Free some space"),
+        (errno.EDQUOT, DiskFull, "Free some space"),
+        (errno.EACCES, CheckpointRefused, "owner and mode"),
+        (errno.EIO, CheckpointRefused, "owner and mode"),
+    ],
+)
+def test_what_the_disk_refuses_says_why_and_what_to_do(
+    tmp_path: Path, number: int, kind: type[SwarmdError], said: str
+) -> None:
+    def refused() -> Iterator[tuple[str, bytes]]:
+        yield "policy.bin", b"half"
+        raise OSError(number, os.strerror(number))
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1), policy())
+    with pytest.raises(kind, match=said) as error:
+        checkpoints.save(state(2), refused())
+    assert os.strerror(number) in str(error.value) and [p.name for p in tmp_path.iterdir()] == [
+        "round-00000001"
+    ]
+    found = checkpoints.newest()
+    assert found is not None and found[0].round == 1
+
+
+def written(folder: Path, name: str, content: bytes | None) -> None:
+    """Put a file into a checkpoint, and into its manifest. None: take it out of the manifest."""
+    document = json.loads((folder / "manifest.json").read_text())
+    document["files"].pop(name, None)
+    if content is not None:
+        (folder / name).write_bytes(content)
+        document["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(document))
+
+
+def manifest(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "manifest.json").write_text(text)
+
+
+def edited(**changes: object) -> Callable[[Path], object]:
+    """The manifest with other values; of `files` those that are given, None among them."""
+    return lambda folder: manifest(json.dumps(json.loads((folder / "manifest.json").read_text()) | changes))(
+        folder
+    )
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda folder: (folder / "policy.bin").write_text("nEw"),
+    "longer": lambda folder: (folder / "policy.bin").write_text("new and more"),
+    "cut": lambda folder: (folder / "run.msgpack").write_bytes((folder / "run.msgpack").read_bytes()[:-3]),
+    "missing": lambda folder: (folder / "policy.bin").unlink(),
+    "no JSON": manifest("{"),
+    "an empty manifest": manifest("{}"),
+    "a list": manifest("[]"),
+    "no files": edited(files=None),
+    "a later schema": edited(schema=2),
+    "names nothing": edited(files={}),
+    "names less": lambda folder: written(folder, "policy.bin", None),
+    "null entry": edited(files={"policy.bin": None}),
+    "nested too deeply": manifest('{"schema": 1, "more": ' + "[" * 200_000),
+    "undecodable": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode({"round": "two"})),
+    "another round": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(state(9))),
+    "outside": lambda folder: written(folder, "../outside", b"x"),
+    "uneven pool": lambda folder: written(
+        folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), uses=()))
+    ),
+    "uneven since": lambda folder: written(
+        folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), since=()))
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path, ["policy.bin"])
+    checkpoints.save(state(1), policy("old"))
+    DAMAGES[damage](checkpoints.save(state(2), policy("new")))
+    found = checkpoints.newest()
+    assert found is not None and found[0].round == 1 and (found[1] / "policy.bin").read_text() == "old"
+    assert len(found[2]) == 1 and "round-00000002 is damaged" in found[2][0]
+    assert (tmp_path / "damaged-round-00000002").is_dir()
+
+
+def test_one_that_cannot_be_gone_on_from_is_set_aside_like_a_damaged_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (1, 2):
+        checkpoints.save(state(number), policy())
+
+    def take_up(state: RunState, folder: Path) -> None:
+        if state.round == 2:
+            raise TypeError("a state vector of 3 numbers")
+
+    found = checkpoints.newest(take_up)
+    assert found is not None and found[0].round == 1 and "a state vector" in found[2][0]
+
+
+def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    (checkpoints.save(state(1), policy()) / "policy.bin").write_text("x")
+    for _ in range(2):  # nor when it is started again
+        with pytest.raises(SwarmdError, match=r"round-00000001 is damaged.*--state-dir"):
+            checkpoints.newest()
+
+
+def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is_said_as_it_is(
+    tmp_path: Path,
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.require_room(1)
+    with pytest.raises(
+        DiskFull,
+        match=r"it takes 1000000000000 MB, and the disk has \d+ MB free\. Free some space; no checkpoint",
+    ):
+        checkpoints.require_room(10**18)
+    checkpoints.save(state(1), policy())
+    with pytest.raises(DiskFull, match=r"Free some space; the last checkpoint, round-00000001, is whole"):
+        checkpoints.require_room(10**18)
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full"
+)
+def test_a_really_full_device(tmp_path: Path) -> None:
+    with pytest.raises(DiskFull):
+        Checkpoints(tmp_path).save(state(1), [("/dev/full", b"x" * 100_000)])
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> None:
+    """A child saves as fast as it can and says each round that is behind it; we kill it at random moments."""
+    program = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from tests.swarmd.trainer.test_checkpoint import policy, state
+        from swarmd.trainer.checkpoint import Checkpoints
+        checkpoints = Checkpoints(Path(sys.argv[1]))
+        found = checkpoints.newest()
+        number = found[0].round if found else 0
+        while True:
+            number += 1
+            checkpoints.save(state(number), policy("w" * 200_000))
+            print(number, flush=True)
+    """
+    )
+    rng = random.Random(0)
+    last = 0
+    for _ in range(12):
+        with killed_after(
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+            )
+        ) as child:
+            assert child.stdout is not None
+            for _ in range(rng.randrange(1, 12)):
+                last = int(child.stdout.readline())
+            child.kill()
+            last = max([last, *(int(line) for line in child.stdout.read().split())])
+        found = Checkpoints(tmp_path).newest()
+        assert found is not None
+        assert found[0].round >= last and found[2] == []
+        last = found[0].round

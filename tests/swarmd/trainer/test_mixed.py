@@ -1,0 +1,176 @@
+"""Nodes of different architectures and tokenizers in one swarm.
+
+Each trains on what the other wrote, as far as its own model can.
+"""
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from p2p.engines.memory import MemorySwarm
+from p2p.member import QueuedMember
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.local_api.status_words import round_sentence
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.state.metrics import NodeReport, metrics_line
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import identity, memory_member
+from swarmd.trainer.node import build
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
+from swarmd.types import Completion, Rollout, RoundReport, Scored, Task
+from tests.swarmd.policy.conftest import ALL_FAMILIES, CHAT, SPECIALS, make_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of Llama, random weights, a token for each byte."""
+    return make_model(
+        tmp_path_factory.mktemp("other"), "llama", max_position_embeddings=1024, initializer_range=0.02
+    )
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token for each letter of ASCII and for no other, and a context of 128 of them."""
+    folder = tmp_path_factory.mktemp("narrow")
+    letters = [*SPECIALS, "\n", *map(chr, range(32, 127))]
+    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(SPECIALS)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=SPECIALS[0], chat_template=CHAT
+    ).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(ALL_FAMILIES["llama"]()).save_pretrained(folder)
+    return folder
+
+
+def policy_of(model: Path | str, new_tokens: int, specialty: str) -> tuple[LanguagePolicy, NodeConfig]:
+    sections = {
+        "model": {"name": str(model), "device": "cpu", "system_prompt": ""},
+        "generate": {"max_new_tokens": new_tokens},
+        "swarm": {"curriculum": "tiny-9"},
+        "tasks": {"specialties": (specialty,)},
+        "gate": {"mode": "off"},
+        "train": {} if model == "tiny" else {"learning_rate": 0.01},
+    }
+    config = NodeConfig.model_validate(sections)
+    return LanguagePolicy.open(config, 1), config
+
+
+def join(
+    swarm: MemorySwarm,
+    number: int,
+    verifier: Verifier,
+    model: Path | str,
+    *,
+    new_tokens: int = 24,
+    specialty: str = "basic_arithmetic",
+) -> tuple[RoundParts, LanguagePolicy]:
+    policy, config = policy_of(model, new_tokens, specialty)
+    clock = itertools.count(1_700_000_000)
+    member = memory_member(swarm, number, lambda: float(next(clock)))
+    exchange = RolloutExchange(member, config.model.name, TINY_9, whole=2**18)
+    return build(config, number, member.identity.peer_id, exchange, policy, verifier), policy
+
+
+def teach_the_form(policy: LanguagePolicy) -> None:
+    """Until random weights answer right now and then: a swarm of nothing but wrong answers shares nothing."""
+    tasks, rng = CurriculumTasks(TINY_9, ("basic_arithmetic",)), random.Random(1)
+    for _ in range(60):
+        answered = [
+            (task, Rollout(task.ref, (right(task),), identity(9).peer_id)) for task in tasks.draw(8, rng)
+        ]
+        policy.update(
+            [Scored(rollout, task.question, (1.0,), 1) for task, rollout in answered],
+            weigh=lambda scored, _: scored.rewards,
+        )
+
+
+def right(task: Task, before: str = "", after: str = "") -> Completion:
+    return Completion(f"{before}<answer>{task.entry['answer']}</answer>{after}", True)
+
+
+def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
+    verifier: Verifier, other: Path
+) -> None:
+    swarm = MemorySwarm()
+    (ours, tiny), (theirs, strange) = join(swarm, 1, verifier, "tiny"), join(swarm, 2, verifier, other)
+    assert type(tiny.network) is not type(strange.network)
+    teach_the_form(strange)
+    reports = [[run_round(t, node) for node in (ours, theirs)] for t in range(1, 7)]
+    for node, author, place in ((ours, theirs.me, 0), (theirs, ours.me, 1)):
+        of_one = [row[place] for row in reports]
+        assert sum(author in report.external_authors for report in of_one) >= 3, (
+            "most rounds have the other's rollouts"
+        )
+        assert all(
+            report.update.tokens > 0 and not report.update.skipped for report in of_one if report.external
+        )
+        assert all(not report.unfit and not report.rejected for report in of_one)
+        assert node.pool.used
+
+
+def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
+    """The round in which it hears these of a peer."""
+    clock = itertools.count(1_700_000_000)
+    peer: QueuedMember = memory_member(swarm, 8, lambda: float(next(clock)))
+    sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]
+    RolloutExchange(peer, "another", TINY_9, whole=2**18).share(sent, 1)
+    report = run_round(1, node)
+    assert peer.identity.peer_id not in node.swarm.transport.reports  # type: ignore[attr-defined]
+    assert node.swarm.transport.reputation.score(peer.identity.peer_id, 0.0) == 0  # type: ignore[attr-defined]  # nobody is blamed
+    return report
+
+
+WRONG = Completion("<answer>no</answer>", True)
+
+
+def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
+    verifier: Verifier, other: Path
+) -> None:
+    """Cut where ours would end, it would be a reward for half a text.
+
+    Another model, with room for it, trains on it.
+    """
+    tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(3))
+    long = [
+        (task, [right(task, before="Let me think about this for a while. " * 3), WRONG]) for task in tasks[:1]
+    ]
+    short = [
+        (task, [right(task, after=" That was easy." * 9), Completion("x" * 300, False)]) for task in tasks[1:]
+    ]
+    for model, room, unfit in (("tiny", 16, {ANSWER_TOO_LONG: 1}), (other, 200, {})):
+        swarm = MemorySwarm()
+        node, _ = join(swarm, 1, verifier, model, new_tokens=room)
+        report = heard(node, swarm, *long, *short)
+        assert (report.unfit, report.external, report.zero_advantage_dropped) == (unfit, 2 - len(unfit), 0)
+        line = metrics_line(report, NodeReport(0.0, 1, None, 0.0, 0.0, None, None, None))
+        assert line["unfit"] == unfit
+        assert (f"not for our model: 1 {ANSWER_TOO_LONG}" in round_sentence(line)) == bool(unfit)
+
+
+def test_what_the_tokenizer_has_no_letters_for_is_dropped(verifier: Verifier, narrow: Path) -> None:
+    tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(4))
+    foreign = (tasks[0], [right(tasks[0], before="∴ "), WRONG])
+    plain = (tasks[1], [right(tasks[1]), WRONG])
+    swarm = MemorySwarm()
+    report = heard(join(swarm, 1, verifier, narrow)[0], swarm, foreign, plain)
+    assert (report.unfit, report.external) == ({UNKNOWN_CHARACTERS: 1}, 1)
+
+
+def test_a_question_longer_than_our_context_is_dropped(verifier: Verifier, narrow: Path) -> None:
+    (task,) = CurriculumTasks(TINY_9, ("arc_1d",)).draw(1, random.Random(5))
+    swarm = MemorySwarm()
+    report = heard(join(swarm, 1, verifier, narrow)[0], swarm, (task, [right(task), WRONG]))
+    assert len(task.question) > 128 and (report.unfit, report.external) == ({QUESTION_TOO_LONG: 1}, 0)

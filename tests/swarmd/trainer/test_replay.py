@@ -1,0 +1,132 @@
+"""Rounds with experience replay, with their real parts.
+
+The tiny model, the contained verifier, the memory swarm.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from p2p.engines.memory import MemorySwarm
+from swarmd.config.config import NodeConfig
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.trainer.round import run_round
+from swarmd.trainer.trainer import reuse_figures
+from swarmd.types import RoundReport, Tokens
+from tests.swarmd.trainer.conftest import join, weights, without_seconds
+
+
+def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: object) -> NodeConfig:
+    sections = {
+        "round": {"local": local, "external": external},
+        "model": {"device": "cpu"},
+        "train": {"learning_rate": rate},
+    }
+    return NodeConfig.model_validate({**sections, "replay": {"mode": "on", **replay}})
+
+
+def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Verifier) -> None:
+    node, _, _ = join(MemorySwarm(), 1, verifier, config(size=10, updates_per_round=3, positive_bias=0.0))
+    reports = [run_round(t, node) for t in range(1, 5)]
+    assert [r.pool_size for r in reports] == [4, 8, 10, 10]
+    assert all((r.updates, r.local, r.external, r.generated) == (3, 12, 0, 4) for r in reports)
+    first, last = reports[0], reports[-1]
+    assert (first.staleness_max, first.replays_mean) == (
+        0,
+        1.0,
+    ), "the same four, for the first, second and third time"
+    assert last.staleness_mean > 0 and 1 <= last.staleness_max <= 3 and last.replays_mean > 1
+    assert last.since_use_mean is not None and last.since_use_mean >= 1
+    mu, gamma = reuse_figures(last)
+    assert mu is not None and gamma is not None and gamma == pytest.approx((mu + 3) / (3 * (1 + mu)))
+
+
+def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifier) -> None:
+    """The first update's ratio is 1 for what was just generated.
+
+    A later one's, on the same rollouts, is not.
+    """
+    node, policy, _ = join(MemorySwarm(), 1, verifier, config(rate=1e-3))
+    kept = []
+    for t in range(1, 5):
+        run_round(t, node)
+        kept.append([s for s in node.pool if s.informative])
+    drawn_with = {s.rollout.ref: s.tokens for s in kept[0]}
+    for s in kept[-1]:
+        assert s.tokens is not None and s.tokens == drawn_with.get(s.rollout.ref, s.tokens)
+    assert policy.update([s for s in node.pool if s.round < 4]).clip_fraction > 0
+
+
+def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(
+        swarm, 1, verifier, config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2)
+    )
+    others = [join(swarm, i, verifier, config(local=4, updates_per_round=1))[0] for i in (2, 3)]
+    reports = []
+    for t in range(1, 6):
+        for other in others:
+            run_round(t, other)
+        reports.append(run_round(t, node))
+        by = [s.rollout.author for s in node.pool]
+        assert len(by) <= 16 and by.count(node.me) >= min(8, 2 * t) - 2
+        assert all(by.count(other.me) <= 3 for other in others), "a fifth of 16"
+        assert all(s.informative and t - s.round < 2 for s in node.pool if s.rollout.author != node.me)
+    assert any(r.external for r in reports)
+    first = [author for r in reports for author in r.first_used]
+    assert node.me not in first and 0 < len(first) < sum(r.external for r in reports), (
+        "replayed ones count once"
+    )
+
+
+def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_path: Path) -> None:
+    """The section's other keys change nothing while it is off."""
+    plain = NodeConfig.model_validate({"round": {"local": 2, "external": 0}, "model": {"device": "cpu"}})
+    off = config(local=2, mode="off", size=99, updates_per_round=9, positive_bias=0.5)
+    ends = []
+    for name, settings in (("plain", plain), ("off", off)):
+        node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
+        reports = [without_seconds(run_round(t, node)) for t in (1, 2)]
+        ends.append((reports, weights(policy, tmp_path / name), len(node.pool)))
+    assert ends[0] == ends[1] and ends[0][2] == 0
+
+
+def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
+    """At ten times the healthy rate the clip fraction soars.
+
+    Then a round is the paper's, with one update on fresh rollouts.
+    """
+    node, _, _ = join(MemorySwarm(), 1, verifier, config(rate=3e-3, updates_per_round=6))
+    reports: list[RoundReport] = []
+    while not (reports and reports[-1].resting) and len(reports) < 12:
+        reports.append(run_round(len(reports) + 1, node))
+    rested = reports[-1]
+    assert rested.resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness_max == 0
+    assert reports[-2].updates == 6 and reports[-2].update.clip_fraction > 0.09
+
+
+def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(
+    verifier: Verifier,
+) -> None:
+    settings = config(
+        local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0, rate=3e-3
+    )
+    swarm = MemorySwarm()
+    node, policy, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
+    assert node.pool.max_age == settings.replay.max_age > settings.round.max_age
+    first: dict[object, Tokens] = {}
+    for t in range(1, 6):
+        run_round(t, other)
+        run_round(t, node)
+        theirs = [
+            kept.scored for kept in node.pool.kept() if kept.uses and kept.scored.rollout.author == other.me
+        ]
+        assert all(
+            s.tokens is not None and first.setdefault(s.rollout.ref, s.tokens) == s.tokens for s in theirs
+        )
+    now = policy.logprobs(theirs)
+    assert now and [n.ids for n in now] == [s.tokens.ids for s in theirs if s.tokens]
+    assert all(n.logprobs != s.tokens.logprobs for n, s in zip(now, theirs, strict=True) if s.tokens), (
+        "the policy has moved on since"
+    )

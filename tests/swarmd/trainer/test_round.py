@@ -1,0 +1,463 @@
+"""The round with its real parts: the tiny model, the contained verifier, the memory swarm."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p.engines.memory import MemorySwarm
+from p2p.member import QueuedMember
+from p2p.types import PeerId, Reason, ReceivedBody
+from swarmd.config.config import NodeConfig
+from swarmd.exchange import wire
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.experience.advantages import within_group
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import tasks_of
+from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.node import resume, run_state
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import SCORED_PER_ROUND, run_round
+from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef, UpdateReport, Weigh
+from tests.swarmd.trainer.conftest import join, play, watched, weights, without_seconds
+
+
+def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on") -> NodeConfig:
+    sections = {"round": {"local": local, "external": external, "completions": 8, "max_age": max_age}}
+    return NodeConfig.model_validate({**sections, "gate": {"mode": gate}, "model": {"device": "cpu"}})
+
+
+def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, QueuedMember, QueuedMember]:
+    """A node, its member, and another member of its swarm."""
+    swarm = MemorySwarm()
+    node, _, member = join(swarm, 1, verifier, settings)
+    return node, member, join(swarm, 2, verifier, config())[2]
+
+
+def right_answer(task: Task) -> Completion:
+    return Completion(
+        f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True
+    )
+
+
+def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
+    node, _, _ = join(MemorySwarm(), 1, verifier, config())
+    reports = [run_round(t, node) for t in range(1, 4)]
+    assert all((r.local, r.external) == (4, 0) for r in reports)
+    assert all(r.update.tokens > 0 and r.update.grad_norm > 0 for r in reports if 0 < r.reward_mean < 1)
+
+
+def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, tmp_path: Path) -> None:
+    settings = config(local=4, external=0)
+    alone, alone_policy, _ = join(MemorySwarm(), 1, verifier, settings)
+    alone_reports = [without_seconds(run_round(t, alone)) for t in range(1, 4)]
+
+    swarm = MemorySwarm()
+    crowded, crowded_policy, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config())
+    crowded_reports = []
+    for t in range(1, 4):
+        run_round(t, other)
+        crowded_reports.append(without_seconds(run_round(t, crowded)))
+
+    assert crowded_reports == alone_reports
+    assert weights(crowded_policy, tmp_path / "a") == weights(alone_policy, tmp_path / "b")
+
+
+def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    nodes = [join(swarm, i, verifier, config())[0] for i in (1, 2, 3)]
+    reports = [run_round(t, node) for t in range(1, 6) for node in nodes]
+    later = reports[6:]
+    assert all(r.local == 4 for r in reports)
+    assert sum(r.external == 4 for r in later) >= 0.8 * len(later)
+    assert all(r.staleness_max <= 2 for r in reports), "no older than round.max_age"
+    for node, report in zip(nodes * 5, reports, strict=False):
+        assert node.me not in report.external_authors
+        assert sorted(report.first_used) == sorted(report.external_authors), "each is used once"
+
+
+def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> None:
+    def history() -> list[RoundReport]:
+        swarm = MemorySwarm(seed=7, loss=0.3, duplicate=0.3)
+        nodes = [join(swarm, i, verifier, config(local=2, external=2))[0] for i in (1, 2)]
+        return [without_seconds(run_round(t, node)) for t in range(1, 4) for node in nodes]
+
+    assert history() == history()
+
+
+def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) -> None:
+    """A peer's answers earn what our verifier gives them, whatever the peer thinks of them."""
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, liar = join(swarm, 2, verifier, config())
+    tasks = node.tasks.draw(4, random.Random(0))
+    wrong = Completion("<answer>I am right, trust me</answer>", True)
+    rollouts = [Rollout(task.ref, (right_answer(task), wrong), liar.identity.peer_id) for task in tasks]
+    RolloutExchange(liar, "m", TINY_9).share(rollouts, 1)
+    report = run_round(1, node)
+    assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
+    for scored in node.pool:
+        task = node.tasks.task(scored.rollout.ref)
+        assert task is not None and scored.question == task.question
+        assert scored.rewards == (1.0, 0.0)
+
+
+def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verifier, tmp_path: Path) -> None:
+    settings = config()
+    settings = settings.model_copy(update={"round": settings.round.model_copy(update={"train": "off"})})
+    swarm = MemorySwarm()
+    node, policy, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config())
+    before, heard = weights(policy, tmp_path / "before"), 0
+    for t in range(1, 5):
+        report = run_round(t, node)
+        heard += run_round(t, other).pool_fresh
+        assert (report.generated, report.updates, report.external, report.update.useful) == (4, 0, 0, 0)
+    assert (
+        heard > 0
+        and weights(policy, tmp_path / "after")["weights.safetensors"] == before["weights.safetensors"]
+    )
+
+
+def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
+    node, _, other = pair(verifier, config())
+    useless = [
+        Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)
+    ]
+    RolloutExchange(other, "m", TINY_9).share(useless, 1)
+    report = run_round(1, node)
+    assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("weigh", "replay"), [("positive", "off"), ("positive", "on"), ("paper", "off"), ("paper", "on")]
+)
+def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
+    verifier: Verifier, weigh: str, replay: str
+) -> None:
+    settings = NodeConfig.model_validate(
+        {**config(gate="off").model_dump(), "sharing": {"weigh": weigh}, "replay": {"mode": replay}}
+    )
+    node, _, person = pair(verifier, settings)
+    right, wrong, both = node.tasks.draw(3, random.Random(0))
+    answers = {
+        right.ref: [right_answer(right)],
+        wrong.ref: [Completion("<answer>no</answer>", True)],
+        both.ref: [right_answer(both)] * 2,
+    }
+    RolloutExchange(person, "a person", TINY_9).share(
+        [Rollout(ref, tuple(of), person.identity.peer_id) for ref, of in answers.items()], 1
+    )
+    trained: dict[TaskRef, Sequence[float]] = {}
+    update = node.policy.update
+
+    def watched(batch: Sequence[Scored], weigh: Weigh) -> UpdateReport:
+        given = [(s, weigh(s, within_group(s))) for s in batch]
+        trained.update((s.rollout.ref, of) for s, of in given if s.rollout.author != node.me)
+        return update(batch, weigh)
+
+    node.policy.update = watched  # type: ignore[method-assign]
+    report = run_round(1, node)
+    assert report.external >= len(trained)  # replay trains on it more than once
+    assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(
+        min(of) > 0.25 for of in trained.values()
+    )
+    assert report.zero_advantage_dropped == 3 - len(trained)
+
+
+def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
+    """The node, and the references of each call of its reward."""
+    calls: list[list[TaskRef]] = []
+    reward = node.reward
+
+    def score(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+        calls.append([ref for ref, _ in items])
+        return reward(items)
+
+    return replace(node, reward=score), calls
+
+
+def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> None:
+    node, _, other = pair(verifier, config())
+    refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
+    flood = [Rollout(ref, (Completion("no", True),), other.identity.peer_id) for ref in refs]
+    node, calls = counted(node)
+    for start in range(0, len(flood), 50):
+        RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
+    run_round(1, node)
+    own, theirs = calls
+    assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[44:]]
+
+
+def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
+    node, _, other = pair(verifier, config(gate="off"))
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = right_answer(task)
+    rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
+    node, calls = counted(node)
+    for t in (1, 2):
+        RolloutExchange(other, "m", TINY_9).share([rollout], t)
+        assert run_round(t, node).pool_size == 1
+    assert calls[1] == [task.ref] and task.ref not in calls[3]
+
+
+def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> None:
+    node, _, other = pair(verifier, config())
+    held = [n for n in range(40) if TINY_9.holds_out(task_of(node, n))]
+    node, calls = counted(node)
+    answers = (Completion("no", True),)
+    RolloutExchange(other, "m", TINY_9).share(
+        [Rollout(TaskRef("bf", n), answers, other.identity.peer_id) for n in range(40)], 1
+    )
+    run_round(1, node)
+    assert held and [ref.n for ref in calls[1]] == [n for n in range(40) if n not in held]
+
+
+def task_of(node: RoundParts, n: int) -> Task:
+    task = node.tasks.task(TaskRef("bf", n))
+    assert task is not None
+    return task
+
+
+def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> None:
+    node, _, other = pair(verifier, config())
+    refs = [TaskRef("bf", TRAINING_TASKS), TaskRef("nothing", 1), TaskRef("bf", -1), TaskRef("bf", 1)]
+    assert [TINY_9.trains_on(ref) for ref in refs] == [False, False, False, True]
+    known = node.tasks.task
+    node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # one that upstream cannot make in time
+    node, calls = counted(node)
+    rollouts = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in (5, 6)]
+    RolloutExchange(other, "m", TINY_9).share(rollouts, 1)
+    run_round(1, node)
+    assert calls[1] == [TaskRef("bf", 6)]
+
+
+def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(max_age=2))
+    other, _, _ = join(swarm, 2, verifier, config())
+    run_round(1, other)
+    sizes = [run_round(t, node).pool_size for t in (1, 2, 3, 4)]
+    assert sizes[0] == sizes[1] == sizes[2] > 0 and sizes[3] == 0
+
+
+def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
+    """Not from when it came out of the link.
+
+    The trainer may have been in a long round, or the rollout have been fetched for long.
+    """
+    node, member, other = pair(verifier, config(local=0, external=1, gate="off"))
+    node, calls = counted(node)
+    ages = []
+    for task, heard, t in zip(node.tasks.draw(3, random.Random(0)), (2, 2, 900), (4, 5, 6), strict=True):
+        right = right_answer(task)
+        rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
+        body = wire.encode([rollout], 1, "m")
+        member.queue.put(ReceivedBody(other.identity.peer_id, "", wire.KIND, body, heard))
+        report = run_round(t, node)
+        ages.append((report.external, report.staleness_max, report.off_policy_max))
+    assert ages == [
+        (1, 2, 0),
+        (0, 0, 0),
+        (1, 0, 0),
+    ], "as old as max_age; older, and not even scored; of a round a lost trainer had reached"
+    assert [len(call) for call in calls if call] == [1, 1]
+
+
+def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(verifier: Verifier) -> None:
+    """Twice as many are scored, and advantages are of those.
+
+    What is trained on keeps the sign that it has among all of them.
+    """
+    node, _, other = pair(verifier, config(local=0, gate="off"))
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = right_answer(task)
+    wrong = [Completion(f"<answer>no {n}</answer>", True) for n in range(32)]
+    RolloutExchange(other, "m", TINY_9).share(
+        [Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1
+    )
+    completions: list[int] = []
+    reward = node.reward
+    node = replace(
+        node, reward=lambda items: completions.extend(len(texts) for _, texts in items) or reward(items)
+    )
+    assert run_round(1, node).external == 1 and completions == [16]
+    (scored,) = node.pool
+    assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
+    mean = sum(scored.group) / 16
+    assert 0 < mean < 1 and all(
+        (a > 0) == (r > mean) for a, r in zip(within_group(scored), scored.rewards, strict=True)
+    )
+
+
+@pytest.mark.parametrize("loss, trains", [("grpo", False), ("asymre", True)])
+def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(
+    verifier: Verifier, loss: str, trains: bool
+) -> None:
+    settings = NodeConfig.model_validate({"model": {"device": "cpu"}, "train": {"loss": loss}})
+    node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
+    node = replace(node, reward=lambda items: [(0.0,) * len(completions) for _, completions in items])
+    report = run_round(1, node)
+    assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
+
+
+def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, member = join(swarm, 1, verifier, config(gate="off"))
+    (_, _, useless), (_, _, useful) = (join(swarm, n, verifier, config()) for n in (2, 3))
+    wrong = (Completion("no", True),) * 2
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = right_answer(task)
+    for peer, also in (
+        (useless, []),
+        (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)]),
+    ):
+        sent = [
+            *also,
+            *(
+                Rollout(TaskRef("binary_matrix", n), wrong, peer.identity.peer_id)
+                for n in range(64 - len(also))
+            ),
+        ]
+        RolloutExchange(peer, "m", TINY_9).share(sent[:32], 1)
+        RolloutExchange(peer, "m", TINY_9).share(sent[32:], 1)
+    run_round(1, node)
+    assert member.reports == {Reason.USELESS: 1}
+    assert member.score(useless.identity.peer_id) == 0, "it costs quota, not repute"
+
+
+def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
+    """Fewer than J a round come: then fewer are used. `replays_mean` is 0 always."""
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(gate="off"))
+    other, _, _ = join(swarm, 2, verifier, config(local=2, external=0))
+    used: list[tuple[str, TaskRef]] = []
+    me = node.me
+    node = watched(node, lambda batch: used.extend((s.author, s.ref) for s in batch if s.author != me))
+    reports = []
+    for t in range(1, 13):
+        run_round(t, other)
+        reports.append(run_round(t, node))
+    assert len(used) > 6 and len(set(used)) == len(used)
+    assert all(r.replays_mean == 0 and r.external <= 2 for r in reports)
+
+
+def test_rounds_that_are_run_again_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
+    """An author lost two rounds to a kill and shares the same again.
+
+    Nothing is refused, nobody is blamed, nothing is taken in twice.
+    """
+    swarm = MemorySwarm()
+    listener, _, member = join(swarm, 1, verifier, config(max_age=8))
+    author, policy, _ = join(swarm, 2, verifier, config(external=0))
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(run_state(0, 2, author), policy.files())
+    first = [report for t in (1, 2) if (run_round(t, author), report := run_round(t, listener))]
+    assert resume(checkpoints, author, policy)[0] == 0
+    again = [report for t in (1, 2) if (run_round(t, author), report := run_round(t + 2, listener))]
+    assert sum(report.pool_fresh for report in first) > 0 and [report.pool_fresh for report in again] == [
+        0,
+        0,
+    ]
+    assert all(report.rejected == {} for report in [*first, *again])
+    assert member.rejected == {} and member.score(author.me) == 0
+
+
+REPLAY = {
+    "mode": "on",
+    "size": 12,
+    "strategy": "without_replacement",
+    "updates_per_round": 2,
+    "author_share": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    "sections, prefix", [({}, ""), ({}, "evil "), ({"replay": REPLAY}, "")], ids=["plain", "gated", "replay"]
+)
+def test_a_resumed_run_is_the_run_that_never_stopped(
+    verifier: Verifier, tmp_path: Path, sections: dict[str, Any], prefix: str
+) -> None:
+    """The checkpoint holds all a round depends on.
+
+    Weights, optimizer, every random state, the pool, the schedule, the gate.
+    """
+    settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
+
+    def new() -> tuple[RoundParts, LanguagePolicy, QueuedMember]:
+        swarm = MemorySwarm()
+        return (*join(swarm, 1, verifier, settings)[:2], join(swarm, 2, verifier, settings)[2])
+
+    node, policy, other = new()
+    play(node, other, (1, 2), prefix)
+    if sections:
+        node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    node.useless.state = {PeerId("somebody"): 3, **node.useless.state}
+    checkpoints.save(run_state(2, 1, node), policy.files())
+    reports = play(node, other, (3, 4), prefix)
+    assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
+
+    again, again_policy, other = new()
+    assert resume(checkpoints, again, again_policy)[0] == 2
+    assert play(again, other, (3, 4), prefix) == reports
+    assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
+    assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
+    assert again.useless.state == node.useless.state and again.useless.state[PeerId("somebody")] == 3
+    assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
+
+
+def said(answer: str) -> Completion:
+    return Completion(f"<answer>{answer}</answer>", True)
+
+
+def whole_of(task: Task) -> str:
+    """All that the premises say."""
+    return " ∧ ".join(task.entry["metadata"]["premises"])
+
+
+def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifier: Verifier) -> None:
+    """The same questions, other rewards (SAPO's rho^n).
+
+    P ∨ Q follows from the premises, and says less than they do.
+    """
+    strict = NodeConfig.model_validate(
+        {**config(local=2).model_dump(), "swarm": {"curriculum": "tiny-9-strict"}}
+    )
+    swarm, scores = MemorySwarm(), {}
+    with Verifier("tiny-9-strict") as strictly:
+        nodes = {
+            "faithful": join(swarm, 1, verifier, config(local=2)),
+            "strict": join(swarm, 2, strictly, strict),
+        }
+        assert len({swarm_digest(curriculum_of(settings)) for settings in (config(), strict)}) == 1, (
+            "they are on one topic"
+        )
+        tasks = [
+            task
+            for n in range(8)
+            if (task := tasks_of("tiny-9").task(TaskRef("propositional_logic", n))) is not None
+        ]
+        _, _, other = join(swarm, 3, verifier, config())
+        rollouts = [
+            Rollout(task.ref, (said("P ∨ Q"), said(whole_of(task))), other.identity.peer_id) for task in tasks
+        ]
+        for rollout in rollouts:
+            RolloutExchange(other, "m", TINY_9).share([rollout], 1)
+        for name, (node, _, _) in nodes.items():
+            run_round(1, node)
+            scores[name] = [
+                scored.rewards for scored in node.pool if scored.rollout.author == other.identity.peer_id
+            ]
+    assert [len(each) for each in scores.values()] == [8, 8]
+    assert sum(rewards == (1, 1) for rewards in scores["faithful"]) >= 4 and all(
+        weak == 0 for weak, _ in scores["strict"]
+    )
+    assert any(whole for _, whole in scores["strict"])

@@ -1,0 +1,425 @@
+"""When a run is saved, what waits for it, and what a kill loses.
+
+Over real parts and a disk that can be held up or full.
+"""
+
+import errno
+import math
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p.identity import Identity
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.state.metrics import read_metrics
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.testing import TIMEOUT_S
+from swarmd.trainer import trainer as node
+from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
+from swarmd.trainer.trainer_link import TrainerLink
+from swarmd.types import Generation
+from tests.swarmd.trainer.test_checkpoint import policy, state, written
+
+
+class SlowDisk(Checkpoints):
+    """Takes nothing until `let_go`, and then its time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.let_go, self.asked, self.late = threading.Event(), threading.Event(), 0.05
+
+    def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
+        self.asked.set()
+        self.let_go.wait(TIMEOUT_S)
+        threading.Event().wait(self.late)  # long enough for whoever does not wait to be seen
+        return super().save(state, files)
+
+    def durable(self) -> int:
+        """Rounds behind the newest checkpoint."""
+        return max((int(p.name.removeprefix("round-")) for p in self.folder.glob("round-*")), default=0)
+
+
+class SmallDisk(Checkpoints):
+    """Full until there is `room`."""
+
+    room, tries = False, 0
+
+    def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
+        def written() -> Iterator[tuple[str, Content]]:
+            yield from files
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        self.tries += 1
+        return super().save(state, written())
+
+
+# The saver alone.
+
+
+def test_whoever_saves_goes_on_and_settling_waits_until_it_is_durable(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path)
+    with Saver(disk) as saver:
+        saver.begin(state(1), policy())
+        assert disk.asked.wait(TIMEOUT_S) and disk.durable() == 0 and not saver.over
+        disk.let_go.set()
+        saver.settle()
+        assert disk.durable() == 1 and not saver.over
+        saver.settle()
+
+
+def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path)
+    with Saver(disk) as saver:
+        saver.begin(state(1), policy())
+        threading.Timer(0.05, disk.let_go.set).start()
+        saver.begin(state(2), policy())
+        assert disk.durable() >= 1
+    assert disk.durable() == 2
+
+
+def test_a_save_that_failed_is_told_and_tried_again_until_there_is_room(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path)
+    with Saver(disk) as saver:
+        saver.begin(state(1), policy())
+        for tries in (2, 3):
+            with pytest.raises(DiskFull, match="Free some space"):
+                saver.settle()
+            assert disk.tries == tries
+        with pytest.raises(DiskFull):
+            saver.begin(state(2), policy())
+        assert list(tmp_path.iterdir()) == []
+        disk.room = True
+        saver.settle()
+        saver.settle()
+        assert disk.tries == 5
+    found = disk.newest()
+    assert found is not None and found[0] == state(1)
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    class Broken(Checkpoints):
+        def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
+            raise ZeroDivisionError
+
+    with Saver(Broken(tmp_path)) as saver:
+        saver.begin(state(1), policy())
+        with pytest.raises(ZeroDivisionError):
+            saver.settle()
+
+
+def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
+    """The function; before each call it is noted which round is durable."""
+    return lambda *given: seen.append(disk.durable()) or function(*given)  # type: ignore[func-returns-value]
+
+
+# A trainer, and what leaves it.
+
+
+@contextmanager
+def trainer_in(
+    folder: Path, rounds: int, local: int = 2, external: int = 0, **checkpoint: float
+) -> Iterator[tuple[node.Trainer, socket.socket]]:
+    """A trainer as its process has it, and the daemon's end of its link."""
+    sections = {"round": {"local": local, "external": external, "rounds": rounds}, "checkpoint": checkpoint}
+    config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
+    folder.mkdir(exist_ok=True)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(TIMEOUT_S)
+    daemon = TrainerLink(theirs, on_eof=lambda: None)
+    ours.sendall(
+        link.pack(
+            link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)
+        )
+    )
+    try:
+        with (
+            Verifier(curriculum_of(config)) as verifier,
+            node.open_trainer(daemon.open(), daemon, verifier) as trainer,
+        ):
+            yield trainer, ours
+    finally:
+        daemon.close()
+        ours.close()
+
+
+def heard(daemon: socket.socket) -> list[link.ToDaemon]:
+    """All that the trainer said, to its last word."""
+    unpacker, messages = link.from_trainer(), list[link.ToDaemon]()
+    while not any(isinstance(m, link.Stopped) for m in messages):
+        messages += unpacker.feed(daemon.recv(1 << 16))
+    return messages
+
+
+def figures(folder: Path) -> list[tuple[float, float, float]]:
+    return [
+        (line["reward_sum"], line["loss"], line["grad_norm"])
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def assert_same_end(folder: Path, name: str) -> None:
+    assert figures(folder / "cut") == figures(folder / "whole")
+    for file in ("weights.safetensors", "training.safetensors", "run.msgpack"):
+        ends = [(folder / side / "checkpoints" / name / file).read_bytes() for side in ("cut", "whole")]
+        assert ends[0] == ends[1], file
+
+
+def make_due(trainer: node.Trainer) -> None:
+    """As if the configured interval were over, and all that was written paid for."""
+    trainer.timetable.last = trainer.timetable.paid = -math.inf
+
+
+def published(daemon: socket.socket, *, of: str = "rollouts") -> list[bytes]:
+    return [m.body for m in heard(daemon) if isinstance(m, link.Publish) and m.kind == of]
+
+
+def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 4) as (trainer, daemon):
+        disk = SlowDisk(trainer.checkpoints.folder)
+        disk.let_go.set()
+        trainer.checkpoints, trainer.saver, one, saved = disk, Saver(disk), trainer._one_round, []
+
+        def round_() -> None:
+            one()
+            saved.append(disk.durable())
+            if trainer.round == 2:
+                make_due(trainer)
+
+        trainer._one_round = round_  # type: ignore[method-assign]
+        trainer.run()
+        told = [m.saved for m in heard(daemon) if isinstance(m, link.RoundDone)]
+    assert saved[:2] == [0, 0] and told[:2] == [0, 0] and disk.durable() == 4
+    assert sorted(p.name for p in disk.folder.iterdir()) == ["round-00000002", "round-00000004"]
+
+
+def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) -> None:
+    """Same questions, same answers, same updates.
+
+    Their lines stand in the metrics once; others are sent the same again.
+    """
+    with trainer_in(tmp_path / "whole", 4) as (trainer, daemon):
+        trainer.run()
+        sent = published(daemon)
+    with trainer_in(tmp_path / "cut", 2) as (trainer, _):
+        trainer.run()
+    # Lost: three rounds, the first two of which are finished again
+    with trainer_in(tmp_path / "cut", 4) as (trainer, _):
+        trainer._one_round()
+        trainer._one_round()
+    assert len(figures(tmp_path / "cut")) == 4
+    with trainer_in(tmp_path / "cut", 4) as (trainer, daemon):
+        assert trainer.round == 2 and figures(tmp_path / "cut") == figures(tmp_path / "whole")[:2]
+        trainer.run()
+        again = published(daemon)
+    assert again == sent[-len(again) :] and again
+    assert_same_end(tmp_path, "round-00000004")
+
+
+def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_path: Path) -> None:
+    """Its manifest is right, as who can write there can make it; its weights are none."""
+    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, _):
+        trainer.run()
+    folder = tmp_path / "checkpoints" / "round-00000002"
+    written(folder, "weights.safetensors", b"nonsense" * 100)
+    with trainer_in(tmp_path, 2) as (trainer, daemon):
+        assert trainer.round == 1
+        daemon.sendall(link.pack(link.Stop()))
+        while not trainer.link.stopping:
+            trainer.link.wait(TIMEOUT_S)
+        trainer.run()
+        (ready,) = [m for m in heard(daemon) if isinstance(m, link.TrainerReady)]
+    assert (
+        any("round-00000002 is damaged" in note for note in ready.notes)
+        and "resumed after round 1" in ready.notes
+    )
+
+
+def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(tmp_path: Path) -> None:
+    # Tiny has 10 MB: one in ten days
+    with trainer_in(tmp_path, 4, every=0, gigabytes_a_day=0.001) as (trainer, daemon):
+        trainer.run()
+        messages = heard(daemon)
+    (note,) = [m.text for m in messages if isinstance(m, link.Note)]
+    assert "checkpoint.gigabytes_a_day" in note and "min, not every 0 s" in note
+    assert [m.affordable for m in messages if isinstance(m, link.RoundDone)] == [True, False, False, False]
+    assert sorted(p.name for p in trainer.checkpoints.folder.iterdir()) == [
+        "round-00000001",
+        "round-00000004",
+    ], "the end is saved"
+
+
+def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 1) as (trainer, _):
+        order, sync, save = [], trainer.metrics.sync, trainer.checkpoints.save
+
+        def synced() -> None:
+            order.append("lines")
+            sync()
+
+        def saved(state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
+            order.append("checkpoint")
+            return save(state, files)
+
+        trainer.metrics.sync, trainer.checkpoints.save = synced, saved  # type: ignore[method-assign]
+        trainer.run()
+    assert order == ["lines", "checkpoint"]
+
+
+def test_a_long_rest_is_not_unsaved(tmp_path: Path) -> None:
+    """With a pace, a round's checkpoint does not wait for the next round."""
+    with trainer_in(tmp_path, 0, every=0) as (trainer, daemon):
+        trainer._one_round()
+        trainer.link.wait = lambda seconds: daemon.sendall(link.pack(link.Stop()))  # type: ignore[method-assign]
+        trainer._rest(time.monotonic() + 3600)
+        trainer.saver.settle()
+        assert [p.name for p in trainer.checkpoints.folder.iterdir()] == ["round-00000001"]
+
+
+def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(tmp_path: Path) -> None:
+    """Round 1 is written to disk when round 2 has generated: it holds nothing of round 2."""
+    with trainer_in(tmp_path / "whole", 3) as (trainer, _):
+        trainer.run()
+    with trainer_in(tmp_path / "cut", 3, every=0, gigabytes_a_day=10**6) as (trainer, _):
+        disk, generate, begun = SlowDisk(trainer.checkpoints.folder), trainer.policy.generate, []
+
+        def generated(questions: Sequence[str], completions: int) -> Sequence[Generation]:
+            answers = generate(questions, completions)
+            begun.append(disk.durable())
+            if len(begun) == 2:
+                disk.let_go.set()
+            return answers
+
+        trainer.saver, trainer.policy.generate = Saver(disk), generated  # type: ignore[method-assign]
+        for _ in range(2):
+            trainer._one_round()
+            trainer._between_rounds()
+        assert begun == [0, 0]
+        trainer.saver.settle()
+        shutil.rmtree(tmp_path / "cut" / "checkpoints" / "round-00000002")
+    with trainer_in(tmp_path / "cut", 3) as (trainer, _):
+        assert trainer.round == 1 and len(figures(tmp_path / "cut")) == 1
+        trainer.run()
+    assert_same_end(tmp_path, "round-00000003")
+
+
+def test_a_full_disk_pauses_the_run_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.01)
+    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
+        disk = SmallDisk(trainer.checkpoints.folder)
+        wait = trainer.link.wait
+
+        def waited(seconds: float, *, questions: bool) -> None:
+            disk.room = disk.tries >= 4
+            wait(seconds, questions=questions)
+
+        trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
+        trainer.run()
+        states = [m for m in heard(daemon) if isinstance(m, link.TrainerState)]
+    paused = [s for s in states if s.state == "paused"]
+    assert (
+        paused
+        and all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
+        and states[-1].state == "training"
+    )
+    assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
+
+
+def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
+    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
+        disk, took = SmallDisk(trainer.checkpoints.folder), list[float]()
+        wait = trainer.link.wait
+
+        def waited(seconds: float, **kinds: bool) -> None:
+            if not took:
+                daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
+                wait(TIMEOUT_S)
+            disk.room = disk.tries >= 4
+            begun = time.monotonic()
+            wait(seconds, **kinds)
+            took.append(time.monotonic() - begun)
+
+        trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
+        trainer.run()
+        assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
+    assert took and min(took) >= 0.05
+
+
+def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 0) as (trainer, daemon):
+        disk = SmallDisk(trainer.checkpoints.folder)
+        disk.room = True
+        trainer.saver = Saver(disk)
+        trainer._one_round()
+        trainer._save_all()
+        disk.room = False
+        trainer._one_round()
+        daemon.sendall(link.pack(link.Stop()))
+        while not trainer.link.stopping:
+            trainer.link.wait(TIMEOUT_S)
+        with pytest.raises(DiskFull, match="Free some space"):
+            trainer.run()
+    with trainer_in(tmp_path, 0) as (trainer, _):
+        assert trainer.round == 1 and len(figures(tmp_path)) == 1
+
+
+def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 0) as (trainer, daemon):
+        disk, tell, paused = SlowDisk(trainer.checkpoints.folder), trainer.link.tell, []
+
+        def told(message: link.ToDaemon) -> None:
+            if isinstance(message, link.TrainerState) and message.state == "paused":
+                paused.append(disk.durable())
+                daemon.sendall(link.pack(link.Stop()))
+            tell(message)
+
+        trainer.saver, trainer.link.tell = Saver(disk), told  # type: ignore[method-assign]
+        trainer._one_round()
+        daemon.sendall(link.pack(link.Pause()))
+        while not trainer.link.paused:
+            trainer.link.wait(TIMEOUT_S)
+        threading.Timer(0.05, disk.let_go.set).start()
+        trainer.run()
+        assert link.Stopped(1) in heard(daemon)
+    assert paused == [1]
+
+
+def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 1) as (trainer, daemon):
+        disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
+        disk.let_go.set()
+        trainer.saver, trainer.policy.answer = Saver(disk), noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
+        daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
+        trainer.link.wait(TIMEOUT_S)
+        trainer.run()
+        assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
+    assert durable == [1]
+
+
+def test_a_large_policy_is_saved_before_the_next_round_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
+    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
+        disk, begun = SlowDisk(trainer.checkpoints.folder), list[int]()
+        disk.let_go.set()
+        trainer.checkpoints, trainer.policy.generate = disk, noting(disk, trainer.policy.generate, begun)  # type: ignore[method-assign]
+        trainer.run()
+        heard(daemon)
+    assert begun == [0, 1] and disk.durable() == 2
+    assert read_metrics(tmp_path / "metrics.jsonl")[1]["seconds"]["checkpoint"] >= disk.late

@@ -1,0 +1,48 @@
+"""A node that asks nothing itself (`round.local = 0`): it waits for others' rollouts, and does not spin."""
+
+import socket
+import threading
+from pathlib import Path
+
+from p2p.identity import Identity
+from p2p.types import PeerId, ReceivedBody
+from swarmd import link
+from swarmd.state.metrics import read_metrics
+from tests.swarmd.trainer.test_saving import published, trainer_in
+
+OTHER = Identity.from_seed(b"\1" * 32).peer_id
+
+
+def until(
+    daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", kind: type[link.ToDaemon]
+) -> list[link.ToDaemon]:
+    """What the trainer says, to the first message of that kind that tells of waiting, or is no state."""
+    messages: list[link.ToDaemon] = []
+    while not any(isinstance(m, kind) and getattr(m, "state", "waiting") == "waiting" for m in messages):
+        messages += unpacker.feed(daemon.recv(1 << 16))
+        assert sum(isinstance(m, link.RoundDone) for m in messages) < 5, "it spins"
+    return messages
+
+
+def test_it_waits_says_so_trains_on_what_comes_and_stops_at_once(tmp_path: Path) -> None:
+    with trainer_in(tmp_path / "other", 3) as (trainer, daemon):
+        trainer.run()
+        bodies = published(daemon)
+    with trainer_in(tmp_path / "node", 0, local=0, external=4) as (trainer, daemon):
+        unpacker, thread = link.from_trainer(), threading.Thread(target=trainer.run, daemon=True)
+        thread.start()
+        waiting = next(
+            m
+            for m in until(daemon, unpacker, link.TrainerState)
+            if isinstance(m, link.TrainerState) and m.state == "waiting"
+        )
+        assert "round.local is 0" in waiting.cause and "swarmd peers" in waiting.remedy
+        daemon.sendall(link.pack(ReceivedBody(PeerId(OTHER), "", "rollouts", bodies[0])))
+        heard = until(daemon, unpacker, link.TrainerState)
+        (done,) = [m.line for m in heard if isinstance(m, link.RoundDone)]
+        assert done["round"] == 1 and done["external"] > 0
+        assert [m.state for m in heard if isinstance(m, link.TrainerState)] == ["training", "waiting"]
+        daemon.sendall(link.pack(link.Stop()))
+        assert link.Stopped(1) in until(daemon, unpacker, link.Stopped)
+        thread.join()
+    assert [line["external"] > 0 for line in read_metrics(tmp_path / "node" / "metrics.jsonl")] == [True]
