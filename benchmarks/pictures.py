@@ -15,6 +15,7 @@ import csv
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -34,7 +35,8 @@ AWAY = (
     ("half", "half away", "not known", 1.0, None),
 )
 NODES = 16  # of each kind in it
-WORDS = {"8/0": "8/0, alone"} | {name: f"{name}, the paper's weights" for name in ("6/2", "4/4", "2/6")}
+# Height of a line's name in the picture `long`, as a share of right answers.
+LINE_OF_TEXT = 0.022
 
 ROUNDS = 150  # of the node whose page is shown
 
@@ -72,29 +74,52 @@ def shoot(tab: Tab, to: Path, width: int, height: int) -> None:
 
 
 def long(to: Path, _scratch: Path) -> None:
-    """Share of right answers over 2,000 rounds, by setting."""
+    """Share of right answers over 2,000 rounds, by setting; each line is named at its end."""
     rounds, *settings = zip(*csv.reader((DATA / "long.csv").open(encoding="utf-8")), strict=True)
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
+    ends = []
     for (name, *shares), colour in zip(settings, COLOURS, strict=False):
         axes.plot(
             [int(number) for number in rounds[1:]],
             [float(share) for share in shares],
             color=colour,
             linewidth=2.5 if name.endswith("positive") else 1.5,
-            label=WORDS.get(name) or name.replace(" positive", ", positive weights"),
+        )
+        ends.append((float(shares[-1]), batch_words(name), colour))
+    # The lines end too close for a name beside each, so the names are a list with a thin line to each.
+    lowest = fmean(share for share, *_ in ends) - LINE_OF_TEXT * (len(ends) - 1) / 2
+    for place, (share, words, colour) in enumerate(sorted(ends)):
+        axes.annotate(
+            words,
+            (int(rounds[-1]), share),
+            (int(rounds[-1]) + 80, lowest + LINE_OF_TEXT * place),
+            color=colour,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5)},
         )
     axes.set(
-        xlabel="round",
-        ylabel="share of right answers, mean of 250 rounds",
-        title="Own / others' rollouts in a batch; all nodes, three seeds",
+        xlabel="training round of each node",
+        ylabel="share of right answers",
+        title="Each point: the mean of the 250 rounds up to it, all nodes, three runs",
     )
-    axes.set_xlim(0, 2050)
+    axes.title.set_fontsize(10)
+    figure.suptitle("Right answers over 2,000 rounds, by whose answers a batch has")
+    axes.set_xlim(250, 2020)
+    axes.set_xticks(range(250, 2001, 250))
     axes.set_ylim(0.3, 0.75)
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, loc="outside lower center", ncols=3)
     figure.savefig(to, dpi=120)
+
+
+def batch_words(setting: str) -> str:
+    """Describe a column of long.csv: "4/4" becomes "4 own + 4 of others, paper's weights"."""
+    shares, _, weights = setting.partition(" ")
+    own, others = shares.split("/")
+    if others == "0":
+        return f"{own} own, alone"
+    return f"{own} own + {others} of others, {weights or 'paper’s'} weights"
 
 
 def figure_3(to: Path, _scratch: Path) -> None:

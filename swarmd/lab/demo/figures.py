@@ -149,7 +149,8 @@ ARMS = (("swarm", "nodes that share", TOGETHER), ("solo", "nodes alone", ALONE))
 def draw_comparisons(figure: Any, comparisons: Sequence[Mapping[str, Any]]) -> None:
     """Draw a panel for each comparison: cumulative rewards over rounds with 95 % bands, and the verdict.
 
-    All panels have one scale. The dashed line is where the difference begins to stay significant (Holm).
+    All panels have one scale, with room above the curves for the words at the dashed line: the round from
+    which the difference stays significant (Holm).
     """
     panels = figure.subplots(1, len(comparisons), sharex=True, sharey=True, squeeze=False).flatten()
     handles: dict[str, Any] = {}
@@ -164,6 +165,7 @@ def draw_comparisons(figure: Any, comparisons: Sequence[Mapping[str, Any]]) -> N
         ncols=min(3, 1 + len(panels)),
     )
     panels[0].set_ylabel("right answers, added up over rounds")
+    panels[0].set_ylim(0, 1.15 * panels[0].get_ylim()[1])
 
 
 def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
@@ -180,7 +182,17 @@ def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
         if band:
             panel.fill_between(*zip(*band, strict=True), color=colour, alpha=0.15, linewidth=0)
     if (begins := found["significant_from"]["holm"]) is not None:
-        panel.axvline(begins, color="0.3", linewidth=1, linestyle="--", label="significant from here on")
+        panel.axvline(begins, color="0.3", linewidth=1, linestyle="--", zorder=3)
+        panel.annotate(
+            f"significant\nfrom round {begins}",
+            (begins, 1),
+            (-6, 0),
+            xycoords=panel.get_xaxis_transform(),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=9,
+        )
     verdict = found["anytime"]
     words = {"better": "sharing is better", "worse": "sharing is worse"}.get(
         verdict["verdict"], "not decided yet"
