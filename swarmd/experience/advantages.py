@@ -30,17 +30,16 @@ def unweighed(_scored: Scored, found: Sequence[float]) -> Sequence[float]:
 
 
 def within_group(scored: Scored) -> tuple[float, ...]:
-    """(r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); all zero where its rewards agree."""
+    """Return (r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); 0 where all rewards agree."""
     mean, std = fmean(scored.group), pstdev(scored.group)
     return tuple((r - mean) / (std + 1e-4) for r in scored.rewards)
 
 
 def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
-    """r − (V̂ + δV), V̂ the mean of the group, δV the shift (AsymRE, arXiv 2506.20520).
+    """Return r − (V̂ + δV), V̂ the mean of the group, δV the shift (AsymRE, arXiv 2506.20520).
 
-    Below 0 it leans on what went well.
-
-    Unlike GRPO's these are not all 0 where rewards agree, unless the shift is.
+    Below 0 the shift leans on what went well. Unlike GRPO's these advantages are not all 0 where rewards
+    agree, unless the shift is.
     """
     baseline = fmean(scored.group) + shift
     return tuple(r - baseline for r in scored.rewards)
@@ -80,14 +79,14 @@ def paper(
 def positive(
     _scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]
 ) -> Sequence[float]:
-    """max(A, 0): nothing is pushed down that our policy might never have said."""
+    """Return max(A, 0): nothing is pushed down that our policy might never have said."""
     return tuple(max(0.0, advantage) for advantage in found)
 
 
 def right_one(
     scored: Scored, _found: Sequence[float], _success: float, _likely: Sequence[float]
 ) -> Sequence[float]:
-    """1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
+    """Return 1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
     return tuple(float(reward > 0) for reward in scored.rewards)
 
 
@@ -104,7 +103,7 @@ def truncated(
 def own_baseline(
     scored: Scored, _found: Sequence[float], success: float, _likely: Sequence[float]
 ) -> Sequence[float]:
-    """(r − b) / √(b (1 − b)), b our own success in that specialty.
+    """Return (r − b) / √(b (1 − b)), b our own success in that specialty.
 
     A single answer and a group that is right throughout count, too.
     """

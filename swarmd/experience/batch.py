@@ -1,9 +1,7 @@
-"""The place that chooses some of others' rollouts by `[sharing] take`.
+"""The one place that chooses some of others' rollouts by `[sharing] take`, from the pool or from offers.
 
-Of the pool for a batch, of offers for a fetch. Pure.
-
-`by_weight` is that choice. The trainer's `SharingSampler` draws with it, and `BatchBuilder` makes the batch
-of what was drawn; the daemon's `OfferChoice` chooses what to fetch. The weights are the same functions
+Pure. `by_weight` is that choice. The trainer's `SharingSampler` draws with it, and `BatchBuilder` makes the
+batch of what was drawn; the daemon's `OfferChoice` chooses what to fetch. The weights are the same functions
 (`strategies.TAKES`) of what both know of a rollout: specialty, author and age. Rewards are known of the pool
 alone.
 """
@@ -28,9 +26,9 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Capped(Protocol[C]):
-    """At most `n` of some candidates under the caps, uniformly, or the first of a random order.
+    """Chooses at most `n` of some candidates under the caps, uniformly, or the first of a random order.
 
-    `caps.choose`, or a `caps.Quota`.
+    It is `caps.choose`, or a `caps.Quota`.
     """
 
     def __call__(self, candidates: Sequence[C], n: int, rng: random.Random, *, in_order: bool) -> list[C]: ...
@@ -39,9 +37,9 @@ class Capped(Protocol[C]):
 def by_weight(
     candidates: Sequence[C], weights: Sequence[float], n: int, capped: Capped[C], rng: random.Random
 ) -> Sequence[C]:
-    """At most `n` of them by their weights, without replacement, under caps.
+    """Choose at most `n` candidates by their weights, without replacement, under caps.
 
-    Equal weights draw as the uniform choice does, to the last number from `rng`. Others: each gets the key
+    Equal weights draw as the uniform choice does, to the last number from `rng`. Otherwise each gets the key
     u^(1/w), greatest first (Efraimidis and Spirakis, 2006).
     """
     weighed = [
@@ -58,12 +56,11 @@ def by_weight(
 
 @dataclass(frozen=True)
 class SharingSampler:
-    """A `Sampler`: I of our own, J of the others' by `[sharing] take`.
+    """A `Sampler`: I rollouts of our own, J of the others' by `[sharing] take`, fewer where there are fewer.
 
-    By default the paper's (SAPO section 5).
-
-    Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are
-    part of the mean. `rng` is drawn from only where there is a choice to make, so J = 0 leaves it untouched.
+    By default it is the paper's (SAPO section 5). Our own zero-advantage rollouts stay: they have no
+    gradient, but they are part of the mean. `rng` is drawn from only where there is a choice to make, so J =
+    0 leaves it untouched.
     """
 
     sharing: Sharing = field(default_factory=Sharing)
@@ -102,12 +99,10 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class BatchBuilder:
-    """Builds the batch of an update.
-
-    The sampler draws it, then each filter in turn looks at what was drawn of others'.
+    """Builds the batch of an update: the sampler draws it, then each filter in turn checks others' rollouts.
 
     A rollout that a filter refuses leaves the pool, and another is drawn in its place, at most MAX_DRAWS
-    times; then the batch is smaller. Only what was drawn is looked at, and once a batch.
+    times; then the batch is smaller. Only what was drawn is checked, and once a batch.
 
     built: told each batch.
     """
@@ -146,7 +141,7 @@ class BatchBuilder:
 
 
 class OfferChoice(Generic[C]):
-    """What to fetch of what is on offer, by `[sharing] take`.
+    """Chooses what to fetch of what is on offer, by `[sharing] take`.
 
     A round's choice is made in several calls, under caps for all together.
     """
@@ -156,7 +151,7 @@ class OfferChoice(Generic[C]):
         self._quota = caps.Quota[C](n, author_of, lambda candidate: candidate.ref.specialty)
 
     def begin(self, lead: Lead) -> None:
-        """Another round begins. lead: as the trainer found it in the one before."""
+        """Begin another round. lead: as the trainer found it in the one before."""
         self._lead = lead
         self._quota.begin()
 

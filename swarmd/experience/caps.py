@@ -9,14 +9,13 @@ order; one that has no room under a cap waits.
   count as few, and a loud author counts as one.
 - **Places.** One author gets at most twice what each would get of an even choice, and at most half; one
   network group a quarter. Authors whose group is not known get half together. Rounded up.
-
 - **Variety.** Of one author's rollouts of one specialty no more than an even share is considered at all,
   rounded up: so two loud authors of easy questions do not make the rest of the batch of them, either.
 
 All caps but the last are soft: where the others have too few to fill what was asked for, they are raised
 together, step by step. So two nodes alone, or a swarm in one group, are as free as without. Whether an author
 is new, or was useful before, does not matter: anybody can send right answers, so what limits an attacker is
-how many addresses he has (docs/admission.md).
+how many addresses it has (docs/admission.md).
 """
 
 import math
@@ -55,7 +54,7 @@ def choose(
     rng: random.Random,
     kind_of: KindOf[T] | None = None,
 ) -> list[T]:
-    """Return at most `n` of them, uniformly among what the caps allow.
+    """Return at most `n` of the candidates, uniformly among what the caps allow.
 
     Draws from `rng` only where there is something to decide.
 
@@ -71,18 +70,15 @@ def first(
     rng: random.Random,
     kind_of: KindOf[T] | None = None,
 ) -> list[T]:
-    """As `choose`, but return the first that the caps allow.
+    """Return what `choose` does, but the first that the caps allow.
 
-    For candidates that are in a random order already.
+    It is for candidates that are in a random order already.
     """
     return _fill(candidates, n, author_of, rng, kind_of, in_order=True)
 
 
 class Quota(Generic[T]):
-    """A choice of `n` made in several calls, as candidates come in.
-
-    Each cap applies to all calls together.
-    """
+    """A choice of `n` made in several calls, as candidates come in; each cap applies to all together."""
 
     def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:
         self._n, self._author_of, self._kind_of = n, author_of, kind_of
@@ -97,7 +93,7 @@ class Quota(Generic[T]):
     ) -> list[T]:
         """Return at most `n` more.
 
-        in_order: of candidates in a random order, the first that the caps allow (`first`).
+        in_order: the candidates are in a random order; take the first that the caps allow (`first`).
         """
         chosen = _fill(
             candidates,
@@ -117,7 +113,10 @@ def _fill(
     candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None,
     *, in_order: bool, in_all: int | None = None, had: Sequence[T] = (),
 ) -> list[T]:  # fmt: skip
-    """in_all, had: of a choice in several calls, how many it is of in all, and what was chosen before."""
+    """Fill a choice under the caps.
+
+    in_all, had: for a choice in several calls, how many it is of in all, and what was chosen before.
+    """
     if n <= 0 or not candidates:
         return []
     if kind_of is not None:
@@ -156,10 +155,7 @@ def _varied(
     *,
     in_order: bool,
 ) -> Sequence[T]:
-    """Of each author's candidates of one kind no more than an even share of the choice.
-
-    Which ones is drawn.
-    """
+    """Keep of each author's candidates of one kind no more than an even share of the choice, drawn."""
     owners = [
         (author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates
     ]
@@ -180,7 +176,7 @@ def _varied(
 
 
 class _Room:
-    """How much each author and each group has had of one choice."""
+    """Counts how much of one choice each author and each group has had."""
 
     def __init__(self, n: int, authors: Iterable[Author | None], before: Sequence[Author]) -> None:
         others = {a for a in authors if a is not None} | set(before)
@@ -193,7 +189,7 @@ class _Room:
         self.raised = 0
 
     def over(self, author: Author | None) -> int:
-        """By how much its author or its group has more than its cap; below 0 where there is room."""
+        """Return by how much the author or its group is over its cap; below 0 where there is room."""
         if author is None:
             return -1
         group = self._unknown if author.group == UNKNOWN else self._group
@@ -212,12 +208,10 @@ class _Room:
 def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, in_order: bool) -> list[int]:
     """Return the candidates beyond the median group's count, and within a group beyond its median author's.
 
-    They are in the order in which they may be taken.
-
-    Which ones are beyond is drawn. First come those of whoever has least of them, one of each in turn, so
-    that who has a few more than the middle is not crowded out by who has many. Authors of unknown group are
-    groups of their own. Authors are compared within their group alone, so that many names in one group make
-    no other's share smaller.
+    They are in the order in which they may be taken. Which ones are beyond is drawn. First come those of
+    whoever has least of them, one of each in turn, so that whoever has a few more than the middle is not
+    crowded out by those who have many. Authors of unknown group are groups of their own. Authors are compared
+    within their group alone, so that many names in one group make no other's share smaller.
     """
     groups: dict[str, list[tuple[int, Hashable]]] = defaultdict(list)
     for i, author in enumerate(authors):
@@ -236,7 +230,7 @@ def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, 
 def _above(
     candidates: Sequence[tuple[int, Hashable]], rng: random.Random, *, in_order: bool
 ) -> dict[int, int]:
-    """Of each owner of more candidates than the median owner, those beyond that number, and by how many."""
+    """Return the candidates of each owner beyond the median owner's count, and by how many each is beyond."""
     owners: dict[Hashable, list[int]] = defaultdict(list)
     for i, owner in candidates:
         owners[owner].append(i)
@@ -253,7 +247,7 @@ def _above(
 
 
 def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:
-    """All of range(count) in a random order.
+    """Yield all of range(count) in a random order.
 
     What is beyond the first `n` is drawn only when it is asked for.
     """

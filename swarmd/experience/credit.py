@@ -20,7 +20,7 @@ class UselessRollouts:
 
     @property
     def state(self) -> Mapping[PeerId, int]:
-        """Least recently heard first."""
+        """The counts, the author heard least recently first."""
         return dict(self._since)
 
     @state.setter
@@ -28,7 +28,7 @@ class UselessRollouts:
         self._since = OrderedDict(state)
 
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
-        """Whom to charge for a round's rollouts: once for each USELESS_IN_A_ROW useless ones in a row.
+        """Return whom to charge for a round's rollouts, once for each USELESS_IN_A_ROW useless ones in a row.
 
         earned: the authors of useful ones.
         """

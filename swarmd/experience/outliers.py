@@ -5,7 +5,7 @@ answers is learned by everyone who trains on them ("Hail to the Thief", arXiv 25
 that we would never write do harm by being pushed away further. So completions of others are compared with our
 own: their length, and how unlikely our policy finds them: on average, over the least likely stretch and at
 the least likely token (a few poisoned tokens hide in an average). One odd right answer costs the rollout; odd
-wrong ones are left out of it. Which limits, and what they cost: docs/gate.md.
+wrong ones are left out of it. docs/gate.md has the limits and what they cost.
 
 No author is penalised: an honest but different model writes such text, too.
 """
@@ -47,7 +47,7 @@ NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", 
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """Survives restarts with the checkpoint: a resumed run judges as an uninterrupted one."""
+    """The gate's state. It survives restarts with the checkpoint, so a resumed run judges as before."""
 
     round: int = 0  # the last that was learnt from
     own: tuple[Traits, ...] = ()  # oldest first
@@ -55,7 +55,7 @@ class GateState:
 
 @dataclass
 class Gate:
-    """The traits of our own completions, and the test whether another's is far outside of them."""
+    """Keeps the traits of our own completions, and tests whether another's is far outside of them."""
 
     margin: float = 1.5  # times what all but one in a hundred of our own stay below
     # Where the answer in a text ends: nothing behind it earned the reward
@@ -68,7 +68,7 @@ class Gate:
     _limits: Traits | None = None
 
     def learn(self, own: Iterable[Scored]) -> None:
-        """Take in a round's own rollouts; the same round's a second time count no more."""
+        """Take in a round's own rollouts. Those of the same round count only once."""
         new = [s for s in own if s.round > self._round and s.tokens is not None]
         for scored in new:
             self._own.extend(look for _, look in self.looks_of(scored))
@@ -110,7 +110,7 @@ class Gate:
         return part(scored, [i for i, name in enumerate(odd) if not name]) if any(odd) else scored
 
     def cut(self, scored: Scored) -> Scored:
-        """Another's rollout without what stands behind its answers."""
+        """Return another's rollout without the text behind its answers."""
         cut = tuple(self._cut(completion) for completion in scored.rollout.completions)
         return (
             scored
@@ -127,7 +127,7 @@ class Gate:
         )
 
     def looks_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
-        """Of those completions that have tokens; the rollout must have them (`Scored.tokens`).
+        """Return the traits of the completions that have tokens, as the rollout must (`Scored.tokens`).
 
         That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it
         again.
@@ -162,7 +162,7 @@ class Gate:
 
 @dataclass
 class Gated:
-    """A `batch.Filter`: refuses what the gate does, and cuts off what stands behind an answer.
+    """A `batch.Filter`: refuses what the gate does, and cuts off the text behind an answer.
 
     logprobs: `protocols.LogprobPolicy`. remember: gives rollouts the tokens that their replay needs
     (`Pool.remember`). The gate looks at these instead of computing others.
@@ -216,14 +216,14 @@ def part(scored: Scored, which: Sequence[int]) -> Scored:
 
 
 def each_text_once(scored: Scored) -> Scored:
-    """Right answers are often the same."""
+    """Keep one completion of each text, as right answers are often the same."""
     return part(
         scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values())
     )
 
 
 def traits(text: str, logprobs: Sequence[float]) -> Traits:
-    """logprobs: of the tokens of one completion, at least one."""
+    """Compute the traits of one completion. logprobs: of its tokens, at least one."""
     sums = [0.0, *accumulate(-p for p in logprobs)]
     width = min(STRETCH_TOKENS, len(logprobs))
     stretch = max(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width

@@ -1,8 +1,8 @@
 """The replay pool: scored rollouts that we may train on. Pure; the caller says which round it is.
 
-Two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's own
-are (the paper's round). With replay (`PoolLimits.own` set) it holds the freshest N of our own and of others',
-and a rollout may be trained on several times.
+It has two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's
+own are (the paper's round). With replay (`PoolLimits.own` set) it holds the freshest N of our own and of
+others', and a rollout may be trained on several times.
 """
 
 import hashlib
@@ -47,13 +47,13 @@ class PoolEntry:
 def heard_in(heard: int, round_number: int) -> int:
     """Return the round in which something was heard; this one where that is unknown (0), or still to come.
 
-    Before a restart.
+    The latter are of a run before a restart.
     """
     return min(heard or round_number, round_number)
 
 
 def too_old(heard: int, round_number: int, max_age: int) -> bool:
-    """Whether what was heard in one round may no longer be trained on in the other.
+    """Return whether what was heard in one round may no longer be trained on in the other.
 
     max_age: `round.max_age`, in rounds.
     """
@@ -63,11 +63,10 @@ def too_old(heard: int, round_number: int, max_age: int) -> bool:
 class Pool:
     """First in, first out.
 
-    One rollout per (author, task): a second one from the same author is the same experience again.
-
-    A rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh
-    experience matters: a pool of four rounds lost half of what sharing gained (measured on the tiny model,
-    docs/LOG.md). Others' rollouts that were trained on are not taken again, until MAX_USED others were.
+    It holds one rollout per (author, task): a second one from the same author is the same experience again. A
+    rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh experience
+    matters: a pool of four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md).
+    Others' rollouts that were trained on are not taken again, until MAX_USED others were.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Pool:
         self.before: OrderedDict[int, int] = OrderedDict()
 
     def add(self, rollouts: Iterable[Scored]) -> int:
-        """Take others' in; returns how many were new. Over a limit the oldest go.
+        """Add others' rollouts; returns how many were new. Over a limit the oldest go.
 
         With replay, rollouts without advantage are not taken: SAPO drops them from the choice (section 5),
         and here they would cost room.
@@ -102,9 +101,9 @@ class Pool:
         return new
 
     def add_own(self, rollouts: Iterable[Scored]) -> None:
-        """Take our own in, where replay is on.
+        """Add our own rollouts, where replay is on.
 
-        The second time we are asked the same, the later answers replace the earlier.
+        When we are asked the same again, the later answers replace the earlier.
         """
         if self.limits is None:
             return
@@ -114,12 +113,12 @@ class Pool:
         self._trim()
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Remove these."""
+        """Remove the rollouts of these keys."""
         for key in keys:
             self._kept.pop(key, None)
 
     def use(self, batch: Iterable[Scored]) -> Sequence[PoolEntry]:
-        """One more update trains on them; returns what they were before.
+        """Note that one more update trains on these; returns their entries as they were before.
 
         What is not of this pool does not count.
         """
@@ -165,11 +164,11 @@ class Pool:
         return self.limits is not None and key[0] == self.limits.own
 
     def _trim(self) -> None:
-        """With replay: the freshest (1 − delta)·N, and of the rest the freshest delta·N that can still teach.
+        """Keep, with replay, the freshest (1 − delta)·N, and the freshest delta·N that can still teach.
 
-        One walk from the freshest, in which no author and not all others together get more than their share.
-        What is dropped never returns, so walking at each arrival leaves what one walk over everything would,
-        shares apart.
+        One walk from the freshest does it, in which no author and not all others together get more than their
+        share. What is dropped never returns, so walking at each arrival leaves what one walk over everything
+        would, shares apart.
         """
         limits = self.limits
         if limits is None:
@@ -197,7 +196,7 @@ class Pool:
                 crowd -= 1
 
     def _drop_excess(self) -> None:
-        """Over the capacity: drop from whoever holds most."""
+        """Drop what is over the capacity, from whoever holds most."""
         if len(self._kept) <= self.capacity:
             return
         holders: Holders[Key] = Holders()
@@ -209,7 +208,7 @@ class Pool:
             del self._kept[excess]
 
     def __contains__(self, key: Key) -> bool:
-        """Whether it is here, or was trained on and is gone."""
+        """Return whether the rollout is here, or was trained on and is gone."""
         return key in self._kept or _digest(key) in self._used
 
     def __iter__(self) -> Iterator[Scored]:
@@ -227,7 +226,7 @@ class Pool:
         return others / len(self) if len(self) else 0.0
 
     def kept(self) -> Sequence[PoolEntry]:
-        """Oldest first."""
+        """Return the entries, oldest first."""
         return tuple(self._kept.values())
 
     def snapshot(self) -> Sequence[Scored]:
@@ -236,7 +235,7 @@ class Pool:
 
     @property
     def used(self) -> Sequence[bytes]:
-        """Digests of what others' rollouts were trained on, oldest first."""
+        """Return digests of others' rollouts that were trained on, oldest first."""
         return tuple(self._used)
 
     def restore(
@@ -259,12 +258,12 @@ class Pool:
 
 
 def teaches(scored: Scored) -> bool:
-    """Has a correct and a wrong completion: a group that is all right has no gradient."""
+    """Return whether there are a right and a wrong completion: a group that is all right has no gradient."""
     return scored.informative and any(reward > 0 for reward in scored.rewards)
 
 
 def key_of(scored: Scored) -> Key:
-    """Return what is one experience: of one author one rollout a task."""
+    """Return the key of one experience: an author's rollout of a task."""
     return scored.rollout.author, scored.rollout.ref
 
 

@@ -12,7 +12,7 @@ FIRST_REST_ROUNDS, LONGEST_REST_ROUNDS = 8, 1024
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """Survives restarts with the checkpoint."""
+    """The guard's state, which survives restarts with the checkpoint."""
 
     clip_fraction: float = 0.0  # smoothed, over rounds with reuse
     resting: int = 0  # rounds left of one update each, on fresh experience only
@@ -23,7 +23,7 @@ class GuardState:
 
 @dataclass
 class ReplaySchedule:
-    """Updates a round. One update a round (the default) is never guarded: it is what the guard falls back to.
+    """Decides how many updates a round makes. One (the default) is never guarded: it is the fallback.
 
     A clip fraction above the limit means that the policy has moved away from what its experience was drawn
     with; so does a drift above its own: the KL divergence, in nats a token, of the policy as it is from the
@@ -44,14 +44,15 @@ class ReplaySchedule:
 
     @property
     def updates(self) -> int:
-        """Of this round.
+        """The updates of this round.
 
-        Halved after each rest, down to two, so that reuse does not go too far again within a few rounds.
+        They are halved after each rest, down to two, so that reuse does not go too far again within a few
+        rounds.
         """
         return 1 if self.resting else max(min(2, self.configured), self.configured >> self.state.rests)
 
     def observe(self, clip_fraction: float, drift: float = 0.0) -> bool:
-        """Take in a round's mean clip fraction and drift. True where they pause reuse."""
+        """Take in a round's mean clip fraction and drift. Returns whether they pause reuse."""
         state = self.state
         if self.resting:
             self.state = GuardState(0.0, state.resting - 1, state.rests)
@@ -72,5 +73,5 @@ class ReplaySchedule:
 
 
 def _rest(rests: int) -> int:
-    """Length, in rounds, of the next rest after this many."""
+    """Return the length, in rounds, of the next rest after this many."""
     return min(FIRST_REST_ROUNDS << min(rests, 16), LONGEST_REST_ROUNDS)

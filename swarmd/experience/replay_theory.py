@@ -33,8 +33,8 @@ def best_reuse(mu: float, rho: float, alpha: float) -> Reuse:
 
     x* is at least 1 (what is new is kept at least until it is used), and y* goes with it. With m = 1/mu, b =
     alpha·m + rho(1 − 2·alpha), s = sqrt(alpha²m² + m·rho(1 − 2·alpha)): x* = (1 − 2·alpha)² / (2·alpha(b +
-    s)) and y* = (1 − 2·alpha) / (alpha·m + s). Equal to the printed forms, and valid where those divide by
-    zero: at m = rho and at rho = 0.
+    s)) and y* = (1 − 2·alpha) / (alpha·m + s). These equal the printed forms, and are valid where those
+    divide by zero: at m = rho and at rho = 0.
 
     Raises ValueError outside mu > 0, rho >= 0, 0 < alpha < 1/2: there is no interior optimum.
     """
@@ -61,9 +61,9 @@ def cost(reuse: Reuse, mu: float, rho: float, alpha: float) -> float:
 def compute_ratio(mu: float, generated: float, trained: float) -> float:
     """Return gamma: the cost of so much generating and training, over that of a run without reuse.
 
-    (generated·mu + trained) / (trained·(1 + mu)). The paper's (1 + W/T) / (1 + mu) is the same number where
-    its W generators and T trainers are kept busy, W/T = mu·generated/trained. ValueError where nothing is
-    trained.
+    It is (generated·mu + trained) / (trained·(1 + mu)). The paper's (1 + W/T) / (1 + mu) is the same number
+    where its W generators and T trainers are kept busy, W/T = mu·generated/trained. Raises ValueError where
+    nothing is trained.
     """
     if not (mu > 0 and generated >= 0 and trained > 0):
         raise ValueError(f"no compute ratio for mu {mu}, {generated} generated and {trained} trained")

@@ -1,8 +1,7 @@
-"""Sampling batches from the replay pool.
+"""Sampling batches from the replay pool. Pure.
 
-Pure. A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it.
-
-Batches without replay: `swarmd.experience.strategies`.
+A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it.
+`swarmd.experience.strategies` has the batches without replay.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from swarmd.types import Author, Completion, Scored
 
 
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
-    """In a random order, in which each is as likely to be first, whatever it says.
+    """Put completions in a random order, in which each is as likely to be first, whatever it says.
 
     The order depends on the texts alone, not on the sender or its order, so that the first few of a copy are
     the first few of the original (`credit.useful`).
@@ -62,10 +61,10 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 @dataclass
 class Replay:
-    """A `Sampler` that draws every batch from the pool, our own rollouts of this round being there already.
+    """A `Sampler` that draws every batch from the pool, where our own rollouts of this round are already.
 
-    While the schedule rests, what `plain` chooses of this round's own and of others' no older than the
-    paper's round allows (`fresh`).
+    While the schedule rests, it returns what `plain` chooses of this round's own and of others' no older than
+    the paper's round allows (`fresh`).
     """
 
     pool: Pool
@@ -96,9 +95,9 @@ def draw(
     kept: Sequence[PoolEntry], batch: int, waits: Strategy, before: int, rng: random.Random,
     author_of: Callable[[PoolEntry], Author | None] = lambda _: None,
 ) -> Sequence[Scored]:  # fmt: skip
-    """At most `batch` of them, each of those that come first as likely; see Strategy.
+    """Draw at most `batch` rollouts, each of those that come first as likely; see Strategy.
 
-    Others' under the caps of `caps`.
+    Others' are drawn under the caps of `caps`.
     """
     in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))
     return [k.scored for k in first(in_order, batch, author_of, rng, lambda k: k.scored.ref.specialty)]

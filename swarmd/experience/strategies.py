@@ -1,10 +1,8 @@
-"""Sharing strategies: which rollouts to share, which of others' to sample.
+"""Sharing strategies: which rollouts to share, which of others' to sample. Pure.
 
-How they are weighed is in `advantages`. Pure.
-
-There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv
-2509.08721, section 5), and the default but for the weights. docs/experiments.md has them all, and what was
-measured.
+How they are weighed is in `advantages`. There is a table for each; a new strategy is a row here and no more.
+The first row is the paper's (SAPO, arXiv 2509.08721, section 5), and the default but for the weights.
+docs/experiments.md has them all, and what was measured.
 """
 
 import math
@@ -33,10 +31,7 @@ ENOUGH_COMPLETIONS = 32
 
 @dataclass
 class Success:
-    """A share of right completions by specialty, the newest counting most.
-
-    Our own, or all others' together.
-    """
+    """The share of right completions by specialty, our own or all others', the newest counting most."""
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
@@ -51,7 +46,7 @@ class Success:
             self.last[specialty] = number
 
     def forget(self, before: int) -> None:
-        """Specialties of which nothing came since that round."""
+        """Forget specialties of which nothing came since that round."""
         for specialty in [specialty for specialty, last in self.last.items() if last < before]:
             del self.right[specialty], self.seen[specialty], self.last[specialty]
 
@@ -72,7 +67,7 @@ class Success:
         return sum(self.right.values()) / seen if seen else MIN_SUCCESS
 
     def lead_of(self, others: "Success") -> Lead:
-        """By how much others do better than these.
+        """Return by how much others do better than these, by specialty.
 
         What these never asked themselves counts as weak: alone they do not train on it.
         """
@@ -99,7 +94,7 @@ def everything(_scored: Scored) -> bool:
 
 
 def with_a_right_answer(scored: Scored) -> bool:
-    """Select groups with a right answer, those that are right throughout, too.
+    """Select groups with a right answer, also those that are right throughout.
 
     To others, who fail there, these are worth most.
     """
@@ -123,9 +118,9 @@ def shared(local: Sequence[Scored], share: Share, most: int, rng: random.Random)
 
 
 class Candidate(Protocol):
-    """A rollout of another that may be taken.
+    """Somebody else's rollout that may be taken: scored and in the pool, or on offer.
 
-    Scored and in the pool (`Scored`), or on offer (`exchange.offers.Offered`).
+    Types: `Scored`, `exchange.offers.Offered`.
     """
 
     @property
@@ -136,7 +131,7 @@ class Candidate(Protocol):
 
     @property
     def round(self) -> int:
-        """Our own round in which we heard of it."""
+        """The round of ours in which we heard of it."""
 
 
 Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
@@ -157,25 +152,21 @@ def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
 
 
 def by_need(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """Weigh a rollout by how much better others do in its specialty than we do.
-
-    A little where they do not.
-    """
+    """Weigh a rollout by how far others are ahead of us in its specialty; a little where they are not."""
     return [max(MIN_WEIGHT, lead.of(c.ref.specialty)) for c in candidates]
 
 
 def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-    """Only specialties in which others do better than we do.
+    """Weigh 0 where others do not do better than we do.
 
-    A node ahead of all others trains alone, so J follows what is to be gained.
-
-    Now and then it takes a few of the other specialties, too: those that `Sharing.saw` has forgotten.
+    A node ahead of all others trains alone, so J follows what is to be gained. Now and then it takes a few of
+    the other specialties, too: those that `Sharing.saw` has forgotten.
     """
     return [max(0.0, lead.of(c.ref.specialty)) for c in candidates]
 
 
 def by_rarity(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """Specialties evenly, however often each is there."""
+    """Weigh specialties evenly, however many candidates each has."""
     count = Counter(c.ref.specialty for c in candidates)
     return [1 / count[c.ref.specialty] for c in candidates]
 
@@ -231,10 +222,7 @@ class Sharing:
         return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)
 
     def judged(self, scored: Scored) -> Scored:
-        """Another's rollout in the group that gives its advantages.
-
-        With the paper's weights always its own.
-        """
+        """Return another's rollout in the group that gives its advantages: its own by the paper's weights."""
         return (
             scored
             if self.settings.weigh == "paper"
@@ -249,9 +237,9 @@ class Sharing:
         self.lead = self.success.lead_of(self.others)
 
     def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:
-        """How this node weighs the advantages of the batch's rollouts.
+        """Return how this node weighs the advantages of the batch's rollouts.
 
-        Others' by `[sharing] weigh`, its own not at all.
+        Others' are weighed by `[sharing] weigh`, its own not at all.
         """
         if self.settings.weigh == "paper":
             return unweighed
