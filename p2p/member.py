@@ -108,10 +108,10 @@ class Member:
             identity.peer_id,
             topic.swarm_id,
             limits,
-            memory=self._recall.memory,
+            not_before=self._recall.not_before,
             opinion=self.reputation,
             group_of=lambda via: self.group(via) or NOT_NOTED,
-            note=self._recall.note,
+            note=lambda trace: self._recall.note(trace.sent_at),
         )
         self._also = {
             topic: Inbox(
@@ -166,14 +166,14 @@ class Member:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_for_twins)
-                nursery.start_soon(self._recall.save_regularly, self.inbox.memory)
+                nursery.start_soon(self._recall.save_regularly)
                 try:
                     await self._be_there(task_status)
                 except OperatorError as error:  # raised as it is, not in a group
                     refused = error
                     nursery.cancel_scope.cancel()
         finally:
-            self._recall.close(self.inbox.memory())
+            self._recall.close()
         if refused is not None:
             raise refused
 

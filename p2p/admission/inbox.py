@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2p.admission.replays import NOBODY, Holder, Memory, Replays, Trace
+from p2p.admission.replays import NOBODY, Holder, Replays, Trace
 from p2p.envelope import MAX_FRAME_BYTES, Frame, check, parse
 from p2p.identity import peer_id_of, public_key_of
 from p2p.rate_limit import TokenBucket, TokenBuckets
@@ -77,7 +77,7 @@ class Inbox:
 
     Args:
         group_of: a connection's network group, "" where it is not known.
-        not_before: frames sent earlier are old, so that a restart without `memory` admits no replays.
+        not_before: frames sent earlier are old, so that a restart admits no replays.
         note: called with every admitted frame, before `receive` returns.
         verify: `envelope.check`, or a cache of it where many members in one process receive one frame.
     """
@@ -89,7 +89,6 @@ class Inbox:
         limits: AdmissionLimits | None = None,
         *,
         not_before: float = 0.0,
-        memory: Memory | None = None,
         opinion: Opinion | None = None,
         group_of: Callable[[PeerId], str] = lambda _: "",
         note: Callable[[Trace], None] = lambda _: None,
@@ -101,7 +100,7 @@ class Inbox:
         self.counts: Counter[Reason] = Counter()
         self.admitted = 0
         self._opinion, self._group_of, self._note, self._verify = opinion, group_of, note, verify
-        self._replays = Replays(self.limits.authors, memory or Memory(), not_before)
+        self._replays = Replays(self.limits.authors, not_before)
         # By author's key
         self._frames = TokenBuckets[bytes](
             self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors
@@ -131,10 +130,6 @@ class Inbox:
         bucket = self._frames.of(public_key_of(author), now)
         bucket.refill(now)
         bucket.take(frames)
-
-    def memory(self) -> Memory:
-        """Return the state to give to this inbox after a restart."""
-        return self._replays.memory()
 
     def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
         if via is None:  # not known to the engine: only the author can be charged

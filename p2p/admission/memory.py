@@ -1,4 +1,4 @@
-"""Keeps the replay log and the reputation over restarts, in two files of the state folder."""
+"""Keeps over restarts what admission must not forget, in two files of the state folder."""
 
 import contextlib
 import logging
@@ -9,17 +9,17 @@ from zlib import crc32
 import trio
 
 from p2p import durable
-from p2p.admission.replay_log import ReplayLog
-from p2p.admission.replays import Memory, Trace
 from p2p.admission.reputation import Reputation
+from p2p.errors import StateUnwritable
+from p2p.sequence import NumberFile
 
 SEEN = "seen"
 REPUTATION = "reputation"
 # The file of a full `Reputation` has a quarter of this.
 MAX_FILE_BYTES = 8 * 1024 * 1024
 _CRC_BYTES = 4
-# How often to check whether something is due.
-CHECK_EVERY_S = 10.0
+# What is admitted in this time one write to disk covers. After a crash the node is deaf for so long at most.
+PROMISE_S = 20.0
 # Changes of scores since the last save may be lost in a crash.
 SAVE_EVERY_S = 120.0
 
@@ -27,43 +27,50 @@ log = logging.getLogger(__name__)
 
 
 class AdmissionMemory:
-    """The two files of one member.
+    """What one member keeps over restarts: the scores of peers, and when its last run heard frames.
 
-    folder: None keeps nothing over restarts; frames sent before now are then old.
+    folder: None keeps nothing. not_before: seconds since the epoch; frames sent earlier are old. They may
+    have been admitted by the last run: on disk is a promise that it admitted none that was sent later, and
+    that is at most PROMISE_S after the moment it was made, by our clock, whatever times the frames say.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
+        """Read the files. Raises StateUnwritable where there is one that cannot be read."""
         self.reputation = Reputation()
-        self._clock = clock
-        self._seen = ReplayLog(folder / SEEN, clock) if folder is not None else None
+        self._clock, self._newest, self._promised = clock, 0, 0
+        self._seen = NumberFile(folder / SEEN) if folder is not None else None
         self._path = folder / REPUTATION if folder is not None else None
-        self._saved_at = clock()
-        self.memory = self._seen.load() if self._seen is not None else Memory(start=int(clock() * 1000))
+        self.not_before = max(clock(), (self._seen.value + 1) / 1000 if self._seen is not None else 0.0)
         if self._path is not None:
             load_reputation(self._path, self.reputation, clock())
 
-    def note(self, trace: Trace) -> None:
-        """Note an admitted frame."""
-        if self._seen is not None:
-            self._seen.note(trace)
+    def note(self, sent_at: int) -> None:
+        """Note when an admitted frame was sent, in ms. It may be used when this returns."""
+        self._newest = max(self._newest, sent_at)
+        if sent_at > self._promised:
+            self._promise(max(int((self._clock() + PROMISE_S) * 1000), sent_at))
 
-    async def save_regularly(self, memory: Callable[[], Memory]) -> None:
-        """Save what is due until cancelled, in a thread, as the disk may be slow."""
+    async def save_regularly(self) -> None:
+        """Save the scores until cancelled, in a thread, as the disk may be slow."""
         while True:
-            await trio.sleep(CHECK_EVERY_S)
-            if self._seen is not None and self._seen.due:
-                self._seen.begin()
-                await trio.to_thread.run_sync(self._seen.save, memory())
-            if self._path is not None and not 0 <= self._clock() - self._saved_at < SAVE_EVERY_S:
-                self._saved_at = self._clock()
+            await trio.sleep(SAVE_EVERY_S)
+            if self._path is not None:
                 await trio.to_thread.run_sync(save_reputation, self._path, self.reputation.dump())
 
-    def close(self, memory: Memory) -> None:
+    def close(self) -> None:
         """Save for the last time, as the member stops."""
-        if self._seen is not None:
-            self._seen.save(memory, closed=True)
+        if self._newest:
+            self._promise(self._newest)
         if self._path is not None:
             save_reputation(self._path, self.reputation.dump())
+
+    def _promise(self, until: int) -> None:
+        self._promised = until
+        try:
+            if self._seen is not None:
+                self._seen.write(until)
+        except StateUnwritable as error:
+            log.warning("%s. After a crash a frame of the last seconds may be admitted twice", error)
 
 
 def load_reputation(path: Path, reputation: Reputation, now: float) -> None:

@@ -1,6 +1,7 @@
 """Replay protection: remembers which of each author's latest frames came.
 
-Pure; `now` is an argument. `p2p.admission.replay_log` keeps it on disk.
+Pure; `now` is an argument. A restart begins with nothing remembered: what was sent before is old then
+(`p2p.admission.memory`).
 
 Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them
 signed. Of each author the last FRAMES sent are remembered. What is forgotten raises a **horizon**, and what
@@ -21,8 +22,6 @@ of the holder that has most, in the group that has most.
 from array import array
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from p2p.types import PeerId, Reason
@@ -55,33 +54,13 @@ class Trace(NamedTuple):
     sent_at: int  # ms
 
 
-class RememberedAuthor(NamedTuple):
-    """One author in a `Memory`."""
-
-    key: bytes
-    horizon: int  # ms; what it sent up to here is old
-    sent_at: Sequence[int]  # ms, of each frame; the earliest first
-    sequences: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The replay protection's state, which must outlive a restart."""
-
-    start: int = 0  # ms; what anybody sent before is old
-    horizon: int = 0  # ms; what authors that are not among these sent up to here is old
-    authors: Sequence[RememberedAuthor] = ()  # least recently heard first
-
-
 class _Author:
     __slots__ = ("holder", "horizon", "sent_at", "sequences")
 
-    def __init__(
-        self, holder: Holder, horizon: int, sent_at: Sequence[int] = (), sequences: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, holder: Holder, horizon: int) -> None:
         self.holder, self.horizon = holder, horizon
         # Of each frame; the earliest first
-        self.sent_at, self.sequences = array("Q", sent_at), array("Q", sequences)
+        self.sent_at, self.sequences = array("Q"), array("Q")
 
     @property
     def newest(self) -> int:
@@ -103,18 +82,16 @@ class _Author:
 class Replays:
     """Remembers the frames of at most `limit` authors."""
 
-    def __init__(self, limit: int, memory: Memory, not_before: float = 0.0) -> None:
-        """Start from the memory of earlier runs.
+    def __init__(self, limit: int, not_before: float = 0.0) -> None:
+        """Remember nobody yet.
 
         not_before: seconds since the epoch; what was sent earlier is old.
         """
         self._limit = limit
-        self._start, self._horizon = max(memory.start, int(not_before * 1000)), memory.horizon
+        self._start, self._horizon = round(not_before * 1000), 0
         self._authors: dict[bytes, _Author] = {}
         self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
         self._groups: Counter[str] = Counter()  # authors that each network group holds
-        for key, horizon, sent_at, sequences in memory.authors:
-            self._place(key, _Author(NOBODY, horizon, sent_at, sequences))
 
     def __len__(self) -> int:
         return len(self._authors)
@@ -126,7 +103,7 @@ class Replays:
             return Reason.STALE
         # The clock was set back, and all frames would be old until it caught up
         if self._start > (now + REMEMBERED_S + AHEAD_S) * 1000:
-            self._start = int(now * 1000)
+            self._start = int((now + AHEAD_S) * 1000)
         author = self._authors.get(key)
         if author is not None and sequence in author.sequences:
             return Reason.DUPLICATE
@@ -149,14 +126,6 @@ class Replays:
         expired = int((now - WINDOW_S) * 1000)
         author.forget(bisect_left(author.sent_at, expired))
         self._expire(author.holder, expired)
-
-    def memory(self) -> Memory:
-        authors = (  # holders one after the other: of authors who are silent alike any may go first
-            RememberedAuthor(key, author.horizon, author.sent_at[:], author.sequences[:])
-            for held in self._held.values()
-            for key, author in held.items()
-        )
-        return Memory(self._start, self._horizon, list(authors))
 
     def _has_room(self, holder: Holder, now: float) -> bool:
         """Return whether there is room for another author, forgetting those that may be forgotten."""

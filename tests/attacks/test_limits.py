@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from libp2p.pubsub.pb import rpc_pb2
 
-from p2p.admission import fair_queue, replay_log, replays
+from p2p.admission import fair_queue, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
-from p2p.admission.replays import Holder, Memory, Replays, Trace
+from p2p.admission.replays import Holder, Replays, Trace
 from p2p.blobs import blobs
 from p2p.engines.libp2p import request_response, rpcs
 from p2p.engines.libp2p.rpcs import ForwardQueue, UnfinishedRpcs, ingress
@@ -74,12 +74,6 @@ LIMITS = (
         request_response.SERVED_AT_ONCE * 1.0,
     ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
-    Limit(
-        "the log of admitted frames, on disk",
-        "a connection 200 records of 52 bytes a second",
-        f"{replay_log.MAX_FILE_BYTES // MIB} MiB",
-        0.0,
-    ),
 )
 
 
@@ -100,7 +94,7 @@ def test_it_adds_up_to_what_a_small_machine_has() -> None:
 
 
 def test_all_authors_at_once() -> None:
-    replay, limit = Replays(1000, Memory()), 1000
+    replay, limit = Replays(1000), 1000
     holders = [Holder(f"{n % 8}.0", PeerId(f"c{n}")) for n in range(CONNECTIONS)]
     for n in range(20 * limit):
         trace = Trace(n.to_bytes(32, "big"), 1, int(NOW * 1000))
