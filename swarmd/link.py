@@ -1,6 +1,4 @@
-"""The socket pair between daemon and trainer.
-
-Length-prefixed msgpack, one message type per thing that can be said.
+"""The socket pair between daemon and trainer: length-prefixed msgpack, a type for each thing to be said.
 
 Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; when it is
 full the oldest *frame* goes (there will be fresher experience), never a word about state. The trainer's end
@@ -45,7 +43,7 @@ class StartTrainer(_Message, frozen=True):
 
 
 class SwarmNews(_Message, frozen=True):
-    """Peers heard, and frames refused since the last message, by reason."""
+    """The peers heard, and the frames refused since the last message, by reason."""
 
     peers: int
     refused: dict[str, int]
@@ -184,7 +182,7 @@ M = TypeVar("M")
 
 
 class Unpacker(Generic[M]):
-    """Bytes in, messages out. Pure."""
+    """Turns bytes into messages. Pure."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder, self._buffer = decoder, bytearray()
@@ -212,9 +210,9 @@ def from_trainer() -> Unpacker[ToDaemon]:
 
 
 class MessageQueue:
-    """Messages waiting to be written, oldest first.
+    """Messages waiting to be written, oldest first. Pure.
 
-    Bounded: of the frames the oldest go, the rest are few and stay. Pure.
+    It is bounded: of the frames the oldest go, the rest are few and stay.
     """
 
     def __init__(self, frames: int = MAX_WAITING_FRAMES) -> None:

@@ -2,39 +2,37 @@
 
 TOML -> Experiment. Pure but for reading the file.
 
-name = "sapo-table"
-question = "Does sharing pay, and how much of it?"
-expects = "4/4 ahead of 8/0 by 30 % or more"
-nodes = 8
-rounds = 160
-seeds = 5
+    name = "sapo-table"
+    question = "Does sharing pay, and how much of it?"
+    expects = "4/4 ahead of 8/0 by 30 % or more"
+    nodes = 8
+    rounds = 160
+    seeds = 5
 
-[base]
-profile = "sapo-paper"            # where nothing else is set
+    [base]
+    profile = "sapo-paper"            # where nothing else is set
 
-[base.model]                      # of every node in every setting: sections and keys of
-node_config.example.toml
-name = "tiny-latent"
+    [base.model]                      # of every node: sections and keys of node_config.example.toml
+    name = "tiny-latent"
 
-[[setting]]
-name = "8/0"
-baseline = true                   # what the others are compared with; one of them
-round = { local = 8, external = 0 }
+    [[setting]]
+    name = "8/0"
+    baseline = true                   # what the others are compared with; one of them
+    round = { local = 8, external = 0 }
 
-[[setting]]
-name = "4/4, restless"
-against = "8/0"                   # this one's own baseline
-sets = "whole"                                # gossiped, not offered and fetched; a key of the
-                                              # whole file, too
-churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
-hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.surroundings), each as loud
-                                              # as a node is on average
+    [[setting]]
+    name = "4/4, restless"
+    against = "8/0"                   # this one's own baseline
+    sets = "whole"                    # gossiped, not offered and fetched; a key of the whole file, too
+    churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
+    hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.surroundings), each as loud
+                                                  # as a node is on average
 
-[[setting]]
-name = "half strong"
-[[setting.group]]                 # nodes that differ: their number, and their own sections
-nodes = 4
-model = { name = "tiny" }
+    [[setting]]
+    name = "half strong"
+    [[setting.group]]                 # nodes that differ: their number, and their own sections
+    nodes = 4
+    model = { name = "tiny" }
 """
 
 import re
@@ -126,7 +124,7 @@ class Setting:
 
     @property
     def slug(self) -> str:
-        """Its name as a folder's."""
+        """The setting's name as a folder's."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower().replace("/", "-of-")).strip("-.") or "setting"
 
 

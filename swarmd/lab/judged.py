@@ -111,7 +111,7 @@ def _comparisons(url: str) -> list[Any]:
 
 
 def judged_beside(experiment: Experiment, setting: Setting) -> str:
-    """Name of the setting that this one shares a figure with: its own, where others are compared with it."""
+    """Return the name of the setting whose figure this one shares: its own if it is a baseline."""
     if any(other.against == setting.name for other in experiment.settings):
         return setting.name
     return experiment.baseline_of(setting).name

@@ -16,9 +16,9 @@ PARENT_CHECK_S = 1.0
 def end_with_parent(parent: int | None = None) -> None:
     """Send this process SIGTERM once its parent is gone, kill -9 included.
 
-    Not left to the kernel (`seccomp.die_with_parent`): that acts when the *thread* that started us ends, and
-    trio starts processes from threads that end after ten seconds without work. parent: its pid, where it was
-    told; it may be gone by now.
+    This is not left to the kernel (`seccomp.die_with_parent`): it acts when the *thread* that started us
+    ends, and trio starts processes from threads that end after ten seconds without work. parent: its pid,
+    where it was told; it may be gone by now.
     """
     parent = parent or os.getppid()
 

@@ -1,11 +1,9 @@
-"""One run of an experiment.
+"""One run of an experiment: the nodes of a setting with one seed, in one process, in virtual time.
 
-The nodes of a setting with one seed, in one process, over the memory engine in virtual time.
-
-Each node has its own weights, optimizer, questions, pool, identity and inbox; its round, exchange and policy
-are those of a real node. Nodes take turns, in another order each round; what one shares, those after it may
-collect in the same round. Sets of rollouts are offered, and each node fetches what it takes
-(`swarmd.lab.surroundings`), or they are gossiped whole where the setting says so.
+The network is the memory engine. Each node has its own weights, optimizer, questions, pool, identity and
+inbox; its round, exchange and policy are those of a real node. Nodes take turns, in another order each round;
+what one shares, those after it may collect in the same round. Sets of rollouts are offered, and each node
+fetches what it takes (`swarmd.lab.surroundings`), or they are gossiped whole where the setting says so.
 
 `python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder
 (`swarmd.lab.results`) and prints a line for each round. A run that was cut off goes on from its last save
@@ -60,7 +58,7 @@ QUESTIONS_SEED = 7
 
 
 class NotedExchange(RolloutExchange):
-    """Notes what its node gives to the network in a round, so that it can be given again."""
+    """Records what its node gives to the network in a round, so that it can be given again."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -90,7 +88,7 @@ class NotedExchange(RolloutExchange):
 
 
 class PlayedSwarm:
-    """The nodes of one run. Deterministic by setting and seed on one machine."""
+    """The nodes of one run. On one machine a run depends on setting and seed alone."""
 
     def __init__(
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
@@ -98,10 +96,12 @@ class PlayedSwarm:
     ) -> None:  # fmt: skip
         """Build the nodes of one setting.
 
-        reward: scores completions of the setting's curriculum (`Verifier`). places: of the nodes that are
-            played here; None for all.
+        Args:
+            reward: scores completions of the setting's curriculum (`Verifier`).
+            places: of the nodes that are played here; None for all.
 
-        Raises NoModel where a node's model cannot be loaded.
+        Raises:
+            NoModel: a node's model cannot be loaded.
         """
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
@@ -187,7 +187,7 @@ class PlayedSwarm:
         )
 
     def round(self, number: int) -> dict[str, Any]:
-        """Play one round of every node: its line of the results, lists by node."""
+        """Play one round of every node. Returns its line of the results, with lists by node."""
         reports: list[RoundReport] = [NOTHING] * len(self.nodes)
 
         def turn(place: int) -> NodeOutput:
@@ -256,7 +256,7 @@ class PlayedSwarm:
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
         """Sample every node's answers to held-out questions; return how many of `answers` are right.
 
-        Lists by node, then by question. Trains nothing.
+        The lists are by node, then by question. Nothing is trained.
         """
         right, marked = [], []
         for number, policy in zip(self._places, self.policies, strict=True):
@@ -341,9 +341,9 @@ def play(
     results: Results, run: Run, told: Callable[[int], None], save_every: float = SAVE_EVERY_S, *,
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> None:  # fmt: skip
-    """Play a run into its file.
+    """Play a run into its file. One that was cut off goes on from its last save.
 
-    told: the number of each finished round. One that was cut off goes on from its last save.
+    told: called with the number of each finished round.
     """
     experiment = results.experiment
     with results.writing(run) as lines, RunSaves(results.saves(run), lines, save_every) as saves:

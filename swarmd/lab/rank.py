@@ -2,8 +2,8 @@
 
 All nodes play a round at the same time. Between its answers and its update each gathers the frames of all
 others, which is the exchange of the paper's controlled experiment (SAPO, section 5). So it hears all of this
-round, whole, in each round. Who is away and what hostile peers send is of the seed alone: each rank works
-that out for itself.
+round, whole, in each round. Who is away and what hostile peers send depends on the seed alone: each rank
+works that out for itself.
 
 `python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number
 of each finished round.
@@ -41,7 +41,7 @@ _report = msgspec.msgpack.Decoder(tuple[RoundReport, float])
 class RankNetwork(MemorySwarm):
     """The network as one rank has it: its own node, and the hostile peers.
 
-    Keeps what each sends, for the other ranks.
+    It keeps what the node sends, for the other ranks.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,7 @@ class RankNetwork(MemorySwarm):
 
 
 class RankExchange(NotedExchange):
-    """gather: called before it collects."""
+    """An exchange that first gathers the frames of all ranks. gather: called before it collects."""
 
     def __init__(self, *args: Any, gather: Callable[[], None], **options: Any) -> None:
         super().__init__(*args, **options)

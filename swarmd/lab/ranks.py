@@ -24,7 +24,7 @@ LOST_EXIT_CODE: Final = 75
 
 
 async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, tuple[int, str]]:
-    """Run the ranks; return exit code and last words of those that failed, none if all went well."""
+    """Run the ranks; return exit code and last words of those that failed."""
     failed: dict[int, tuple[int, str]] = {}
 
     async def one(rank: int, nursery: trio.Nursery) -> None:

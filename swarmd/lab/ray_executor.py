@@ -1,9 +1,7 @@
 """`swarmd lab run --executor ray`: the runs of an experiment on a Ray cluster, each on one core.
 
-Needs the extra `ray`.
-
-A worker plays a run and returns its lines; they are written here, when the run is whole. swarmd must be
-installed on every machine.
+It needs the extra `ray`. A worker plays a run and returns its lines; they are written here, when the run is
+whole. swarmd must be installed on every machine.
 """
 
 import importlib
@@ -18,21 +16,16 @@ from swarmd.lab.runs import RunsFailed, RunsProgress
 
 
 class NoRay(SwarmdError):
-    """--executor ray needs Ray, which is not installed here.
-
-    Run pip install 'swarmd[ray]', or leave --executor out.
-    """
+    """Ray is not installed here. Run pip install 'swarmd[ray]', or leave --executor out."""
 
     exit_code = 2
 
 
 def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluster: Any) -> None:
-    """Play what is missing.
-
-    As `runs.play_all`, with as many runs at a time as the cluster has cores. NoRay, RunsFailed.
+    """Play the missing runs, as many at a time as the cluster has cores. Raises NoRay, RunsFailed.
 
     cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
-    on this machine.
+    on this machine. The rest is as in `runs.play_all`.
     """
     try:
         ray = importlib.import_module("ray")

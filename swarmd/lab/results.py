@@ -1,14 +1,12 @@
-"""The results folder of an experiment.
+"""The results folder of an experiment: its configuration, the versions that played it, a file for each run.
 
-Its whole configuration, the versions that played it, and one file for each run.
-
-OUT/experiment.json                 name, question, expectation, every setting in full, versions; written
-once, at the start
-OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
+OUT/experiment.json                 name, question, expectation, every setting in full, versions;
+                                    written once, at the start
+OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; only a whole run has this name
 OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
 OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.saving`)
-OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo, and
-its database
+OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo,
+                                    and its database
 OUT/report.html, *.png              made by `swarmd lab report`
 """
 
@@ -55,16 +53,16 @@ class Run:
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A point in a journal: what is before it."""
+    """A point in a journal: its place, and a digest of what is before it."""
 
     bytes: int = 0
     sha256: str = sha256().hexdigest()
 
 
 class Journal:
-    """One process at a time: opening it waits until no other process has it open.
+    """A file of JSON lines that can be cut back to an earlier point that was durable.
 
-    Raises OSError, as files do.
+    One process at a time: opening it waits until no other process has it open. Raises OSError, as files do.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,9 +98,9 @@ class Journal:
         return Mark(self._bytes, self._digest.hexdigest())
 
     def back_to(self, mark: Mark) -> None:
-        """Drop what is behind the mark; an empty one is the beginning of every file.
+        """Drop what is behind the mark; an empty mark is the beginning of every file.
 
-        ValueError where the file does not begin with it.
+        Raises ValueError where the file does not begin with it.
         """
         self._file.seek(0)
         self._digest, self._bytes = sha256(self._file.read(mark.bytes)), mark.bytes
@@ -123,7 +121,7 @@ class Results:
 
     @classmethod
     def create(cls, folder: Path, experiment: Experiment, engine: str = MEMORY) -> Self:
-        """Begin a folder. BadResults where it holds something already, or cannot be written."""
+        """Begin a folder. Raises BadResults where it holds something already, or cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / FILE).exists():
@@ -205,7 +203,7 @@ class Results:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """All of them, seed by seed, so that every setting has as many when it is stopped early."""
+        """Return all runs, seed by seed, so that every setting has as many when it is stopped early."""
         return [
             Run(setting.slug, seed)
             for seed in range(1, self.experiment.seeds + 1)

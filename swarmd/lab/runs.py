@@ -1,6 +1,6 @@
 """Plays the runs of an experiment, several at a time, each in a process of its own.
 
-With progress and an estimate of the time left.
+It shows the progress and estimates the time left.
 """
 
 import logging
@@ -63,7 +63,7 @@ class RunsProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None until enough was played to tell."""
+        """Return the seconds left; None until enough was played to tell."""
         if self._begun is None or self._played < self.rounds // 20 + 2:
             return None
         left = self.total * self.rounds * (1 - self.share)
@@ -80,9 +80,7 @@ class RunsProgress:
 def play_all(
     results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = ()
 ) -> None:
-    """Play what is missing.
-
-    RunsFailed names each run that failed and what it said; the others are played all the same.
+    """Play what is missing. RunsFailed names each run that failed and what it said; the others go on.
 
     jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way,
     which go on from their last saves the next time (`swarmd.lab.saving`).

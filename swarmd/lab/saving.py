@@ -1,10 +1,9 @@
 """Saves of a run under way: a run that was cut off goes on from the last, with the lines it would have had.
 
-    OUT/runs/<setting>/seed-<n>.saved/said             a line for each round: what each node gave to the
-    network
+    OUT/runs/<setting>/seed-<n>.saved/said             a line for each round: what the nodes sent
     OUT/runs/<setting>/seed-<n>.saved/round-00000120/  one save; the two newest are kept
-        swarm.json                   round, CPU seconds, and how far the run's lines and `said` were: sizes
-        and SHA-256
+        swarm.json                   round, CPU seconds, and how far the run's lines and `said` were (sizes
+                                     and SHA-256)
         node-0/round-00000120/       the node's own checkpoint (`swarmd.trainer.checkpoint`)
 
 The network itself is not saved: it does the same each time it is given the same. So a resumed run first gives
@@ -52,7 +51,7 @@ _decoder = msgspec.json.Decoder(list[NodeOutput | None])
 
 
 class SavedRun(msgspec.Struct, frozen=True):
-    """A save, but for the nodes' checkpoints."""
+    """A save without the nodes' checkpoints."""
 
     round: int
     cpu: float  # seconds so far
@@ -63,14 +62,14 @@ class SavedRun(msgspec.Struct, frozen=True):
 
 
 class Saveable(Protocol):
-    """The interface of what is saved: `play.PlayedSwarm`."""
+    """What can be saved: `play.PlayedSwarm`."""
 
     @property
     def nodes(self) -> Sequence[object]: ...
 
     @property
     def said(self) -> RoundOutput:
-        """The output of all nodes in the last round."""
+        """Return the output of all nodes in the last round."""
 
     def replay(self, number: int, said: RoundOutput) -> None:
         """Play one round again as far as the network is concerned."""
@@ -91,9 +90,9 @@ class RunSaves:
         every: float = SAVE_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open a run's saves.
+        """Open a run's saves. Raises OSError.
 
-        lines: of the run, cut back to where a resumed run goes on. every: seconds. Raises OSError.
+        lines: of the run, cut back to where a resumed run goes on. every: seconds.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._lines, self._every, self._clock = folder, lines, every, clock

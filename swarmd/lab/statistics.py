@@ -1,7 +1,7 @@
 """Figures of runs with their intervals, and a results folder's settings as columns of them.
 
-Reward of a round: the mean over a node's own completions, added up over nodes. Cumulative reward: that, added
-up over rounds.
+The reward of a round is the mean over a node's own completions, added up over nodes. The cumulative reward is
+that, added up over rounds.
 """
 
 import math
@@ -30,7 +30,7 @@ NEIGHBOURS = 2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds with its 95 % interval (Student's t); of one seed there is no interval."""
+    """A mean over seeds with its 95 % interval (Student's t); one seed has no interval."""
 
     mean: float
     half: float | None  # half the interval's width

@@ -1,15 +1,15 @@
-"""What surrounds the nodes of an experiment: a daemon's fetching, hostile peers, and who is away.
+"""What surrounds the nodes of an experiment: a daemon's fetching, hostile peers, and absences.
 
 Fetching: the board, the choice and the fetches are those of a real node (`swarmd.exchange.gathering`), over
-the memory engine. Fetching takes no virtual time: what no member that is there holds is given up, as at the
-end of a real round.
+the memory engine. Fetching takes no virtual time: what no present member holds is given up, as at the end of
+a real round.
 
 Hostile peers are liars and poisoners, as in the tests of attacks, each as loud as an honest node is on
 average. A liar sends one right answer, so that the rollout has an advantage, and right answers to other
 questions, which are wrong here. A poisoner sends right answers with a word put in front, which stay right,
 and clean wrong ones: the word is learnt by whoever trains on them ("Hail to the Thief", arXiv 2511.09780).
 
-Churn is pure: one seed, one history, whatever the setting.
+Churn is pure: one seed gives one history, whatever the setting.
 """
 
 import random
@@ -101,7 +101,7 @@ TRIES: Final = 100
 
 
 class HostilePeer:
-    """Answers nothing and trains on nothing; sends rollouts it made up."""
+    """A peer that answers nothing and trains on nothing; it sends rollouts that it made up."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class HostilePeer:
 
 
 class Absences:
-    """Each node leaves with chance 1/present a round and comes back with chance 1/away.
+    """Draws absences: each node leaves with chance 1/present a round and comes back with chance 1/away.
 
     Never all of them are away at once.
     """

@@ -76,9 +76,10 @@ class LanguagePolicy:
     ) -> None:
         """Take the parts that `open` has made.
 
-        loss: the advantages it gives a rollout's completions. rows: what an update trains on, of a batch and
-        its advantages. driver: of the engine that answers; closed with the policy. step: takes an update's
-        step. versions: whether tokens say which weights they were drawn with.
+        Args:
+            loss: the advantages it gives a rollout's completions.
+            rows: what an update trains on, of a batch and its advantages.
+            engine: what answers; closed with the policy.
         """
         self._loaded, self._chat, self._learner, self._sampling, self._generator = (
             loaded,
@@ -102,12 +103,12 @@ class LanguagePolicy:
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready.
 
-        NoModel, Unreachable, NoEngine, EngineFailed.
+        Raises NoModel, Unreachable, NoEngine, EngineFailed.
 
-        seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress
-        of a download. rest: called between two tokens and between two micro-batches; returns when the work
-        may go on. Not within an update of several trainers: they would wait for each other until they give
-        up. between: see `decode`; of a generator, whose weights are another process's to change.
+        Args:
+            seed: of what is sampled and of a new adapter.
+            free: bytes free on a device.
+            report: gets the progress of a download.
         """
         work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device))
@@ -299,7 +300,7 @@ class LanguagePolicy:
 
     @property
     def version(self) -> int:
-        """Updates behind these weights."""
+        """The number of updates behind these weights."""
         return self._learner.updates
 
     def save(self, folder: Path) -> None:
@@ -320,13 +321,13 @@ class LanguagePolicy:
         return policy_files.size(self._learner)
 
     def close(self) -> None:
-        """End what the engine has started. The policy is of no use afterwards."""
+        """End what the engine has started. The policy cannot be used afterwards."""
         self._driver.close()
 
     def restore(self, folder: Path) -> None:
         """Go on from where `save` was called.
 
-        CheckpointUnfit where the folder is damaged or of another base model.
+        Raises CheckpointUnfit where the folder is damaged or of another base model.
         """
         for note in policy_files.read(folder, self._identity(), self._learner, self._generator):
             log.warning("%s", note)
@@ -335,7 +336,7 @@ class LanguagePolicy:
     def take(self, weights: bytes) -> None:
         """Answer with these weights: all that updates change, as a safetensors file.
 
-        ValueError where they are of another model.
+        Raises ValueError where they are of another model.
         """
         try:
             tensors = load_tensors(weights)
@@ -352,7 +353,7 @@ class LanguagePolicy:
 
     @property
     def fingerprint(self) -> str:
-        """Tells base models apart (`fingerprint_of`)."""
+        """What tells base models apart (`fingerprint_of`)."""
         return self._loaded.fingerprint
 
     def _identity(self) -> policy_files.ModelIdentity:

@@ -1,6 +1,6 @@
 """`swarmd demo`: a swarm on this machine beside one node alone.
 
-Real processes, real libp2p on loopback, a real judge, and one node killed halfway.
+It runs real processes, real libp2p on loopback, a real judge, and one node killed halfway.
 """
 
 import json
@@ -54,7 +54,7 @@ class Story:
 
     @property
     def reward(self) -> float:
-        """The reward of all its rounds so far, added up."""
+        """The reward of all rounds so far, added up."""
         return float(sum(line["reward_mean"] for line in self.lines))
 
     def refresh(self) -> None:
@@ -192,7 +192,7 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
 
 
 class Start:
-    """What the nodes do until each has finished a round, in lines that are new."""
+    """Tells what the nodes do until each has finished a round, in lines that are new."""
 
     def __init__(self, stories: Sequence[Story]) -> None:
         self._stories, self._begun = stories, time.monotonic()

@@ -1,6 +1,6 @@
 """Figures drawn with matplotlib (the `plot` extra), which need no display.
 
-Reward curves of runs, from metrics.jsonl; and SAPO's Figure 3, from a judge's /v1/comparison
+They are reward curves of runs, from metrics.jsonl, and SAPO's Figure 3, from a judge's /v1/comparison
 (docs/judge-protocol.md).
 """
 

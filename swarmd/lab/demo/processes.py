@@ -1,7 +1,4 @@
-"""Starts a swarm of real `swarmd join` processes and a judge on loopback.
-
-For the demo, tests and benchmarks.
-"""
+"""Starts a swarm of real `swarmd join` processes and a judge on loopback, for demo, tests and benchmarks."""
 
 import contextlib
 import json
@@ -31,7 +28,7 @@ TERM_TIMEOUT_S = 60.0
 def checkpoints(every: float) -> dict[str, str]:
     """Return the environment of a node that saves a checkpoint every so many seconds.
 
-    For short runs: what it writes is not limited.
+    It is for short runs: what the node writes is not limited.
     """
     return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
 

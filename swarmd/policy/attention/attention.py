@@ -54,7 +54,7 @@ class Layout(Protocol):
 def adopt(network: nn.Module) -> bool:
     """Give a network our attention function, once.
 
-    False, and nothing is changed, where its architecture is not covered.
+    Returns False, and changes nothing, where its architecture is not covered.
     """
     model: Any = network
     if model.config._attn_implementation == NAME:

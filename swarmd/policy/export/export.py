@@ -70,9 +70,16 @@ def export(
 ) -> Exported:
     """Write the checkpoint's model into `out`, which must be new or empty; whole or not at all.
 
-    files: those of FILES. metrics: the lines of its rounds. curriculum: its name. ConfigError where it cannot
-    be done as asked; NoModel or Unreachable where the base model is not to be had; CheckpointUnfit where it
-    is another one; CannotExport where the disk will not take it.
+    Args:
+        files: those of FILES.
+        metrics: the lines of its rounds.
+        curriculum: its name.
+
+    Raises:
+        ConfigError: it cannot be done as asked.
+        NoModel, Unreachable: the base model is not to be had.
+        CheckpointUnfit: the base model is another one.
+        CannotExport: the disk will not take it.
     """
     transformers_logging.disable_progress_bar()
     identity = policy_files.described(files["policy.json"])

@@ -1,7 +1,7 @@
 """The engine `continuous`: transformers' continuous batching (`generate_batch`) on the trainer's own network.
 
-Built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs) would
-be of older weights.
+It is built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs)
+would be of older weights.
 """
 
 import gc
@@ -35,8 +35,8 @@ class ContinuousEngine(BuiltInEngine):
     def __init__(self, network: nn.Module, tokens: int, rest: Callable[[], object] = lambda: None) -> None:
         """Wrap transformers' continuous batching.
 
-        tokens: whose keys and values are held at once, at most. rest: called before each forward pass; may
-            wait. Raises NoEngine where it would not draw from the model's distribution.
+        tokens: how many tokens' keys and values are held at once, at most. Raises NoEngine where it would not
+        draw from the model's distribution.
         """
         model: Any = network
         if model.config.model_type not in COMPARED:

@@ -52,10 +52,12 @@ def decode(
 ) -> list[list[Sample]]:
     """Draw `copies` samples of each prompt, in order.
 
-    cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the least. A
-        prompt that fills the context gets empty samples. between: called before each forward pass; returns
-        the version of the weights, which it may have changed in place: keys and values of earlier tokens stay
-        (PipelineRL, arXiv 2509.19128, section 4), nothing else that comes of weights may outlive a pass.
+    Args:
+        cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the
+            least. A prompt that fills the context gets empty samples.
+        between: called before each forward pass; returns the version of the weights, which it may have
+            changed in place: keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section
+            4), nothing else that comes of weights may outlive a pass.
         rest: called before each pass, too; may wait.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
@@ -100,10 +102,10 @@ def _groups(
 
 class Rows(Protocol):
     def first(self) -> Tensor:
-        """Compute the prompts: the logits [B, V] of each row's first token."""
+        """Compute the prompts. Returns the logits [B, V] of each row's first token."""
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+        """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order: ascending."""

@@ -70,12 +70,7 @@ class NetworkWeights:
 
 
 class Driver:
-    """An engine that always answers with the weights the network has.
-
-    rest: called before each call of an engine that does not run on the trainer's own network; may wait.
-    between: see `decode`; an engine that cannot take new weights between tokens takes them between calls, and
-    its tokens say so.
-    """
+    """Keeps an engine answering with the weights that the network has."""
 
     def __init__(
         self,
@@ -96,7 +91,13 @@ class Driver:
         generator: torch.Generator,
         version: int,
     ) -> list[list[Sample]]:
-        """Generate answers; see `InferenceEngine.generate`. version: updates behind the network's weights."""
+        """Generate answers; see `InferenceEngine.generate`.
+
+        Args:
+            version: updates behind the network's weights.
+            between: see `decode`. An engine that cannot take new weights between tokens takes them between
+                calls, and its tokens say so.
+        """
         if isinstance(self.engine, OwnEngine):
             return self.engine.generate(prompts, copies, sampling, generator)
         if self._between is not None:

@@ -62,11 +62,11 @@ class Weights(Protocol):
 
     @property
     def version(self) -> int:
-        """Updates behind it. Rises, but for a resumed run."""
+        """The number of updates behind the weights. It rises, but for a resumed run."""
 
     @property
     def lora_rank(self) -> int | None:
-        """None: all weights are trained, and there is no adapter to write."""
+        """The adapter's rank; None: all weights are trained, and there is no adapter to write."""
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter in peft's format into an existing folder.
@@ -82,13 +82,13 @@ class Weights(Protocol):
 
 
 class InferenceEngine(Protocol):
-    """What turns prompts into samples of the policy. Called from one thread; blocks.
+    """Turns prompts into samples of the policy. Called from one thread; blocks.
 
     Log-probabilities are natural logarithms and of the distribution that each token was drawn from:
     softmax(logits / temperature) over the whole vocabulary, nothing cut off or penalised; at temperature 0
     (greedy) of softmax(logits). A foreign engine's differ a little from those that the trainer's own forward
     pass gives, because its kernels round elsewhere: truncated importance weights make up for it
-    (`train.importance_cap`), which is why they must be its own, of the tokens as it drew them, not recomputed
+    (`train.importance_cap`). So they must be the engine's own, of the tokens as it drew them, not recomputed
     or rounded ones.
     """
 
@@ -108,25 +108,25 @@ class InferenceEngine(Protocol):
         """
 
     def sync(self, weights: Weights) -> None:
-        """Answer with these weights from now on.
+        """Answer with these weights from now on. Raises EngineFailed.
 
-        Called before the first `generate` and after every change. EngineFailed.
+        It is called before the first `generate` and after every change.
         """
 
     def sleep(self) -> None:
-        """Give the device's memory to an update, as far as that can be done. EngineFailed."""
+        """Give the device's memory to an update, as far as that can be done. Raises EngineFailed."""
 
     def wake(self) -> None:
-        """Take it back. Called before `sync` and `generate` where `sleep` was."""
+        """Take the memory back. Called before `sync` and `generate` where `sleep` was called."""
 
     def close(self) -> None:
-        """End, with everything that was started. Never raises; may be called again."""
+        """End everything that was started. Never raises; may be called again."""
 
 
 class BuiltInEngine:
-    """Base of the engines on the trainer's own network.
+    """Base of the engines on the trainer's own network, which share its weights.
 
-    They share its weights, and keep nothing between calls.
+    They keep nothing between calls.
     """
 
     foreign: Final = False

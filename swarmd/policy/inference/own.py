@@ -1,6 +1,6 @@
 """The engine `own`: the trainer's network itself decodes (decode.py).
 
-Shares the weights, so there is nothing to sync.
+It shares the weights, so there is nothing to sync.
 """
 
 import logging
@@ -29,8 +29,7 @@ class OwnEngine(BuiltInEngine):
     ) -> None:
         """Wrap a network.
 
-        tokens: whose keys and values are held at once; fewer once memory was short. rest, between: see
-            `decode`.
+        tokens: how many tokens' keys and values are held at once; fewer once memory was short.
         """
         self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
 

@@ -2,7 +2,7 @@
 
 Padding never reaches a recurrent layer's state in the architectures of `architecture.PADDED`: transformers
 zeroes what such a layer reads at padded positions, and their states stay zero
-(tests/swarmd/policy/test_architectures.py compares with single sequences).
+(tests/policy/test_architectures.py compares with single sequences).
 """
 
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ class PaddedRows:
         self._cache = DynamicCache(config=network.config)
 
     def first(self) -> Tensor:
-        """Compute the prompts: the logits [B, V] of each row's first token."""
+        """Compute the prompts. Returns the logits [B, V] of each row's first token."""
         logits = self._forward(self._ids, (self._mask.cumsum(1) - 1).clamp_(min=0), logits_to_keep=1)
         rows = torch.arange(len(logits), device=logits.device).repeat_interleave(self._copies)
         self.keep(rows)
         return logits[rows]
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+        """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
         return self._forward(tokens[:, None], self._mask.sum(1, keepdim=True) - 1)
 
@@ -69,9 +69,8 @@ class PaddedRows:
 def agrees_with_itself(network: nn.Module) -> bool:
     """Return whether padded decoding gives the distributions of plain forward passes.
 
-    Two prompts are decoded behind padding, one token at a time.
-
-    For architectures that our tests do not know. False also where it cannot be decoded so at all.
+    Two prompts are decoded behind padding, one token at a time. It is for architectures that our tests do not
+    know. Returns False also where the network cannot be decoded so at all.
     """
     weight: Tensor = network.get_input_embeddings().weight  # type: ignore[operator]
     tokens = [i % len(weight) for i in range(1, 24)]

@@ -17,7 +17,7 @@ PREFILL_TOKENS: Final = 8192
 class SharedPrefix:
     """B rows in the order of their Q questions.
 
-    Also the attention layout of its own forward passes, one token of each row at a time.
+    It is also the attention layout of its own forward passes, one token of each row at a time.
     """
 
     def __init__(
@@ -32,8 +32,10 @@ class SharedPrefix:
     ) -> None:
         """Lay out prompts and their rows; nothing is computed yet.
 
-        network: adopted. steps: tokens of each row, at most. frozen: whether no weight changes before the
-            last.
+        Args:
+            network: adopted.
+            steps: tokens of each row, at most.
+            frozen: whether no weight changes before the last.
         """
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = (
@@ -56,7 +58,7 @@ class SharedPrefix:
         self._blocks = Blocks(network, frozen) if readable(network) else None
 
     def first(self) -> Tensor:
-        """Compute the prompts: the logits [B, V] of each row's first token."""
+        """Compute the prompts. Returns the logits [B, V] of each row's first token."""
         last = torch.cat([self._prefill(block) for block in _blocks(self._prompts)])
         return last.repeat_interleave(self._copies, dim=0)
 
@@ -89,7 +91,7 @@ class SharedPrefix:
         return logits
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+        """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
         for window in self._masks.keys() - {None}:
             del self._masks[window]
         positions = self._lengths[self._question] + self._done
@@ -128,8 +130,8 @@ class SharedPrefix:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         """Attend to the prompt and to the row's own tokens, with one softmax over both.
 
-        All in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one
-            product.
+        All is in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one
+        product.
         """
         if self._ragged:
             query, key, value = (x.index_select(0, self._row) for x in (query, key, value))

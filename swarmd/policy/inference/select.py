@@ -81,8 +81,8 @@ def choose(seconds: Mapping[str, float | None]) -> str:
     """Return the quickest engine.
 
     seconds: of engines by name, in order of preference; None where one failed. The first keeps its place
-        against one that is hardly quicker: a measurement has noise, and the first is better tested. If all
-        failed it is the first, which will say why.
+    against one that is hardly quicker: a measurement has noise, and the first is better tested. If all failed
+    it is the first, which will say why.
     """
     first = next(iter(seconds))
     took = {name: s for name, s in seconds.items() if s is not None and math.isfinite(s)}
@@ -201,14 +201,10 @@ def open_engine(
     rest: Callable[[], object] = lambda: None,
     between: Callable[[], int] | None = None,
 ) -> InferenceEngine:
-    """Open the configured inference engine.
+    """Open the configured inference engine. Raises NoEngine and EngineFailed.
 
-    rest, between: given to the built-in engines (`decode`).
-
-    auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default:
-        `cache_file`); elsewhere `own`, which continuous batching was never quicker than.
-
-    Raises NoEngine and EngineFailed.
+    With "auto" it is on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file`
+    (default: `cache_file`); elsewhere it is `own`, which continuous batching was never quicker than.
     """
     name, tokens = config.generate.engine, loaded.plan.cache_tokens
     if name == "auto":
