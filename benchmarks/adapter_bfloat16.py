@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.half_billion import CONFIGURATION
-from swarmd.policy.attention.attention import adopt
+from swarmd.policy.attention import adopt
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.lora import fold, lora_layers

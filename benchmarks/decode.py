@@ -33,7 +33,7 @@ from benchmarks.pairs import (
     report,
     result,
 )
-from swarmd.policy.attention.attention import adopt
+from swarmd.policy.attention import adopt
 from swarmd.policy.inference.decode import Sampling, decode_rows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import seeded

@@ -130,9 +130,8 @@ def export(
     from swarmd.daemon.choices import recalled
     from swarmd.errors import ConfigError
     from swarmd.exchange.swarm_id import curriculum_of
-    from swarmd.policy.export.export import FILES, base_of, upload
-    from swarmd.policy.export.export import export as write
-    from swarmd.policy.export.model_card import loss_of
+    from swarmd.policy.export import FILES, base_of, loss_of, upload
+    from swarmd.policy.export import export as write
     from swarmd.trainer.snapshot import read_snapshot
 
     if to is not None and out is not None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmd.policy.attention.attention import Layout, Rules
+from swarmd.policy.attention import Layout, Rules
 from swarmd.policy.models.lora import adapted, lora_factors
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.

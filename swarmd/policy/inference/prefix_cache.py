@@ -6,8 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from swarmd.policy.attention.attention import Rules, capped, run
-from swarmd.policy.attention.packed_layout import PackedLayout, Span, shared_prefix
+from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.

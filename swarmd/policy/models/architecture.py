@@ -4,7 +4,7 @@ The network without weights, its sizes, and how batches of it are laid out.
 
 Three ways, decided before anything large is fetched (docs/engines.md has the table):
 
-    packed     sequences end to end, attention replaced (swarmd/policy/attention): `attention.covers`
+    packed     sequences end to end, attention replaced (swarmd/policy/attention.py): `attention.covers`
     padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the right
     to train: PADDED
     untried    the same, for other architectures that can; `load_model` compares it with single sequences once
@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig
 
 from swarmd.errors import NoModel
-from swarmd.policy.attention.attention import covers
+from swarmd.policy.attention import covers
 from swarmd.policy.models import hub
 from swarmd.policy.models.memory_plan import Shape
 from swarmd.policy.models.preflight import read_config_json

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from swarmd.policy.attention.attention import capped, run
-from swarmd.policy.attention.packed_layout import PackedLayout
+from swarmd.policy.attention import PackedLayout, capped, run
 from swarmd.policy.models.memory_plan import chunk_of
 from swarmd.policy.training.packing import Packed
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmd.errors import NoModel, SwarmdError
-from swarmd.policy.attention.attention import adopt
+from swarmd.policy.attention import adopt
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.models.memory_plan import Precision

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from swarmd.policy.attention.packed_layout import Span, common_length, shared_prefix
+from swarmd.policy.attention import Span, common_length, shared_prefix
 from swarmd.policy.models.chat import Chat
 from swarmd.types import Scored
 

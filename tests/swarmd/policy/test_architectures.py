@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.attention.attention import COVERED, adopt, covers
-from swarmd.policy.export.export import FILES, export
+from swarmd.policy.attention import COVERED, adopt, covers
+from swarmd.policy.export import FILES, export
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.architecture import PADDED
 from swarmd.policy.models.device import seeded

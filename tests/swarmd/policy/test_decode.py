@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from swarmd.policy.attention.attention import NAME, adopt, covers
+from swarmd.policy.attention import NAME, adopt, covers
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
 from swarmd.policy.models.device import seeded
 from tests.swarmd.policy.conftest import chat_of, make_model, network_of, open_policy, plain_logprobs

@@ -21,8 +21,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from judge.verified.weights_check import check_adapter_config
 from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
-from swarmd.policy.export.export import FILES, CannotExport, NotUploaded, base_of, export, upload
-from swarmd.policy.export.model_card import Origin, card, figures_of
+from swarmd.policy.export import (
+    FILES,
+    CannotExport,
+    NotUploaded,
+    Origin,
+    base_of,
+    card,
+    export,
+    figures_of,
+    upload,
+)
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit

@@ -24,7 +24,7 @@ from transformers import (
 
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
-from swarmd.policy.attention.attention import adopt
+from swarmd.policy.attention import adopt
 from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.chat import Chat

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import shifted, within_group
-from swarmd.policy.attention.attention import NAME
-from swarmd.policy.attention.packed_layout import shared_prefix
+from swarmd.policy.attention import NAME, shared_prefix
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.training import losses
 from swarmd.policy.training.learner import Diverged, Learner, Learning

@@ -1,1 +1,0 @@
-"""Attention over packed rows without padding."""

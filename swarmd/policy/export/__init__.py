@@ -1,1 +1,0 @@
-"""Exporting a trained model: plain transformers or an adapter, model card, upload."""
