@@ -76,7 +76,7 @@ class LogprobPolicy(Protocol):
 
 @runtime_checkable
 class SelectivePolicy(Protocol):
-    """Optional in a policy: which rollouts of others it cannot be trained on."""
+    """Optional in a policy: it says which rollouts of others it cannot be trained on."""
 
     def unfit(self, scored: Scored) -> str | None:
         """Return why the policy cannot be trained on this rollout, for operators, or None if it can."""

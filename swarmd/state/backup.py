@@ -1,6 +1,6 @@
 """Backups of a node: the key, and on request the training.
 
-One zip file, stored and not packed; read as if a stranger had made it.
+A backup is one zip file, stored and not packed; it is read as if a stranger had made it.
 
     backup.json                          peer id
     identity.key                         the key: whoever has it is this node
@@ -117,9 +117,8 @@ def _write(files: Mapping[str, IO[bytes]], peer_id: str, to: Path) -> None:
 def restore(state: StateFolder, file: Path, check: Callable[[Path], object]) -> Restored:
     """Put a backup, or a copied key file, in the place of what the folder has.
 
-    BadBackup, and nothing is changed where it cannot be used.
-
-    check: raises where the folder it is given is not a whole `checkpoints` folder.
+    Raises BadBackup, and changes nothing, where it cannot be used. check: raises where the folder it is given
+    is not a whole `checkpoints` folder.
     """
     folder = state.path
     draft = folder / f"restoring-{os.getpid()}"
@@ -173,7 +172,7 @@ def _take_place(draft: Path, folder: Path, *, with_training: bool) -> list[Path]
 
 
 def _unpack(file: Path, draft: Path) -> tuple[list[str], str]:
-    """Unpack into `draft`; the names, and the peer id that the backup says. BadBackup."""
+    """Unpack into `draft`; returns the names, and the peer id in the backup. Raises BadBackup."""
     with _explained(file), zipfile.ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
         _require_plain(archive, entries)

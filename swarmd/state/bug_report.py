@@ -1,7 +1,4 @@
-"""The contents of a bug report.
-
-Versions, settings, status, figures and logs of a node, without its secrets.
-"""
+"""The contents of a bug report: a node's versions, settings, status, figures and logs, without secrets."""
 
 import os
 import re

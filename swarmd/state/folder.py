@@ -48,10 +48,8 @@ def default_state_dir() -> Path:
 class StateFolder:
     """An open, locked state folder.
 
-    The lock is the kernel's (flock), so it goes with the process, however that ends.
-
-    The descriptor is not inherited by programs this one starts: a trainer that outlives a killed daemon does
-    not hold the lock.
+    The lock is the kernel's (flock), so it goes with the process, however that ends. The descriptor is not
+    inherited by programs this one starts: a trainer that outlives a killed daemon does not hold the lock.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -93,10 +91,7 @@ class StateFolder:
         return cls(path, lock)
 
     def require_room(self) -> None:
-        """Ask whether the disk has room for the smallest model's checkpoints, figures and logs.
-
-        CannotRecord.
-        """
+        """Raise CannotRecord where the disk has no room for a small checkpoint, figures and logs."""
         if (free := shutil.disk_usage(self.path).free) < MIN_FREE_BYTES:
             raise CannotRecord(
                 f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs"
@@ -207,7 +202,7 @@ def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _take(lock: int) -> str | None:
-    """Take the lock and write our pid into it: None. Otherwise the owner, in words."""
+    """Take the lock and write our pid into it. Returns None, or otherwise the owner, in words."""
     begun = time.monotonic()
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()

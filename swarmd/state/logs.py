@@ -33,7 +33,7 @@ def installed_version(package: str = "swarmd") -> str:
 
 
 def log_with(**fields: object) -> None:
-    """Put these into every later log line of this thread, and of the tasks that it starts."""
+    """Put these values into every later log line of this thread, and of the tasks that it starts."""
     import structlog
 
     structlog.contextvars.bind_contextvars(**fields)
@@ -42,9 +42,12 @@ def log_with(**fields: object) -> None:
 def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
     """Send all logs, the libraries' and ours, to `log_file` as JSON lines and to stderr for people.
 
-    log_file: rotated at 5 MiB, three kept; one process a file (rotation is not safe for two). None: no file.
-    stderr: False while a live view owns the terminal. Called once, early in each process. Raises
-    CannotRecord.
+    Called once, early in each process. Raises CannotRecord.
+
+    Args:
+        log_file: rotated at 5 MiB, three kept; one process a file (rotation is not safe for two). None: no
+            file.
+        stderr: False while a live view owns the terminal.
     """
     import structlog
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line a round. What each field means, writing the file, and reading it."""
+"""metrics.jsonl, one line a round: what each field means, writing the file, and reading it."""
 
 import json
 import math
@@ -165,13 +165,12 @@ def _rows(report: type, prefix: str) -> Iterator[tuple[str, str, str]]:
 
 
 class MetricsFile:
-    """metrics.jsonl, open for appending.
+    """metrics.jsonl, open for appending. Raises CannotRecord.
 
-    Every round stands in it at most once, whatever ended the runs before.
+    Every round stands in it at most once, whatever ended the runs before. A torn last line is cut off, and
+    lines of later rounds, whose work the checkpoint does not hold, are dropped: they will be played again.
 
-    resumed_round: the round of the checkpoint we go on from (0 for a fresh start). A torn last line is cut
-    off, and lines of later rounds, whose work the checkpoint does not hold, are dropped: they will be played
-    again. notes: what is missing. Raises CannotRecord.
+    resumed_round: the round of the checkpoint we go on from (0 for a fresh start). notes: what is missing.
     """
 
     def __init__(self, path: Path, resumed_round: int) -> None:
@@ -269,9 +268,8 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 def _cut(path: Path, round_number: int) -> int | None:
     """Cut off what comes after this round; returns how many lines are left.
 
-    None, and nothing is done, where more is to be mended.
-
-    One line at a time is in memory. Raises OSError.
+    Returns None, and does nothing, where more is to be repaired. One line at a time is in memory. Raises
+    OSError.
     """
     lines = before = size = 0
     try:

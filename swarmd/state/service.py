@@ -1,8 +1,7 @@
-"""The node as a service of the user.
+"""The node as a service of the user: systemd on Linux, launchd on macOS.
 
-Systemd on Linux, launchd on macOS. Writes the unit, and has the service manager take it up.
-
-The units are files beside this one (units/); only the command line in them is put in here.
+It writes the unit, and has the service manager take it up. The units are files beside this one (units/); only
+the command line in them is put in here.
 """
 
 import os
@@ -37,9 +36,9 @@ class UserService:
     note: str = ""  # what else the user has to do
 
     def install(self) -> bool:
-        """Write the file and start the service; False where the file was there already.
+        """Write the file and start the service; returns False where the file was there already.
 
-        ConfigError, Unreachable.
+        Raises ConfigError, Unreachable.
         """
         self._require_manager()
         new = not self.file.exists()
@@ -63,7 +62,7 @@ class UserService:
     def uninstall(self) -> Path | None:
         """Stop the service and remove its file.
 
-        One that was changed is kept aside under the path that is returned.
+        A file that was changed is kept aside, under the path that is returned.
         """
         if not self.file.exists():
             raise ConfigError(f"{self.file}: there is no such service. `swarmd service install` makes one.")
@@ -80,7 +79,7 @@ class UserService:
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is what this version would write."""
+        """Return whether the file is what this version would write."""
         try:
             return self.file.read_bytes() == self.content
         except OSError:

@@ -1,12 +1,12 @@
 """Experiment trackers: trackio, Weights & Biases, TensorBoard.
 
-Off by default; each is an extra (`pip install 'swarmd[trackio]'`).
+They are off by default; each is an extra (`pip install 'swarmd[trackio]'`).
 
     python -m swarmd.state.tracking FOLDER PEER_ID TRACKER
 
 A process for each tracker follows metrics.jsonl and hands it the figures of every new round. So no round
 waits for a tracker, and one that is slow or fails harms nothing: the file is the queue, and what was missed
-is in it. Ends on SIGTERM, or when its parent is gone.
+is in it. It ends on SIGTERM, or when its parent is gone.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The usage ledger: what the node has cost, by day, by month and in all. A small file of the state folder.
+"""The usage ledger, a small file of the state folder: what the node has cost, by day, by month and in all.
 
 Days and months are those of the machine's own time zone. The file is replaced as a whole, so kill -9 loses
 what came since the last save.
@@ -58,7 +58,7 @@ class _Ledger(msgspec.Struct):
 
 
 class UsageLedger:
-    """clock: seconds since the epoch."""
+    """The ledger. clock: seconds since the epoch."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock

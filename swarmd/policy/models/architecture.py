@@ -1,14 +1,13 @@
-"""A model's architecture from its config.json alone.
+"""A model's architecture from its config.json alone: the network without weights, sizes, batch layout.
 
-The network without weights, its sizes, and how batches of it are laid out.
-
-Three ways, decided before anything large is fetched (docs/engines.md has the table):
+There are three ways to lay out batches, decided before anything large is fetched (docs/engines.md has the
+table):
 
     packed     sequences end to end, attention replaced (swarmd/policy/attention.py): `attention.covers`
-    padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the right
-    to train: PADDED
-    untried    the same, for other architectures that can; `load_model` compares it with single sequences once
-    the weights are there
+    padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the
+               right to train: PADDED
+    untried    the same, for other architectures that can; `load_model` compares it with single sequences
+               once the weights are there
 """
 
 import inspect
@@ -146,8 +145,8 @@ def _not_built(source: str, error: Exception) -> NoModel:
 def is_tried(network: nn.Module, source: str) -> bool:
     """Return whether batches of this architecture were compared with single sequences in our tests.
 
-    NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where rows
-    cannot be chosen.
+    Raises NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where
+    rows cannot be chosen.
     """
     model: Any = network
     config, kind = model.config, model.config.model_type
@@ -187,9 +186,9 @@ def context_of(text: Any) -> int | None:
 
 
 def shape_of(network: nn.Module, source: str = "this model") -> Shape:
-    """Count a network's parameters and sizes; works on the meta device.
+    """Count a network's parameters and sizes; works on the meta device. Raises NoModel.
 
-    Exact but for the widths, which are the configuration's. Raises NoModel.
+    The result is exact but for the widths, which are the configuration's.
     """
     try:
         return _counted(network)

@@ -1,9 +1,9 @@
-"""Chat encoding: a question to prompt tokens, tokens to a completion and back, by the model's chat template.
+"""Chat encoding by the model's template: a question to prompt tokens, tokens to a completion and back.
 
-A template (Jinja) is a program that came with the model: it may loop without end or fill the memory.
-`python -m swarmd.policy.models.chat` renders it for a made-up question, without files or network, in
-CPU_S and `containment.MEMORY_BYTES` at most. What stands around the question is then the same for every
-question: a prompt is put together from these pieces, and no template runs during a round.
+A template (Jinja) is a program that came with the model: it may loop without end or fill the memory. `python
+-m swarmd.policy.models.chat` renders it for a made-up question, without files or network, within CPU_S and
+`containment.MEMORY_BYTES`. What stands around the question is then the same for every question: a prompt is
+put together from these pieces, and no template runs during a round.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _TRIMS: Final[Mapping[str, Callable[[str], str]]] = {
 
 
 class TemplateFails(Exception):
-    """The template cannot be rendered, for the reason given."""
+    """The template cannot be rendered; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ def frame_of(plain: str, spaced: str) -> ChatFrame:
 def frame(
     template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool
 ) -> ChatFrame:
-    """Return the text that a chat template puts around a question.
+    """Return the text that a chat template puts around a question. Raises TemplateFails.
 
-    special_tokens: names and texts, for the template to use. system: the system prompt; "" for none. ours:
-        the template came with this package, and is rendered in this process.
-
-    Raises TemplateFails.
+    Args:
+        special_tokens: names and texts, for the template to use.
+        system: the system prompt; "" for none.
+        ours: the template came with this package, and is rendered in this process.
     """
     return frame_of(*(render if ours else render_contained)(template, dict(special_tokens), system))
 
@@ -152,17 +152,18 @@ SYSTEM_PROMPT = (
 
 
 class Chat:
-    """A tokenizer and its chat template. `ends`: the ids that end an answer when they are sampled."""
+    """A tokenizer and its chat template. ends: the ids that end an answer when they are sampled."""
 
     def __init__(
         self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *, ours: bool = False
     ) -> None:
         """Test the chat template, and fall back to the system prompt inside the question (Gemma 2).
 
-        ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings. ours: the
-            template came with this package.
-
         Raises NoModel where the template does not work.
+
+        Args:
+            ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings.
+            ours: the template came with this package.
         """
         self._tokenizer = tokenizer
         self._end: int = tokenizer.eos_token_id

@@ -188,13 +188,11 @@ def compile_nothing() -> None:
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Have the C library keep what is freed for the next allocation.
-
-    Up to 2 GiB, of blocks below 64 MiB. True where it was asked to.
+    """Have the C library keep what is freed for the next allocation: up to 2 GiB, of blocks below 64 MiB.
 
     Otherwise each step of a small model gives its activations back to the kernel and takes them again as
-    fresh pages: 5 to 15 % of its CPU time (docs/performance.md). glibc's mallopt(3); elsewhere, and on other
-    devices, nothing is done.
+    fresh pages: 5 to 15 % of its CPU time (docs/performance.md). It is glibc's mallopt(3); elsewhere, and on
+    other devices, nothing is done. Returns whether the library was asked to.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False

@@ -1,6 +1,6 @@
-"""What `swarmd doctor model` and `swarmd models` show of a fit (fit.py), as text and as documents.
+"""Whether models fit this machine: `swarmd doctor model` about one, `swarmd models` about each named one.
 
-The memory plan, disk, seconds a round. Nothing is downloaded.
+It shows the memory plan, disk and seconds a round, as text and as documents. Nothing is downloaded.
 """
 
 import time

@@ -1,6 +1,4 @@
-"""Downloads from the Hugging Face hub into its own cache.
-
-Weights show progress, and a download that was cut off resumes.
+"""Downloads from the Hugging Face hub into its own cache, with progress; weights resume after a break.
 
 huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So weights are
 fetched here, with its own `http_get`, as `<cache>/blobs/<etag>.swarmd-part`. Once whole they take the cache's
@@ -131,7 +129,7 @@ def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, 
 
 
 class _Counted(io.BufferedRandom):
-    """A file that says how much is written to it."""
+    """A file that reports how much is written to it."""
 
     def __init__(self, raw: io.FileIO, progress: Progress) -> None:
         super().__init__(raw)

@@ -89,9 +89,9 @@ def prompt_tokens(questions: Sequence[str], count: Callable[[str], int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model on this machine: the plan, and whether it can be trained here.
+    """A model, the machine, and the plan for the two.
 
-    `swarmd models`, `swarmd doctor model` and the trainer of `swarmd join` say what stands here.
+    `plan.fits` says whether it can be trained here at all.
     """
 
     source: str
@@ -108,7 +108,10 @@ class Fit:
         return self.fault if self.plan.fits else _too_large(self)
 
     def require(self) -> None:
-        """Raise NoModel where the model cannot be trained here."""
+        """Raise NoModel where the model cannot be trained here.
+
+        The message names the largest model that could be, if any.
+        """
         if refusal := self.refusal:
             raise NoModel(refusal)
 
@@ -154,11 +157,9 @@ def work_of(config: NodeConfig) -> Workload:
 def fit(
     config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory
 ) -> FittedModel:
-    """Decide device, dtype, adapter and budgets.
+    """Decide device, dtype, adapter and budgets. Raises NoModel, Unreachable, NoOptimizer.
 
-    Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
-
-    free: bytes free on a device.
+    At most configuration and tokenizer are downloaded. free: bytes free on a device.
     """
     # Here, for they load transformers.
     from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of

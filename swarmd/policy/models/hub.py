@@ -1,8 +1,6 @@
 """Locates a model's files: in a folder, in this package or on the Hugging Face hub.
 
-Each failure has its own message.
-
-Imports no torch, so that looking for a model costs nothing.
+Each failure has its own message. It imports no torch, so that looking for a model costs nothing.
 """
 
 import json
@@ -72,7 +70,7 @@ def find_local(name: str) -> Place | None:
 def is_folder(name: str) -> bool:
     """Return whether a model's name stands for a folder of this machine.
 
-    A path does, whether it is there or not.
+    A path does, whether it exists or not.
     """
     return name not in TINY and (name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir())
 

@@ -1,7 +1,4 @@
-"""Loads a named model for training.
-
-The network on its device, the tokenizer, and what identifies it in a checkpoint.
-"""
+"""Loads a named model for training: network, tokenizer, and what identifies it in a checkpoint."""
 
 import hashlib
 from collections.abc import Callable
@@ -46,9 +43,9 @@ TEXT_PART: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`network` is the transformers model itself, with LoRA layers inside where there is an adapter.
+    """A loaded model, in eval mode (no dropout), always.
 
-    In eval mode (no dropout), always.
+    `network` is the transformers model itself, with LoRA layers inside where there is an adapter.
     """
 
     network: nn.Module
@@ -72,10 +69,13 @@ def load_model(
 ) -> Loaded:
     """Load what the configuration names.
 
-    NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
+    Raises NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
 
-    seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see
-    `swarmd.policy.models.fit.work_of`. report: called with the progress of a download.
+    Args:
+        seed: of the adapter's first weights.
+        free: bytes free on a device.
+        work: what a round will ask; see `swarmd.policy.models.fit.work_of`.
+        report: called with the progress of a download.
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)

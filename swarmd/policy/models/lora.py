@@ -30,7 +30,7 @@ def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Te
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Return A [r, n] and s B [m, r] of a layer, or None where no adapter acts.
 
-    In the dtype of the layer's base, as torch's autocast would.
+    They are in the dtype of the layer's base, as torch's autocast would have them.
     """
     adapter: Any = layer
     if not hasattr(layer, "lora_A") or adapter.disable_adapters:

@@ -5,22 +5,20 @@ Integer arithmetic: no torch, no clock, no files.
 A round has two phases, and the larger of them has to fit beside what is always held:
 
     always      weights; the adapter's, and a copy in the base's dtype (`lora.lora_factors`); gradients and
-    Adam's two moments of what is
-                trained; with weights in 16 bits that are all trained a float32 copy of them, where there is
-                room (optimizer.py); what they
-                were at the start (learner.py)
+                Adam's two moments of what is trained; with weights in 16 bits that are all trained a float32
+                copy of them, where there is room (optimizer.py); what they were at the start (learner.py)
     answering   keys and values of the answers in hand, and a row of logits for each of them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
 
 What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k
-the widths of queries and keys, f the inner width. Found by counting what autograd keeps, of Qwen2, Qwen3,
-Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is between 0.8 and 1.3 times
-the packed update's, and 0.9 to 1.4 times a plain forward's (tests/swarmd/policy/test_plan.py).
+the widths of queries and keys, f the inner width. It was found by counting what autograd keeps, of Qwen2,
+Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is between 0.8 and 1.3
+times the packed update's, and 0.9 to 1.4 times a plain forward's (tests/policy/test_plan.py).
 
     n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their
-    output
-    (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an attention
-    that makes copies
+                         output
+    (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an
+                         attention that makes copies
     4 f s                gate, its activation, up, and their product
 
 A layer with a recurrent state (a delta rule's, Mamba's) keeps some 3.5 times as much as one of attention: 2.6

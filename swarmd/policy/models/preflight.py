@@ -1,7 +1,7 @@
 """Checks of the configured model and device, without torch and without a download.
 
-`swarmd join` asks before it makes anything, and tells a mistake within a second. What cannot be told so soon
-is the trainer's to find.
+`swarmd join` makes them before it makes anything, and reports a mistake within a second. What cannot be told
+so soon is the trainer's to find.
 
 A config.json came with its model. transformers would build as many layers as it asks for, and load an
 attention from the hub that it names. So it is validated before transformers reads it: sizes are bounded, and

@@ -18,13 +18,13 @@ class Download:
 
     @property
     def seconds_left(self) -> float | None:
-        """None while the rate is not known; 0 once all is here."""
+        """Return the seconds left; None while the rate is not known, 0 once all is here."""
         left = max(0, self.total - self.done)
         return left / self.rate if self.rate > 0 else None if left else 0.0
 
     @property
     def words(self) -> str:
-        """ "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
+        """Say how far it is: "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
         words, left = (
             f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB",
             self.seconds_left,

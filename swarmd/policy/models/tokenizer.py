@@ -1,7 +1,4 @@
-"""Loads and checks a model's tokenizer.
-
-It must have a chat template and an end token, and keep our texts in a round trip.
-"""
+"""Loads and checks a model's tokenizer: chat template, end token, and that our texts survive a round trip."""
 
 import logging
 from pathlib import Path

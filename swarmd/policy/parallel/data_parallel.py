@@ -105,7 +105,7 @@ def leave() -> None:
 
 
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
-    """Make every rank's gradients and sums those of all. RankLost where one is gone."""
+    """Make every rank's gradients and sums those of all. Raises RankLost where one is gone."""
     for parameter in parameters:
         if parameter.grad is None:  # had no rows
             parameter.grad = torch.zeros_like(parameter)
@@ -172,10 +172,9 @@ class Trainers:
         folder: Path,
         check_every: int = CHECK_EVERY_UPDATES,
     ) -> None:
-        """Prepare to train in `size` ranks.
+        """Prepare to train in `size` ranks, ourselves included.
 
-        size: ourselves included. start: starts the process of a rank. folder: private, for what the ranks
-            read.
+        start: starts the process of a rank. folder: private, for what the ranks read.
         """
         self._size, self._policy, self._start, self._folder, self._check_every = (
             size,
@@ -204,7 +203,7 @@ class Trainers:
 
     @property
     def alive(self) -> int:
-        """Ranks that run, ourselves included."""
+        """The number of ranks that run, ourselves included."""
         return 1 + sum(child.alive for child in self._children)
 
     @property
@@ -336,10 +335,10 @@ def _raise_failure(message: Message | None) -> None:
 class Ranks:
     """The ranks of one run.
 
-    Use as a context manager: entering it waits for all of them. RankLost where one is gone.
+    Use it as a context manager: entering it waits for all of them. Raises RankLost where one is gone.
 
-    Gathers what `all_gather_object` does, but in tensors: that pickles, and nothing is unpickled here.
-    NCCL where each rank has a GPU of its own, which is then this process's default; gloo otherwise.
+    It gathers what `all_gather_object` does, but in tensors: that one pickles, and nothing is unpickled here.
+    It uses NCCL where each rank has a GPU of its own, which is then this process's default; gloo otherwise.
     """
 
     def __init__(self, meeting: str, rank: int, size: int, *, on_gpus: bool) -> None:

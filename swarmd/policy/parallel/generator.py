@@ -1,6 +1,6 @@
 """A generator process: answers questions with the newest weights there are.
 
-Started as `python -m swarmd.policy.parallel.generator FD`.
+It is started as `python -m swarmd.policy.parallel.generator FD`.
 """
 
 import time

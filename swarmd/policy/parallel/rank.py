@@ -1,8 +1,6 @@
-"""A further trainer process (a rank above 0).
+"""A further trainer process (rank above 0): computes its shard of each step and takes rank 0's step.
 
-Computes its shard of each step and takes the same step as rank 0.
-
-Started as `python -m swarmd.policy.parallel.rank FD`.
+It is started as `python -m swarmd.policy.parallel.rank FD`.
 """
 
 import logging
@@ -21,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def train(begin: Begin, inside: WorkerLink) -> None:
-    """Step after step, until the trainer is gone."""
+    """Take step after step, until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
     policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
     learner = policy.learner

@@ -1,9 +1,7 @@
-"""Weight sync from the trainer to the generators without stopping either.
-
-One file in memory, replaced atomically.
+"""Weight sync from the trainer to the generators, without stopping either: one file in memory, replaced.
 
 The trainer writes every trained tensor (with LoRA, the adapter's alone) to a file of another name and renames
-it; a generator looks between two tokens whether there is a newer one. A rename is atomic, and a file that is
+it; between two tokens a generator checks whether there is a newer one. A rename is atomic, and a file that is
 being read stays as it was for its reader, so weights are never torn, even if either is killed. The version is
 the number of updates behind the weights.
 """
@@ -95,7 +93,7 @@ class WeightReader:
         self.version = -1  # nothing was read yet
 
     def __call__(self) -> int:
-        """Take newer weights, if there are any; the version of those in place."""
+        """Read newer weights, if there are any. Returns the version of those in place."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns)

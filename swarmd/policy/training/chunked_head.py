@@ -1,7 +1,4 @@
-"""The chunked head: logits of as many tokens at once as there is room for, from the hidden states.
-
-Log-probabilities and their gradient.
-"""
+"""The chunked head: log-probabilities and gradients from hidden states, a chunk of tokens at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +21,7 @@ class Decoder:
     def __init__(self, network: nn.Module, device: torch.device, chunk: int = 0) -> None:
         """Split a network into decoder and head.
 
-        chunk: of how many tokens to hold the logits at once; 0 for as many as a plan would.
+        chunk: how many tokens' logits to hold at once; 0 for as many as a plan would.
         """
         model: Any = network
         self._decoder: nn.Module = model.base_model

@@ -36,9 +36,9 @@ from swarmd.types import UpdateReport
 class ReferencePolicy:
     """The weights that training began from, to measure the KL divergence from them; made before it begins.
 
-    An adapter is switched off: the base model is there. Of weights that are all trained, a copy is put aside
-    in the machine's memory (not the accelerator's), as they were loaded, so before a checkpoint is restored;
-    and exchanged with the trained ones while it is looked at.
+    An adapter is switched off: the base model is there. Where all weights are trained, a copy is put aside in
+    the machine's memory (not the accelerator's), as they were loaded, so before a checkpoint is restored; it
+    is exchanged with the trained ones while it is needed.
     """
 
     def __init__(self, network: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
@@ -110,7 +110,7 @@ class Learning:
 
 @dataclass(slots=True)
 class Sums:
-    """Over the completion tokens that were computed."""
+    """Sums over the completion tokens that were computed."""
 
     loss: float = 0.0  # weighted
     entropy: float = 0.0
@@ -137,10 +137,10 @@ class Learner:
         seed: int = 0,
         rest: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare to train a network.
+        """Prepare to train a network. Raises NoOptimizer.
 
         network: as training begins with it; what a checkpoint holds is loaded later. seed: of weights rounded
-            at random. rest: called between two micro-batches; may wait. Raises NoOptimizer.
+        at random.
         """
         self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
@@ -157,11 +157,9 @@ class Learner:
     def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
 
-        Where nothing has a gradient, nothing moves. A loss or gradient that is not finite: the step is left
-        out and the report says 0 tokens and 1 skipped. Out of memory: recomputation where it may, then
+        Where nothing has a gradient, nothing moves. Where loss or gradient is not finite, the step is left
+        out and the report says 0 tokens and 1 skipped. Out of memory, it recomputes where it may, then uses
         smaller micro-batches, from then on.
-
-        combine: with it a step without rows of its own is a step, too.
 
         Raises Diverged after five skipped steps in a row, NoModel when not even one row fits.
         """

@@ -86,8 +86,9 @@ LOSSES: Mapping[str, Loss] = {
 def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """Return the clipped surrogate per token, to be minimised.
 
-    PPO, arXiv 1707.06347, eq. 7; the asymmetric clip is DAPO's, 2503.14476, eq. 8. No KL term (SAPO section
-    4.2: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
+    It is PPO's (arXiv 1707.06347, eq. 7), with the asymmetric clip of DAPO (2503.14476, eq. 8) and no KL term
+    (SAPO section 4.2: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain
+    policy gradient.
     """
     ratio = (logprobs - old).exp()
     return -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)
@@ -102,8 +103,8 @@ def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high:
 def truncated_weights(logprobs: Tensor, drawn_with: Tensor, cap: float) -> Tensor:
     """Return importance weights min(π / π_drawn, cap), without gradient.
 
-    They are for text that an engine or an older policy drew with other probabilities. Truncated, so that a
-    rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA, arXiv
+    They are for text that an engine or an older policy drew with other probabilities. They are truncated, so
+    that a rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA, arXiv
     1802.01561).
     """
     return (logprobs.detach() - drawn_with).exp().clamp(max=cap)

@@ -4,13 +4,11 @@ Weights in float32 are stepped as they are. One in bfloat16 has 8 significant bi
 is rounded away, and at the learning rates of post-training nearly all are. So trained weights in 16 bits are
 stepped in float32:
 
-    master      a float32 copy takes the steps, and the weight is the copy, rounded (Micikevicius et al.,
-    arXiv 1710.03740, section 3.1).
-                4 bytes a weight more.
-    stochastic  no copy: the stepped weight is rounded up or down at random, with chances that make its mean
-    the exact value (Gupta et al.,
-                arXiv 1502.02551, section 2.1; of bfloat16 weights: Zamirai et al., arXiv 2010.06192). Steps
-                add up on average.
+    master      A float32 copy takes the steps, and the weight is the copy, rounded (Micikevicius et al.,
+                arXiv 1710.03740, section 3.1). 4 bytes a weight more.
+    stochastic  There is no copy: the stepped weight is rounded up or down at random, with chances that make
+                its mean the exact value (Gupta et al., arXiv 1502.02551, section 2.1; of bfloat16 weights:
+                Zamirai et al., arXiv 2010.06192). Steps add up on average.
 
 Adam as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` keeps its two moments in 8 bits, in
 blocks (Dettmers et al., arXiv 2110.02861), by bitsandbytes; tensors of fewer than 4,096 numbers keep 32.
@@ -31,9 +29,9 @@ from swarmd.errors import SwarmdError
 
 @dataclass(frozen=True, slots=True)
 class RateSchedule:
-    """`kind`: "constant", "linear" or "cosine", after a linear warm-up.
+    """A learning rate's schedule: "constant", "linear" or "cosine", after a linear warm-up.
 
-    `total` counts the warm-up in; constant does not look at it.
+    `total` counts the warm-up in; a constant rate ignores it.
     """
 
     kind: str = "constant"
@@ -57,10 +55,9 @@ class RateSchedule:
 def learning_rate(peak: float, schedule: RateSchedule, update: int) -> float:
     """Return the learning rate of update number `update`, the first being 0.
 
-    It depends on nothing else, so a resumed run goes on where it was.
-
-    Warm-up: peak (update + 1) / warmup, so that the first step is not lost. Then the shape, from 1 to
-        `lowest`; after `total`, `lowest`. Cosine: SGDR, arXiv 1608.03983, eq. 5, without restarts.
+    It depends on nothing else, so a resumed run goes on where it was. Warm-up: peak (update + 1) / warmup, so
+    that the first step is not lost. Then the shape, from 1 to `lowest`; after `total`, `lowest`. Cosine:
+    SGDR, arXiv 1608.03983, eq. 5, without restarts.
     """
     if update < schedule.warmup:
         return peak * (update + 1) / schedule.warmup
@@ -116,10 +113,7 @@ class Optimizer:
         precision: str = "master",
         seed: int = 0,
     ) -> None:
-        """Prepare to step the weights.
-
-        seed: of what is rounded at random. Raises NoOptimizer.
-        """
+        """Prepare to step the weights. seed: of what is rounded at random. Raises NoOptimizer."""
         self.kind, self.precision = kind, precision
         self._weights = weights
         self._plain = {name: weight for name, weight in weights.items() if weight.dtype == torch.float32}
@@ -229,9 +223,8 @@ class Optimizer:
     def load(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], same_device: bool) -> None:
         """Put back the trained weights, and what `tensors` gave of them; see `fits`.
 
-        They may have been of another precision then.
-
-        same_device: as that of the one that gave them.
+        They may have been of another precision then. same_device: the device is that of the one that gave
+        them.
         """
         for name, weight in self._plain.items():
             weight.copy_(_joined(name, tensors, weights[name]))

@@ -49,9 +49,9 @@ class Scores:
 class Packed:
     """A micro-batch of T tokens, with N completion tokens to predict.
 
-    The prefix that all prompts share, then what is left of each prompt, once, with its completions behind it.
-    What completions of a prompt begin with in common is there once (a trie), so equal ones are computed once.
-    Their last tokens are not there: they predict nothing.
+    First comes the prefix that all prompts share, then what is left of each prompt, once, with its
+    completions behind it. What completions of a prompt begin with in common is there once (a trie), so equal
+    ones are computed once. Their last tokens are not there: they predict nothing.
     """
 
     ids: Tensor  # [T]
@@ -191,7 +191,10 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
 def _lay(
     sequences: Sequence[Sequence[int]], behind: tuple[Span, ...], add: Callable[..., Span]
 ) -> list[list[int]]:
-    """Add these, what they begin with in common once. Where in the stream the tokens of each are."""
+    """Add these sequences, with what they begin with in common once.
+
+    Returns where in the stream the tokens of each are.
+    """
     places: list[list[int]] = [[] for _ in sequences]
     branches: list[tuple[Sequence[int], tuple[Span, ...]]] = [(range(len(sequences)), behind)]
     while branches:

@@ -1,11 +1,11 @@
 """A policy's files in a checkpoint: weights or adapter, optimizer and random state.
 
-Safetensors and JSON, nothing else.
+They are safetensors and JSON, nothing else.
 
     policy.json            which base model, and how it was being trained
     weights.safetensors    every trained tensor, by its name in the network
     training.safetensors   the optimizer's state as "<field>/<tensor name>", master copies among it, and the
-    random state
+                           random state
 
 The caller makes the folder atomic (swarmd/trainer/checkpoint.py).
 """
@@ -69,7 +69,10 @@ class _Document:
 def contents(
     identity: ModelIdentity, learner: Learner, generator: torch.Generator
 ) -> Iterator[tuple[str, bytes | memoryview]]:
-    """Name and content of each file, made when it is asked for: a copy, which later updates leave alone."""
+    """Yield name and content of each file.
+
+    A content is made when it is asked for: a copy, which later updates leave alone.
+    """
     training = {_RANDOM: generator.get_state()} | learner.optimizer.tensors()
     # Through bytes: safetensors' own file writer hides the errno of a full disk.
     yield "weights.safetensors", tensor_file(learner.weights)
@@ -105,7 +108,7 @@ def described(document: bytes) -> ModelIdentity:
 def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> list[str]:
     """Put back what `contents` gave, all of it or nothing; returns what an operator should know.
 
-    CheckpointUnfit, CheckpointDamaged.
+    Raises CheckpointUnfit, CheckpointDamaged.
     """
     try:
         document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)

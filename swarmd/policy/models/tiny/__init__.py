@@ -1,6 +1,6 @@
 """The embedded models: where their weights are.
 
-Imports no torch, so that the daemon and the command line can ask.
+It imports no torch, so that the daemon and the command line can ask.
 """
 
 from collections.abc import Mapping
