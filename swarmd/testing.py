@@ -1,7 +1,7 @@
 """Test doubles: a clock, a policy without a model, members of a swarm in memory, and waiting for a condition.
 
-For the tests of swarmd and of what plugs into it. Everything else in a test can be the real part: rounds,
-inbox, exchange and verifier.
+They are for the tests of swarmd and of what plugs into it. Everything else in a test can be the real part:
+rounds, inbox, exchange and verifier.
 
     clock, swarm = Clock(), MemorySwarm(seed=1)
     alice, bob = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)

@@ -1,8 +1,7 @@
 """Extracts the answer from a completion, and checks its length and characters.
 
-Pure, linear in the text, loads no ReasoningGYM.
-
-All of this runs before any text of another peer reaches a scorer.
+Pure, linear in the text, loads no ReasoningGYM. All of this runs before any text of another peer reaches a
+scorer.
 """
 
 import re
@@ -69,9 +68,9 @@ def extract(text: str) -> str | None:
 
 
 def answer_end(text: str) -> int | None:
-    """End of the first place where the final answer is given: text cut there earns the same.
+    """Return the end of the first place where the final answer is given: text cut there earns the same.
 
-    None without an answer.
+    Returns None without an answer.
     """
     answer, first = None, dict[str, int]()
     for answer, end in _pairs(text):

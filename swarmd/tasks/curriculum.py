@@ -88,7 +88,7 @@ class Curriculum:
     def questions(self) -> str:
         """16 hex digits of (configurations, TASKS_VERSION, reasoning-gym version).
 
-        Part of the swarm's topic: those with others never meet.
+        They are part of the swarm's topic: swarms with other digits never meet.
         """
         document = (
             json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True)

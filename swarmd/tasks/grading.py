@@ -37,9 +37,9 @@ def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
 def solution(tasks: CurriculumTasks, task: Task) -> str:
     """Return a right answer.
 
-    For logic tasks: ReasoningGYM's example if that is right, else a premise, or all premises joined. In less
-        than one of a hundred logic tasks all premises are tautologies; nothing is right then, and the example
-        is returned.
+    For logic tasks it is ReasoningGYM's example if that is right, else a premise, or all premises joined. In
+    less than one of a hundred logic tasks all premises are tautologies; nothing is right then, and the
+    example is returned.
     """
     if task.entry["answer"] is not None:
         return str(task.entry["answer"])

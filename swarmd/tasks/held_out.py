@@ -1,11 +1,9 @@
-"""Committed held-out questions: a window's commitment, and which question each place of it has.
+"""Committed held-out questions: a window's commitment, and the question at each place of its set. Pure.
 
-Pure, and the same for everyone.
-
-A judge makes a random seed for each window of time and publishes the seed's SHA-256 before the window opens.
-HMAC-SHA256 (RFC 2104) of the seed gives every question, and the place in the set at which a peer begins. When
-the window has closed, the judge publishes the seed: from then on anyone can make the same questions.
-docs/judge-protocol.md has the same in words.
+They are the same for everyone. A judge makes a random seed for each window of time and publishes the seed's
+SHA-256 before the window opens. HMAC-SHA256 (RFC 2104) of the seed gives every question, and the place in the
+set at which a peer begins. When the window has closed, the judge publishes the seed: from then on anyone can
+make the same questions. docs/judge-protocol.md has the same in words.
 """
 
 import hmac

@@ -1,6 +1,6 @@
-"""Propositional logic with truth tables, in time linear in the text.
+"""Propositional logic with truth tables, in time linear in the text. Pure.
 
-ReasoningGYM tries every assignment. Pure.
+ReasoningGYM tries every assignment.
 
 A formula over k variables is an integer of 2**k bits, bit i its value under assignment i. Operators bind as
 in ReasoningGYM's parser: ¬, then ∧, ∨, →, ↔, each of the four grouping to the left. Unlike it we refuse what

@@ -32,7 +32,7 @@ class NoQuestion(SwarmdError):
 class OwnCurriculum(Curriculum):
     """What a plug-in says of itself, as a curriculum.
 
-    One source makes questions and scores answers: nodes with another one never meet.
+    One source makes questions and scores answers: nodes with different sources never meet.
     """
 
     source: str = ""  # a .py or .jsonl file, or the name that an installed package offers
@@ -98,7 +98,7 @@ def _own(source: str) -> OwnCurriculum:
 
 @runtime_checkable
 class QuestionMaker(Protocol):
-    """`sandbox.client.Verifier`, for one."""
+    """Makes questions; a `sandbox.client.Verifier` is one."""
 
     def make(self, ref: TaskRef) -> Made:
         """Return the question that a reference names, or why there is none."""

@@ -1,9 +1,8 @@
-"""Task plug-ins: the interface, and loading one.
+"""Task plug-ins: the interface, and loading one. docs/own-tasks.md is for authors.
 
-Used in the contained process alone (sandbox/plugin_process.py); docs/own-tasks.md is for authors.
-
-A plug-in is a Python file, an object that an installed package offers under the entry point group
-`swarmd.tasks`, or a file of questions and answers (question_file.py).
+Used in the contained process alone (sandbox/plugin_process.py). A plug-in is a Python file, an object that an
+installed package offers under the entry point group `swarmd.tasks`, or a file of questions and answers
+(question_file.py).
 """
 
 import hashlib
@@ -116,7 +115,7 @@ class LoadedPlugin:
 def load(source: str) -> LoadedPlugin:
     """Load a .py or .jsonl file, or what an installed package offers under this name.
 
-    Runs the plug-in's code. PluginRefused.
+    Runs the plug-in's code. Raises PluginRefused.
     """
     from swarmd.tasks.question_file import QuestionFile
 
@@ -136,9 +135,9 @@ def load(source: str) -> LoadedPlugin:
 
 
 class _FileLoader(importlib.abc.SourceLoader):
-    """Loads a module from bytes that are already read, so that its digest is of what runs.
+    """Loads a module from bytes that are already read, never from a cache.
 
-    Never from a cache.
+    So its digest is of the code that runs.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -168,7 +167,7 @@ def _run_file(path: Path, content: bytes) -> Any:
 def _load_installed(point: EntryPoint) -> LoadedPlugin:
     """Load a plug-in of an installed package.
 
-    Its digest is of the package's name and version, and of all files beside the module that the entry point
+    Its digest covers the package's name and version, and all files beside the module that the entry point
     names.
     """
     try:

@@ -1,10 +1,9 @@
 """A file of questions and answers as a task plug-in.
 
-JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md).
-
-A tenth of the questions, by a hash of their text, is held out. An answer of a mathematical kind is compared
-exactly, as a fraction, the rest as text: nothing is rounded, evaluated or parsed beyond that. The comparison
-is linear in the text.
+It is JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md). A tenth of the
+questions, by a hash of their text, is held out. An answer of a mathematical kind is compared exactly, as a
+fraction, the rest as text: nothing is rounded, evaluated or parsed beyond that. The comparison is linear in
+the text.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 
 
 class _Line(msgspec.Struct):
-    """Other keys are ignored: data sets have columns of their own."""
+    """One line of the file. Other keys are ignored: data sets have columns of their own."""
 
     question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
     answer: str | int | float

@@ -23,11 +23,10 @@ LARGEST_DIVISION = 10**10
 class CurriculumTasks(DrawnTasks):
     """Draws from a curriculum, and regenerates any item of it.
 
-    ReasoningGYM's item i of seed s depends on s + i alone.
-
-    Item n of a specialty is `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process,
-    its hash seed, its locale or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9)
-    names no task: see `_neutral_ground`.
+    ReasoningGYM's item i of seed s depends on s + i alone. Item n of a specialty is
+    `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
+    or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see
+    `_neutral_ground`.
     """
 
     def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
@@ -92,10 +91,7 @@ _divisors = basic_arithmetic.find_common_divisors
 
 
 class _TooCostly(ArithmeticError):
-    """The generator would look for the divisors of a number by counting up to its root.
-
-    Minutes, for some n.
-    """
+    """The generator would count up to a number's root to find its divisors: minutes, for some n."""
 
 
 def _bounded_divisors(a: int, b: int) -> list[int]:
@@ -111,7 +107,7 @@ def _bounded_divisors(a: int, b: int) -> list[int]:
 def _no_print(*_: object, **__: object) -> None:
     """Replace bf's `print`.
 
-    Its output is not caught in `sys.stdout`, which is every thread's: another thread's output would be lost.
+    Its output is not caught in `sys.stdout`, which all threads share: another thread's output would be lost.
     """
 
 

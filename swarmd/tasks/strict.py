@@ -1,7 +1,7 @@
 """Grading rules of the strict curricula, where ReasoningGYM accepts wrong answers (docs/papers.md). Pure.
 
 ReasoningGYM pays for decimals that are off by one in the last decimal place, for any conclusion that follows,
-however little it says, and for whatever stands behind a LaTeX fraction.
+however little it says, and for any text behind a LaTeX fraction.
 """
 
 import re
@@ -16,12 +16,10 @@ _FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\d?frac\s*{\s*(\d+)\s*}\s*{\s*(\d+)\
 
 
 def is_decimal(answer: str, expression: str, precision: int, generated: str) -> bool:
-    """Return whether it is the expression's value, rounded half up to so many significant digits.
+    """Return whether it is the expression's value, rounded half up to so many digits, or the generator's.
 
-    Or the generator's own.
-
-    The generator rounds after each operation, so that its answer is a few units of the last digit off for one
-    question in ten.
+    The digits are significant ones. The generator rounds after each operation, so that its answer is a few
+    units of the last digit off for one question in ten.
     """
     if not _NUMBER.fullmatch(answer):
         return False

@@ -1,6 +1,4 @@
-"""The trainer process, `python -m swarmd.trainer FD`, as the daemon starts it.
-
-FD is the socket to the daemon.
+"""The trainer process, `python -m swarmd.trainer FD`, as the daemon starts it. FD: the socket to the daemon.
 
 The verifier starts first, and loads while this process imports torch and transformers, which takes longest of
 all.

@@ -111,10 +111,8 @@ class Checkpoints:
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         """Write a checkpoint durably, and remove all but the two newest.
 
-        files: name and content of each that the policy saves; held one at a time.
-
-        Raises DiskFull where there is no room, CheckpointRefused where the state folder may not have more:
-        nothing is lost then.
+        files: name and content of each that the policy saves; held one at a time. Raises DiskFull where there
+        is no room, CheckpointRefused where the state folder may not hold more: nothing is lost then.
         """
         final = self.folder / _name(state.round)
         partial = self.folder / f"partial-{os.getpid()}"
@@ -158,10 +156,11 @@ class Checkpoints:
     ) -> tuple[RunState, Path, list[str]] | None:
         """Return the newest whole checkpoint, its folder, and notes on skipped ones; None without any.
 
-        A damaged one is set aside under another name, for inspection, once one before it is found. take_up:
-        resumes from one; where it raises ValueError or another of _DAMAGE, that one counts as damaged.
+        A damaged one is set aside under another name, for inspection, once one before it is found. Raises
+        SwarmdError where none is whole: they stay, so that the next start does not begin anew either.
 
-        Raises SwarmdError where none is whole: they stay, so that the next start does not begin anew either.
+        take_up: resumes from one; where it raises ValueError or another of _DAMAGE, that one counts as
+        damaged.
         """
         damaged: list[tuple[Path, Exception]] = []
         for path in reversed(self._saved()):
@@ -184,13 +183,13 @@ class Checkpoints:
         return None
 
     def _saved(self) -> Sequence[Path]:
-        """Oldest first."""
+        """Return the folders, oldest first."""
         return saved_in(self.folder)
 
     def _make_room(self, size: int) -> None:
-        """Where the state folder would become too large, keep the newest checkpoint alone.
+        """Keep the newest checkpoint alone where the state folder would become too large.
 
-        CheckpointRefused where that is not enough.
+        Raises CheckpointRefused where that is not enough.
         """
         if self._most is None or folder_bytes(self.folder.parent) + size <= self._most:
             return
@@ -225,12 +224,11 @@ def folder_bytes(folder: Path) -> int:
 
 @dataclass
 class Timetable:
-    """When the next checkpoint is due.
+    """Decides when the next checkpoint is due.
 
-    After `every` seconds, or later, so that a day does not write more than `bytes_a_day`.
-
-    A save that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next
-    one waits the longer. Times are seconds of one clock that only rises.
+    It is due after `every` seconds, or later, so that a day does not write more than `bytes_a_day`. A save
+    that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next one
+    waits the longer. Times are seconds of one clock that only rises.
     """
 
     every: float
@@ -242,11 +240,11 @@ class Timetable:
         return now >= self.last + self.every and self.affordable(now)
 
     def affordable(self, now: float) -> bool:
-        """Whether another may be written without passing the limit."""
+        """Return whether another checkpoint may be written without passing the limit."""
         return now >= self.paid
 
     def until_due(self, now: float) -> float:
-        """Seconds; 0 where one is due."""
+        """Return the seconds until a checkpoint is due; 0 where one is."""
         return max(0.0, self.last + self.every - now, self.paid - now)
 
     def wrote(self, size: int, now: float) -> None:
@@ -254,7 +252,7 @@ class Timetable:
         self.paid = max(self.paid, now) + self.interval(size)
 
     def interval(self, size: int) -> float:
-        """Seconds between two checkpoints of that size that the limit allows."""
+        """Return the seconds between two checkpoints of that size that the limit allows."""
         return size * DAY_S / self.bytes_a_day
 
 
@@ -284,22 +282,21 @@ class Saver:
         self._thread.shutdown()
 
     def begin(self, state: RunState, files: Sequence[tuple[str, Content]]) -> None:
-        """Save, once the save before is settled; raises what that raises."""
+        """Begin a save once the one before is settled; raises what that raises."""
         self.settle()
         save = partial(self._checkpoints.save, state, files)
         self._begun = save, self._thread.submit(save)
 
     @property
     def over(self) -> bool:
-        """Whether the save begun last has ended and is not settled yet. `settle` then does not wait."""
+        """Return whether the last save has ended and is not settled yet; then `settle` does not wait."""
         return self._begun is not None and self._begun[1].done()
 
     def settle(self) -> None:
         """Return when the save begun last is durable.
 
-        Where it failed it is tried again, here and at each call.
-
-        Raises DiskFull or CheckpointRefused where it fails again.
+        Where it failed it is tried again, here and at each call. Raises DiskFull or CheckpointRefused where
+        it fails again.
         """
         if self._begun is None:
             return
@@ -325,7 +322,7 @@ def _name(round_number: int) -> str:
 
 
 def _write(path: Path, content: Content) -> dict[str, Any]:
-    """Its line of the manifest."""
+    """Write a file; returns its line of the manifest."""
     path.write_bytes(content)
     return {"bytes": memoryview(content).nbytes, "sha256": hashlib.sha256(content).hexdigest()}
 
@@ -338,9 +335,9 @@ def saved_in(folder: Path) -> Sequence[Path]:
 
 
 def require_whole(folder: Path) -> None:
-    """SwarmdError or ValueError where a `checkpoints` folder does not hold checkpoints that are whole.
+    """Raise SwarmdError or ValueError where a `checkpoints` folder holds a checkpoint that is not whole.
 
-    It is left as it is.
+    The folder is left as it is.
     """
     for path in saved_in(folder):
         try:
@@ -351,7 +348,7 @@ def require_whole(folder: Path) -> None:
 
 
 def _verify(folder: Path, needs: Set[str]) -> None:
-    """Raise one of _DAMAGE where a folder differs from its manifest, or that names less than is needed."""
+    """Raise one of _DAMAGE where a folder differs from its manifest, or lacks what is needed."""
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
     if manifest.schema != SCHEMA:
         raise ValueError("its manifest is of another version")
@@ -366,7 +363,7 @@ def _verify(folder: Path, needs: Set[str]) -> None:
 
 
 def _check(state: RunState, folder: Path) -> None:
-    """ValueError where the state cannot be that of this checkpoint."""
+    """Raise ValueError where the state cannot be that of this checkpoint."""
     if _name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
     of_each = (state.uses, state.last_uses, state.since)

@@ -1,4 +1,4 @@
-"""The node that a trainer's rounds run on: built from the configuration, and what of it a checkpoint keeps.
+"""The node that a trainer's rounds run on: built from the configuration, and what a checkpoint keeps of it.
 
 The only place that builds `RoundParts`.
 """
@@ -40,7 +40,7 @@ def build(
 ) -> RoundParts:
     """Build what a round needs, from the configuration and the parts that hold resources.
 
-    One seed, one run.
+    One seed gives one run.
     """
     remembering = policy if isinstance(policy, LogprobPolicy) else None
     sharing = Sharing(config.sharing, logprobs=remembering.logprobs if remembering else None)
@@ -161,7 +161,7 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
 
 
 def resume(checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy) -> tuple[int, list[str]]:
-    """Resume from the newest whole checkpoint: rounds behind it, and notes for the operator.
+    """Resume from the newest whole checkpoint; returns the rounds behind it, and notes for the operator.
 
     (0, []) where there is none.
     """

@@ -20,7 +20,7 @@ NICE: Final = 10
 def lower_cpu_priority() -> None:
     """Let other programs go first, from now on.
 
-    What the platform does not have is left out. A priority that is lower already stays.
+    What the platform does not have is left out. A lower priority stays.
     """
     with contextlib.suppress(OSError):
         # On Linux the niceness of a process is that of its first thread alone; that of a process group

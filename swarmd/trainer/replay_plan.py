@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """R, N and B of Theorem 3.5 in the words of `[replay]`. `pays`: whether to switch it on."""
+    """R, N and B of Theorem 3.5 in the words of `[replay]`. pays: whether to switch it on."""
 
     measured: Measured
     rho: float
@@ -161,9 +161,9 @@ def plan_replay(
     alpha: float,
     report: Callable[[Download], None] = lambda _: None,
 ) -> ReplayPlan:
-    """Load the configured model, measure, plan.
+    """Load the configured model, measure, plan. Raises NoModel, Unreachable.
 
-    Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable.
+    Nothing is saved: what the measuring taught the model is gone.
     """
     policy = LanguagePolicy.open(config, seed=0, report=report)
     new = max(1, config.round.local)

@@ -22,7 +22,7 @@ class Step:
 
 
 def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
-    """Several updates as one report: counts are summed, other figures averaged over tokens."""
+    """Merge several updates into one report: counts are summed, other figures averaged over tokens."""
     if len(updates) < 2:
         return updates[0] if updates else UpdateReport()
     figures: dict[str, Any] = {}

@@ -49,9 +49,10 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
 
 
 def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
-    """Our own rollouts, scored.
+    """Return our own rollouts, scored.
 
-    With `resample` further ones are asked in place of those without an advantage (DAPO, arXiv 2503.14476).
+    With `resample` further questions are asked in place of those without an advantage (DAPO, arXiv
+    2503.14476).
     """
     local: list[Scored] = []
     for again in range(1 if parts.generators else 1 + parts.resample):
@@ -67,10 +68,7 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
 def _answered(
     parts: RoundParts, watch: "_Stopwatch", questions: int
 ) -> tuple[Sequence[Task], Sequence[Generation]]:
-    """Our own questions, asked and answered now.
-
-    Or those that generators beside the rounds have finished since.
-    """
+    """Return our own questions, answered now, or by generators beside the rounds since the last round."""
     if parts.generators is None:
         tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
@@ -163,7 +161,7 @@ def _trained_part(parts: ReceivingParts, scored: Scored) -> Scored:
 
 
 class _Stopwatch:
-    """Seconds per stage, added up."""
+    """Adds up seconds per stage."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock

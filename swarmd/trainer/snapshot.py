@@ -1,6 +1,4 @@
-"""A read-only snapshot of a run, taken without its lock.
-
-The newest whole checkpoint and the metrics of its rounds.
+"""A read-only snapshot of a run, taken without its lock: the newest whole checkpoint and its rounds' metrics.
 
 A node may be training in the folder meanwhile, and removes a checkpoint once there are two newer ones. So
 whatever is wanted of one is read whole and compared with its manifest; where it went away in between, the

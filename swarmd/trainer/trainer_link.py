@@ -77,14 +77,14 @@ class TrainerLink:
 
     @property
     def waiting(self) -> int:
-        """Bodies that `received` would return."""
+        """Return how many bodies `received` would return."""
         with self._changed:
             return len(self._bodies)
 
     def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
-        """Until the time is over, or there is what matters to the loop.
+        """Wait until the time is over, or there is what matters to the loop.
 
-        A stop; with `questions` one, or a pause; with `envelopes` one.
+        That is a stop; with `questions` one, or a pause; with `envelopes` one.
         """
         with self._changed:
             self._changed.wait_for(
@@ -105,7 +105,7 @@ class TrainerLink:
         return self.pause is not None and not self.stopping
 
     def rest_along(self, on_rest: Callable[[bool], None]) -> None:
-        """Workers beside the loop rest with it.
+        """Have workers beside the loop rest with it.
 
         on_rest: told now, and from now on by the reading thread, whether to rest.
         """

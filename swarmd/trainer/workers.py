@@ -4,7 +4,7 @@ The trainer stays what it was: it owns the link, the verifier, the pool, checkpo
 0 of the trainers.
 
     generators   answer questions without pause and take new weights between two tokens
-    (policy/parallel/weight_sync.py)
+                 (policy/parallel/weight_sync.py)
     trainers     compute shares of every update (policy/parallel/data_parallel.py)
 """
 
@@ -51,7 +51,7 @@ def is_apart(config: NodeConfig) -> bool:
 
 
 def check_workers(config: NodeConfig) -> None:
-    """ConfigError where these workers make no sense here, with what would."""
+    """Raise ConfigError where these workers make no sense here; it says which would."""
     workers, device = config.workers, device_of(config.model)
     if config.round.local == 0:
         raise ConfigError(
@@ -153,7 +153,7 @@ class WorkerGroup:
         )
 
     def seconds_per_rollout(self) -> float | None:
-        """Of one generator's computing; None before the first."""
+        """Return the seconds of one generator's computing a rollout; None before the first."""
         return self.generators.seconds / self.generators.rollouts if self.generators.rollouts else None
 
 
@@ -216,7 +216,7 @@ def open_workers(
 
 
 def processes_on(place: int, processes: int, devices: int) -> int:
-    """How many of so many processes, dealt round robin to devices, are on the device of this one."""
+    """Count the processes on this one's device, where so many are dealt round robin to the devices."""
     return len(range(place % devices, processes, devices))
 
 
@@ -234,12 +234,12 @@ def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
 
 
 def free_for_trainer(config: NodeConfig) -> Callable[[Any], int]:
-    """Bytes of a device that the trainer may plan with, beside its workers."""
+    """Return how many bytes of a device the trainer may plan with, beside its workers."""
     sharing = _sharing(config, 0)
     return lambda device: free_share(device, sharing)
 
 
 def _sharing(config: NodeConfig, place: int) -> int:
-    """How many processes of this run are on the device of this place."""
+    """Count the processes of this run on the device of this place."""
     devices = count_devices() if device_of(config.model) == "cuda" else 1
     return processes_on(place, config.workers.generators + config.workers.trainers, devices)

@@ -1,6 +1,6 @@
 """The pool of generator processes: keeps them busy with questions and restarts them when they die.
 
-One thread for each.
+Each has a thread.
 """
 
 import logging
@@ -101,7 +101,7 @@ class Generators:
             return bool(there)
 
     def rest(self, resting: bool, why: str = "") -> None:
-        """Stop them all between two tokens, or let them go on, where they rest for no other reason.
+        """Stop all generators between two tokens, or let them go on, where they rest for no other reason.
 
         Any thread may call it.
         """
@@ -121,7 +121,7 @@ class Generators:
 
     @property
     def alive(self) -> int:
-        """Those that have their model and can answer."""
+        """Return how many have their model and can answer."""
         with self._changed:
             return len(self._working)
 

@@ -1,6 +1,4 @@
-"""Messages between the trainer and its workers.
-
-Length-prefixed msgpack over a socket pair, one type a message.
+"""Messages between the trainer and its workers: length-prefixed msgpack over a socket pair, one type each.
 
 A worker is a process of ours with a copy of the model: a generator answers questions, a further trainer
 computes a share of each update. End of file means that the other end is gone: a worker without its trainer
@@ -61,7 +59,7 @@ class Join(_Message, frozen=True):
 
 
 class Share(_Message, frozen=True):
-    """One step of all trainers, and what of it is yours."""
+    """One step of all trainers, and this worker's share of it."""
 
     rows: bytes  # policy/parallel/data_parallel.py reads it
     check: bool  # tell what the weights are then

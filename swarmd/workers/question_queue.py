@@ -32,10 +32,10 @@ class _Finished:
 
 
 class QuestionQueue:
-    """A generator has `ahead` questions in hand, a round takes what is finished; neither waits for the other.
+    """Questions out, rollouts back, and neither side waits for the other.
 
-    Only where `enough` are on their way or finished, and none is taken, is nothing more asked: it would be
-    generated to be thrown away.
+    A generator has `ahead` questions in hand, a round takes what is finished. Only where `enough` are on
+    their way or finished, and none is taken, is nothing more asked: it would be generated to be thrown away.
     """
 
     def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, enough: int) -> None:
@@ -57,7 +57,7 @@ class QuestionQueue:
 
     @property
     def finished(self) -> int:
-        """Rollouts that a round could take now."""
+        """Return how many rollouts a round could take now."""
         return len(self._finished)
 
     @property

@@ -23,7 +23,7 @@ from swarmd.workers.restarts import EXIT_TIMEOUT_S, exit_words
 class WorkerProcess:
     """Runs `python -m MODULE FD`.
 
-    It ends when its end of the pair says that we are gone, however we ended.
+    The process ends when its end of the pair says that we are gone, however we ended.
     """
 
     def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:
@@ -78,7 +78,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLink:
-    """The worker's end. `messages` are those that want doing, in order; rest and work take effect at once."""
+    """The worker's end. `messages` are those to be handled, in order; rest and work take effect at once."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -92,7 +92,7 @@ class WorkerLink:
         self._channel.send(message)  # to nobody: `_hear` sees the same end and acts on it
 
     def rest(self) -> float:
-        """Wait here for as long as we are to rest; the seconds that took."""
+        """Wait here for as long as we are to rest. Returns the seconds that took."""
         if self._may_work.is_set():
             return 0.0
         begun = time.perf_counter()

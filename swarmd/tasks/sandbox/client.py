@@ -1,9 +1,9 @@
 """Scores completions, and makes the questions of plug-ins: the client of the contained verifier process.
 
-Loads no torch or ReasoningGYM.
+It loads no torch or ReasoningGYM.
 
-with Verifier("tiny-9") as verifier:
-    rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
+    with Verifier("tiny-9") as verifier:
+        rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
 """
 
 import contextlib
@@ -75,13 +75,11 @@ class _Pending(NamedTuple):
 
 
 class Verifier:
-    """Scores completions in a contained process.
+    """Scores completions in a contained process. Thread-safe.
 
-    Starts it when first needed, and again if it dies or hangs. Thread-safe.
-
-    The last <answer>…</answer> of a completion counts, even if the completion was cut after it (`ended`
-    False). Lengths and characters are checked here (answers.py); only references and short answers reach the
-    process.
+    It starts the process when first needed, and again if it dies or hangs. The last <answer>…</answer> of a
+    completion counts, even if the completion was cut after it (`ended` False). Lengths and characters are
+    checked here (answers.py); only references and short answers reach the process.
     """
 
     def __init__(self, of: Curriculum | str, command: Sequence[str] | None = None) -> None:
@@ -112,7 +110,7 @@ class Verifier:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the verifier; None before the first use and after `close`."""
+        """The process id of the verifier; None before the first use and after `close`."""
         child = self._child
         return child.pid if child else None
 
@@ -227,9 +225,9 @@ class Verifier:
 
 
 def describe(source: str, seconds: float = START_TIMEOUT_S) -> PluginDescription:
-    """Load a task plug-in in a process of its own, which ends, and say what it is.
+    """Load a task plug-in in a process of its own, which ends, and return its description.
 
-    ConfigError, with what is wrong with it.
+    Raises ConfigError, which says what is wrong with the plug-in.
     """
     child = None
     try:
@@ -281,7 +279,7 @@ class _Child:
         self.seccomp: bool | None = None
 
     def ready(self) -> VerifierReady:
-        """Wait until it has started. Raises _Failed."""
+        """Wait until the process has started. Raises _Failed."""
         ready = self._receive(VerifierReady, self._start_by)
         self.seccomp = ready.seccomp
         return ready
@@ -359,7 +357,7 @@ class _Child:
 def _environment() -> dict[str, str]:
     """Return an environment with no more than the path of this code and fixed settings.
 
-    One BLAS thread, for the verifier forks.
+    It allows one BLAS thread, as the verifier forks.
     """
     here = str(Path(__file__).parents[3])
     return {

@@ -63,10 +63,10 @@ _marking = False
 def contain(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> bool:
     """Give up files, sockets, processes, executable memory and most memory.
 
-    True if the kernel enforces it (seccomp).
+    Returns whether the kernel enforces it (seccomp). Raises OSError if a limit cannot be set on Linux.
 
-    memory: bytes beyond what it has. cpu: seconds in its life. Everything the process needs must be open and
-    imported before. Raises OSError if a limit cannot be set on Linux.
+    memory: bytes beyond what the process has. cpu: seconds in its life. Everything the process needs must be
+    open and imported before.
     """
     limit_resources(memory, cpu)
     held = seccomp.install()

@@ -1,9 +1,7 @@
 """Frames and messages between the client, the verifier and its worker, over pipes.
 
-Loads no ReasoningGYM and no plug-in.
-
-A frame is four bytes of length (big-endian) and that many bytes of MessagePack. Deadlines are by
-`time.monotonic`.
+It loads no ReasoningGYM and no plug-in. A frame is four bytes of length (big-endian) and that many bytes of
+MessagePack. Deadlines are by `time.monotonic`.
 """
 
 import os
@@ -27,10 +25,7 @@ _CHUNK_BYTES = 65_536
 
 
 class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Limits of a task plug-in.
-
-    The keys of its `limits`, with their defaults and bounds (docs/own-tasks.md).
-    """
+    """Limits of a task plug-in: the keys of its `limits`, with defaults and bounds (docs/own-tasks.md)."""
 
     # Of CPU time, for a question, and for an answer
     seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
@@ -84,7 +79,7 @@ class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
 class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
     """Reply to a request for a question.
 
-    None: the reference names no task, or there is a fault, what the plug-in did wrong.
+    None: the reference names no task, or there is a fault, which says what the plug-in did wrong.
     """
 
     question: str | None
@@ -107,8 +102,8 @@ class FrameTooLong(ValueError):
 def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> None:
     """Write one frame.
 
-    With a deadline, `fd` must be non-blocking; raises TimeoutError after it. BrokenPipeError where nobody
-    reads.
+    With a deadline, `fd` must be non-blocking; raises TimeoutError after it. Raises BrokenPipeError where
+    nobody reads.
     """
     body = msgspec.msgpack.encode(message)
     view = memoryview(len(body).to_bytes(4, "big") + body)

@@ -1,9 +1,8 @@
-"""The contained process of a task plug-in.
+"""The contained process of a task plug-in, started by `client.Verifier`.
 
-`python -m swarmd.tasks.sandbox.plugin_process SOURCE [DIGEST]`, started by `client.Verifier`.
-
-The plug-in is loaded here, with a limit on memory, and may read and import what it needs. Its `generate` and
-`score` run in a worker that has given all that up (worker.py, containment.py).
+It is `python -m swarmd.tasks.sandbox.plugin_process SOURCE [DIGEST]`. The plug-in is loaded here, with a
+limit on memory, and may read and import what it needs. Its `generate` and `score` run in a worker that has
+given all that up (worker.py, containment.py).
 """
 
 import contextlib
@@ -21,7 +20,10 @@ LOADING_MEMORY_BYTES = 4 * 2**30
 
 
 def work(source: str, digest: str) -> Work:
-    """Load the plug-in. digest: what it must have, since the node's swarm is named by it; "": any."""
+    """Load the plug-in.
+
+    digest: what the plug-in must have, since the node's swarm is named by it; "": any.
+    """
     try:
         with _little_memory():
             plugin = load(source)

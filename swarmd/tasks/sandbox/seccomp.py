@@ -127,7 +127,7 @@ def program(machine: Machine) -> Sequence[Instruction]:
 def install() -> bool:
     """Put this process under the filter, for good.
 
-    False where the system or the architecture has none, or the kernel will not.
+    Returns False where the system or the architecture has none, or the kernel will not.
     """
     machine = MACHINES.get(platform.machine())
     if sys.platform != "linux" or machine is None or sys.maxsize < 2**32:
@@ -145,7 +145,7 @@ def install() -> bool:
 def die_with_parent(parent: int) -> bool:
     """Have the kernel kill this process when its parent (a process id) is gone, or now if it is.
 
-    False where it cannot.
+    Returns False where it cannot.
     """
     held = sys.platform == "linux" and _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the kernel tells no more of it

@@ -1,9 +1,7 @@
-"""The contained process that scores answers to swarmd's own curricula.
+"""The contained process that scores answers to swarmd's own curricula, started by `client.Verifier`.
 
-`python -m swarmd.tasks.sandbox.verifier`, started by `client.Verifier`.
-
-It loads ReasoningGYM once; its workers (worker.py) regenerate each task from its reference, and
-score.
+It is `python -m swarmd.tasks.sandbox.verifier`. It loads ReasoningGYM once; its workers (worker.py)
+regenerate each task from its reference, and score.
 """
 
 from swarmd.tasks.curriculum import CURRICULA

@@ -1,10 +1,11 @@
 """A verifier process and its contained worker: generates questions and scores answers for `client.Verifier`.
 
-Two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in: plugin_process.py)
-and talks to its client over standard input and output; it scores nothing itself. Its worker, a fork, gives up
-everything it does not need (containment.py), regenerates each task from its reference, and scores. An answer
-that takes too long, or kills the worker, earns nothing; a new worker is forked, in about 30 ms. Too long is
-by the worker's CPU time, so that a right answer stays right where others keep the processor busy.
+There are two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in:
+plugin_process.py) and talks to its client over standard input and output; it scores nothing itself. Its
+worker, a fork, gives up everything it does not need (containment.py), regenerates each task from its
+reference, and scores. An answer that takes too long, or kills the worker, earns nothing; a new worker is
+forked, in about 30 ms. Too long is by the worker's CPU time, so that a right answer stays right where others
+keep the processor busy.
 
 A limit of the containment: code that ran in the worker could forge the results of later answers. Of our own
 scorers none runs any.
@@ -59,7 +60,7 @@ class Prepared(NamedTuple):
 
 
 class TaskFault(Exception):
-    """A plug-in raised, or gave something else than was asked for. The text says what."""
+    """A plug-in raised, or returned something else than was asked for. The text says what."""
 
     def __init__(self, what: str, *, fatal: bool = False) -> None:
         """Report that a worker failed.
@@ -128,7 +129,7 @@ class Worker:
             ) from error
 
     def result(self) -> tuple[GradeReason, str]:
-        """Grade of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
+        """Return the grade of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
         latest = self._await()
         code = os.read(self._results, 1)
         if not code or code[0] >= len(_CODES):
@@ -326,7 +327,7 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
 def _do(results: int, work: Work, job: Request, item: ScoreItem) -> None:
     """Write the question of an item, or a code for each of its answers.
 
-    Raises a TaskFault that is fatal, once it is reported.
+    Raises a fatal TaskFault, once it is reported.
     """
     prepared, fault = None, None
     try:
@@ -363,9 +364,8 @@ def _graded(
 def run(load: Callable[[], Work]) -> None:
     """Serve on standard input and output.
 
-    They are moved to other descriptors first, so that prints cannot mix with replies.
-
-    load: what takes long and is done once; may raise PluginRefused, which the client is told.
+    They are moved to other descriptors first, so that prints cannot mix with replies. load: does once what
+    takes long; may raise PluginRefused, which the client is told.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
