@@ -21,7 +21,6 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of
-from p2p.peers.census import Census
 from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, Twin, TwinCards, TwinSession
 from p2p.rate_limit import TokenBuckets
 from p2p.topic import Topic
@@ -143,7 +142,6 @@ class Member:
         self.answers: dict[PeerRequest, Answer] = {  # JUDGES and USED: set by whoever has an answer
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
-            PeerRequest.CENSUS: Census(self.topics, self.engine.present, trains=not also),
             PeerRequest.TWINS: TwinCards(clock),
         }
         self._stay = trio.CancelScope()

@@ -181,7 +181,6 @@ class PeerRequest(IntEnum):
     BLOBS = 1  # `p2p.blobs.fetch`
     JUDGES = 2  # `swarmd.daemon.judging.discovery`
     DIAL_BACK = 3  # `p2p.nat.dial_back`
-    CENSUS = 5  # `p2p.peers.census`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`
     INTRODUCTION = 8  # `p2p.peers.introduction`

@@ -1,26 +1,32 @@
-"""Introductions: what a peer says of itself, and whether it takes our frames.
+"""Introductions: what a peer says of itself, whether it takes our frames, and whom it sees.
 
 A node asks now and then, to find out why it is alone.
 
-Question: byte 8 and the swarm's name. Answer: msgpack [1, time, digest, trains, runs, doing, refuses]: its
-clock in ms, the digest of its swarm, the name of what it trains, what it runs ("swarmd 0.1.0, …"),
-"training", "paused" or "helping", and whether it ignores our frames because of what we did; empty where the
+Question: byte 8 and the swarm's name. Answer: msgpack [1, time, digest, trains, runs, doing, refuses,
+[[digest, members], …]]: its clock in ms, the digest of its swarm, the name of what it trains, what it runs
+("swarmd 0.1.0, …"), "training", "paused" or "helping", whether it ignores our frames because of what we did,
+and the swarms of this name that it is in, with how many members of each it is connected to; empty where the
 question has another name. A later version may add fields. Nothing proves an answer: it is shown to the
 operator, and nothing is decided by it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+import trio
 
-from p2p.peers.census import ask_each
 from p2p.topic import Topic
-from p2p.types import Ask, PeerId, PeerRequest
+from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
 VERSION = 1
-MAX_ANSWER_BYTES = 512
+MAX_ANSWER_BYTES = 2560
+# Swarms in an answer.
+MAX_SWARMS = 16
+# Peers that are asked.
+MAX_ASKED = 6
 # The time for one peer's answer.
 PEER_TIMEOUT_S = 5.0
 # How much of a name is shown.
@@ -28,6 +34,16 @@ SHOWN_CHARACTERS = 64
 TRAINING, PAUSED, HELPING = "training", "paused", "helping"
 
 _Text = Annotated[str, msgspec.Meta(max_length=2 * SHOWN_CHARACTERS)]
+
+
+log = logging.getLogger(__name__)
+
+
+class SwarmCount(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """How many members of one swarm a peer is connected to."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
+    members: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class Introduction(msgspec.Struct, array_like=True, frozen=True):
@@ -38,6 +54,7 @@ class Introduction(msgspec.Struct, array_like=True, frozen=True):
     runs: _Text
     doing: _Text
     refuses: bool
+    swarms: Annotated[tuple[SwarmCount, ...], msgspec.Meta(max_length=MAX_SWARMS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,7 @@ class Introduced:
     doing: str
     refuses: bool
     ahead: float  # seconds that its clock is ahead of ours, give or take the time that the answer took
+    swarms: Sequence[SwarmCount] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -57,26 +75,38 @@ _decoder = msgspec.msgpack.Decoder(Introduction)
 
 
 class Introducer:
-    """Answers the question. refused: returns whether we ignore a peer's frames."""
+    """Answers the question.
+
+    topics: our swarm's, then those of others whose members we help to meet. present: returns how many members
+    of a topic we are connected to. refused: returns whether we ignore a peer's frames.
+    """
 
     def __init__(
         self,
-        topic: Topic,
+        topics: Sequence[Topic],
+        present: Callable[[Topic], int],
         trains: str,
         runs: str,
         doing: Callable[[], str],
         refused: Callable[[PeerId], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._topic, self._trains, self._runs = topic, trains[:SHOWN_CHARACTERS], runs[:SHOWN_CHARACTERS]
+        self._topics, self._present = topics[:MAX_SWARMS], present
+        self._trains, self._runs = trains[:SHOWN_CHARACTERS], runs[:SHOWN_CHARACTERS]
         self._doing, self._refused, self._clock = doing, refused, clock
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        if message != question(self._topic.name):
+        if message != question(self._topics[0].name):
             return b""
-        now = int(self._clock() * 1000)
         said = Introduction(
-            VERSION, now, self._topic.digest, self._trains, self._runs, self._doing(), self._refused(peer)
+            VERSION,
+            int(self._clock() * 1000),
+            self._topics[0].digest,
+            self._trains,
+            self._runs,
+            self._doing(),
+            self._refused(peer),
+            tuple(SwarmCount(topic.digest, self._present(topic)) for topic in self._topics),
         )
         return _encoder.encode(said)
 
@@ -93,7 +123,8 @@ def answered(message: bytes, now: float) -> Introduced | None:
         return None
     if said.version != VERSION:
         return None
-    return Introduced(said.digest, said.trains, said.runs, said.doing, said.refuses, said.time / 1000 - now)
+    ahead = said.time / 1000 - now
+    return Introduced(said.digest, said.trains, said.runs, said.doing, said.refuses, ahead, said.swarms)
 
 
 async def ask(
@@ -112,3 +143,25 @@ async def ask(
 
     await ask_each(timed, peers, question(name), MAX_ANSWER_BYTES, PEER_TIMEOUT_S)
     return came
+
+
+async def ask_each(
+    request: Ask, peers: Collection[PeerId], question: bytes, limit: int, patience: float
+) -> Mapping[PeerId, bytes]:
+    """Ask each of these peers once, all at the same time, and return their answers.
+
+    Whoever does not answer within `patience` seconds is left out.
+    """
+    said: dict[PeerId, bytes] = {}
+
+    async def one(peer: PeerId) -> None:
+        with trio.move_on_after(patience):
+            try:
+                said[peer] = await request(peer, question, limit)
+            except Unanswered as error:
+                log.debug("%s does not answer: %s", peer, error)
+
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(one, peer)
+    return said

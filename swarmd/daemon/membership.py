@@ -118,7 +118,8 @@ def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) 
     """
     runs = f"swarmd {installed_version()}, reasoning-gym {installed_version('reasoning-gym')}"
     member.answers[PeerRequest.INTRODUCTION] = Introducer(
-        member.topic,
+        member.topics,
+        member.engine.present,
         curriculum.name,
         runs,
         doing,

@@ -22,8 +22,8 @@ from p2p.member import Member
 from p2p.nat.dial_back import ask_members
 from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.netgroup import LOCAL, group_of_host, only_here
-from p2p.peers import census, introduction
-from p2p.peers.introduction import Introduced
+from p2p.peers import introduction
+from p2p.peers.introduction import HELPING, Introduced
 from p2p.types import Peer, PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Facts, another, certain
@@ -119,37 +119,34 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
     return trouble.document() if trouble else None
 
 
-async def count_others(
-    member: Member, asked: Sequence[PeerId], introduced: Mapping[PeerId, Introduced]
-) -> dict[str, Any]:
+def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:
     """Count the members that only help and those that may train, and the other nodes that our members see.
 
     Members that do not answer count as training. Other nodes are a lower bound, of our curriculum and of
     others.
-
-    asked: members to ask, connected or not. introduced: what peers say of themselves.
     """
     peers = {peer.id for peer in member.peers()}
-    said = await census.ask(member.engine.request, asked, member.topic.name)
     names = {one.digest: another(one) for one in introduced.values()}
     others: Counter[str] = Counter()
     companions = 0
-    for peer, answer in said.items():
+    for peer, answer in introduced.items():
         for seen in answer.swarms:
             ours = seen.digest == member.topic.digest
             # Who trains is one itself; and one that it sees is us
-            count = seen.members + answer.trains - (ours and peer in peers)
+            count = seen.members + (answer.doing != HELPING) - (ours and peer in peers)
             if ours:
                 companions = max(companions, count)
             elif count > 0:
                 name = curriculum_named(seen.digest) or names.get(seen.digest, "an unknown curriculum")
                 others[name] = max(others[name], count)
-    helpers = sum(peer in peers and not answer.trains for peer, answer in said.items())
-    unknown = len(peers - said.keys())
+    helpers = sum(peer in peers and answer.doing == HELPING for peer, answer in introduced.items())
+    unknown = len(peers - introduced.keys())
     return {"helpers": helpers, "unknown": unknown, "companions": companions, "others": dict(others)}
 
 
-def whom_to_ask(member: Member, named: Sequence[PeerId], most: int = census.MAX_ASKED) -> Sequence[PeerId]:
+def whom_to_ask(
+    member: Member, named: Sequence[PeerId], most: int = introduction.MAX_ASKED
+) -> Sequence[PeerId]:
     """Choose peers to ask: named ones, then members, then others that are connected."""
     asked = dict.fromkeys([*named, *(peer.id for peer in member.peers()), *sorted(member.engine.connected())])
     asked.pop(member.identity.peer_id, None)
@@ -163,7 +160,7 @@ async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[]
     return {
         "answered": [*said],
         "introduced": [*introduced.values()],
-        **await count_others(member, asked, introduced),
+        **count_others(member, introduced),
     }
 
 

@@ -11,10 +11,12 @@ from p2p.peers.introduction import (
     TRAINING,
     Introduced,
     Introducer,
+    SwarmCount,
     answered,
     ask,
     question,
 )
+from p2p.topic import Topic
 from p2p.types import PeerId, PeerRequest
 from swarmd.testing import NOW, TOPIC, Clock, identity, memory_member
 
@@ -22,13 +24,24 @@ ASKER = identity(9).peer_id
 
 
 def introducer(trains: str = "tiny-9", refused: bool = False) -> Introducer:
-    return Introducer(TOPIC, trains, "swarmd 9", lambda: TRAINING, lambda _: refused, Clock())
+    topics = [TOPIC, Topic(TOPIC.name, "2" * 16)]
+    present = {TOPIC: 3}
+    return Introducer(
+        topics,
+        lambda topic: present.get(topic, 0),
+        trains,
+        "swarmd 9",
+        lambda: TRAINING,
+        lambda _: refused,
+        Clock(),
+    )
 
 
 def test_a_peer_says_what_it_is_what_time_it_has_and_whether_it_takes_our_frames() -> None:
     for refused in (False, True):
         said = answered(introducer(refused=refused)(ASKER, question(TOPIC.name)), NOW - 90)
-        assert said == Introduced(TOPIC.digest, "tiny-9", "swarmd 9", "training", refused, 90.0)
+        seen = (SwarmCount(TOPIC.digest, 3), SwarmCount("2" * 16, 0))
+        assert said == Introduced(TOPIC.digest, "tiny-9", "swarmd 9", "training", refused, 90.0, seen)
 
 
 def test_it_says_nothing_to_whoever_does_not_know_the_swarms_name() -> None:
@@ -42,14 +55,19 @@ def test_it_says_nothing_to_whoever_does_not_know_the_swarms_name() -> None:
 def test_a_long_name_is_cut_and_the_answer_fits() -> None:
     message = introducer(trains="ä" * 1000)(ASKER, question(TOPIC.name))
     said = answered(message, NOW)
-    assert said is not None and said.trains == "ä" * SHOWN_CHARACTERS and len(message) <= MAX_ANSWER_BYTES
+    assert said is not None and said.trains == "ä" * SHOWN_CHARACTERS
+    crowd = [Topic(TOPIC.name, f"{n:064}") for n in range(100)]
+    long = Introducer(
+        crowd, lambda _: 10**6, "ä" * 1000, "ä" * 1000, lambda: TRAINING, lambda _: True, Clock()
+    )
+    assert len(long(ASKER, question(TOPIC.name))) <= MAX_ANSWER_BYTES
 
 
 def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -> None:
     message = introducer()(ASKER, question(TOPIC.name))
-    assert message[:2] == bytes([0x97, 1])
-    assert answered(bytes([0x98]) + message[1:] + b"\x05", NOW) == answered(message, NOW)
-    assert answered(bytes([0x97, 2]) + message[2:], NOW) is None
+    assert message[:2] == bytes([0x98, 1])
+    assert answered(bytes([0x99]) + message[1:] + b"\x05", NOW) == answered(message, NOW)
+    assert answered(bytes([0x98, 2]) + message[2:], NOW) is None
 
 
 @given(

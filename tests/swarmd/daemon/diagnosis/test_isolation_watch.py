@@ -15,8 +15,7 @@ import trio.testing
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.peers.census import Census
-from p2p.peers.introduction import TRAINING, Introducer
+from p2p.peers.introduction import HELPING, TRAINING, Introducer
 from p2p.topic import Topic
 from p2p.types import PeerRequest, Reason
 from swarmd.config.config import NodeConfig
@@ -103,8 +102,14 @@ def test_only_nodes_of_another_curriculum() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         helper = member(swarm, 2, TINY, also=[SAPO])
         # A memory swarm has no topics to count.
-        helper.answers[PeerRequest.CENSUS] = Census(
-            helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False
+        helper.answers[PeerRequest.INTRODUCTION] = Introducer(
+            helper.topics,
+            lambda topic: 4 if topic == TINY else 1,
+            "tiny-9",
+            "swarmd 1",
+            lambda: HELPING,
+            lambda _: False,
+            clock,
         )
         await trio.sleep(SETTLED_S + 5)
         assert watch.trouble is not None
@@ -120,7 +125,13 @@ def introduced(
 ) -> Member:
     other = member(swarm, n, topic)
     answer = Introducer(
-        topic, "the other", "swarmd 9", lambda: TRAINING, lambda _: refuses, lambda: clock() + ahead
+        [topic],
+        lambda _: 1,
+        "the other",
+        "swarmd 9",
+        lambda: TRAINING,
+        lambda _: refuses,
+        lambda: clock() + ahead,
     )
     other.answers[PeerRequest.INTRODUCTION] = answer
     return other
@@ -128,8 +139,7 @@ def introduced(
 
 def test_nodes_of_another_version_say_what_they_run() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
-        other = introduced(swarm, 2, Topic("main", "0123456789abcdef"))
-        other.answers[PeerRequest.CENSUS] = Census(other.topics, lambda _: 1, trains=True)
+        introduced(swarm, 2, Topic("main", "0123456789abcdef"))
         await trio.sleep(SETTLED_S + 5)
         assert watch.trouble is not None
         assert (
