@@ -37,7 +37,8 @@ AWAY = (
 NODES = 16  # of each kind in it
 # Height of a line's name in the picture `long`, as a share of right answers.
 LINE_OF_TEXT = 0.022
-
+# Between the page's last element that is shown and the picture's edge.
+GAP_PX = 20
 ROUNDS = 150  # of the node whose page is shown
 
 
@@ -64,13 +65,15 @@ def page(to: Path, scratch: Path) -> None:
             tab.call("Emulation.setScrollbarsHidden", hidden=True)
             tab.open(control.call(nodes[0].folder, "ui")["address"], width=1000, height=1060)
             tab.until("document.querySelector('#chart canvas')")
-            shoot(tab, to, 1000, 1060)
+            shoot(tab, to, 1000, last="#peers")
 
 
-def shoot(tab: Tab, to: Path, width: int, height: int) -> None:
-    """What is seen without scrolling."""
-    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-    to.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", clip=clip)["data"]))
+def shoot(tab: Tab, to: Path, width: int, last: str) -> None:
+    """Draw the page down to the end of the element `last` (a CSS selector), so that nothing is cut in two."""
+    height = tab.run(f"Math.ceil(document.querySelector('{last}').getBoundingClientRect().bottom)")
+    clip = {"x": 0, "y": 0, "width": width, "height": height + GAP_PX, "scale": 1}
+    drawn = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    to.write_bytes(base64.b64decode(drawn["data"]))
 
 
 def long(to: Path, _scratch: Path) -> None:

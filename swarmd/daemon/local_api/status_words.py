@@ -71,9 +71,8 @@ def round_sentence(line: Mapping[str, Any]) -> str:
     unfit = counts(line.get("unfit") or {})
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
-        f"loss {number(line['loss'])}",
-        f"{line['local']} own + {line['external']} of others",
-        f"pool {line['pool']['size']}",
+        f"trained on {line['local']} own and {line['external']} of others",
+        f"{line['pool']['size']} in the pool",
         many(line["peers"], "peer"),
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
         f"refused {refused}" if refused else "",

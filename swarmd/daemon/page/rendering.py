@@ -7,6 +7,8 @@ shown.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from swarmd.daemon.local_api.status_words import (
@@ -94,10 +96,12 @@ def page(parts: Mapping[str, str], title: str) -> str:
         ' href="/static/uPlot.min.css"><link rel="stylesheet" href="/static/page.css"><script defer'
         ' src="/static/uPlot.iife.min.js"></script><script defer'
         ' src="/static/page.js"></script></head><body><main><header id="state"'
-        f' aria-live="polite">{parts["state"]}</header><p id="said" role="status"></p><div'
+        f' aria-live="polite">{parts["state"]}</header><p id="fresh"><span role="status"></span>'
+        ' <time></time></p><p id="said" role="status"></p><div'
         f' id="controls">{parts["controls"]}</div><section id="invitation"'
-        f' aria-live="polite"></section><section><h2>Reward</h2><div id="round">{parts["round"]}</div><div'
-        ' id="chart" role="img" aria-label="Reward by round"></div></section>'
+        ' aria-live="polite"></section><section><h2>Reward of each round (1: every answer right)</h2>'
+        f'<div id="round">{parts["round"]}</div>'
+        '<div id="chart" role="img" aria-label="Reward by round"></div></section>'
         + "".join(section(name, parts[name]) for name in PARTS[3:])
         + "</main></body></html>"
     )
@@ -245,10 +249,13 @@ def _code(text: str) -> str:
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
-    """Render what the node cost in each period; leave out what this machine cannot measure."""
+    """Render what the node cost in each period; leave out what this machine cannot measure.
+
+    Periods with the same figures share a row: on its first day a node has cost all of it today.
+    """
     times = [
         (name, usage[key])
-        for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total"))
+        for name, key in (("today", "today"), ("this month", "month"), ("in all", "total"))
         if usage.get(key)
     ]
     figures = [
@@ -261,7 +268,8 @@ def _cost(usage: Mapping[str, Any]) -> str:
         for _, key, unit, places in figures:
             yield "–" if row.get(key) is None else f"{row[key] / unit:,.{places}f}"
 
-    rows = ((name, *cells(row)) for name, row in times)
+    same = groupby(((name, tuple(cells(row))) for name, row in times), key=itemgetter(1))
+    rows = ((", ".join(name for name, _ in periods).capitalize(), *shown) for shown, periods in same)
     return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows)) if figures else ""
 
 
@@ -270,7 +278,7 @@ def _peers(document: Document, peers: Document, now: float) -> str:
     shown = rows[:PEERS_SHOWN]
     left_out = len(rows) - len(shown) + int(peers.get("left_out") or 0)
     table = _table(
-        ("Peer", "Where", "Heard", "Sets", "Refused", "Round", "Model"),
+        ("Peer", "Where", "Last heard", "Received", "Refused", "Round", "Model"),
         (
             (
                 f"<b>{_text(peer.get('name'))}</b> <code>…{_text(str(peer.get('id'))[-6:])}</code>",

@@ -168,7 +168,7 @@ def test_one_of_a_thing_is_no_plural_and_what_is_unknown_is_a_dash() -> None:
     assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(
         LAST | {"peers": 0}
     )
-    assert "reward –, loss –" in round_sentence(LAST | {"reward_mean": None, "loss": None})
+    assert "reward –, trained on" in round_sentence(LAST | {"reward_mean": None})
 
 
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
@@ -214,8 +214,8 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         "paused: you paused it; swarmd resume",
         "training",
         (
-            "round 120: reward 0.3125, loss 0.0123, 4 own + 3 of others, pool 17, 2 peers, 3.4 s (generate"
-            " 2.1, score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature"
+            "round 120: reward 0.3125, trained on 4 own and 3 of others, 17 in the pool, 2 peers, 3.4 s"
+            " (generate 2.1, score 0.1, train 0.9, checkpoint 0.2), refused 3 bad signature"
         ),
         r"peer \x1b[2J connected",
     ]
@@ -277,7 +277,7 @@ def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
 
 ON_A_TERMINAL = """
 import sys, time
-from swarmd.cli.app import _view
+from swarmd.cli.join import _view
 view = _view(False)
 assert type(view).__name__ == "LiveView"
 paused = {"state": "paused", "cause": "you paused it", "remedy": "swarmd resume"}

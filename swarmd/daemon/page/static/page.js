@@ -2,12 +2,34 @@
 "use strict";
 
 const token = new URLSearchParams(location.search).get("token");
+const SILENCE_MS = 15000;  // three times the node's HEARTBEAT_S
 const said = document.getElementById("said");
+const [freshness, freshAt] = document.getElementById("fresh").children;
 const place = document.getElementById("chart");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let events = null;
 let curve = null;
 let chart = null;
+let silence = null;
+
+function fresh() {
+  clearTimeout(silence);
+  silence = setTimeout(lost, SILENCE_MS);  // a node whose machine sleeps closes no connection
+  document.body.classList.remove("lost");
+  say("Up to date at");
+  freshAt.textContent = new Date().toLocaleTimeString();
+}
+
+function lost() {
+  clearTimeout(silence);
+  document.body.classList.add("lost");
+  document.title = document.title.replace(/^[^·]*/, "no answer ");
+  say("The node does not answer. If it was stopped, start it with swarmd join, and run swarmd ui again. Last up to date at");
+}
+
+function say(words) {
+  if (freshness.textContent !== words) freshness.textContent = words;  // a screen reader reads it once
+}
 
 function show(update) {
   document.title = update.title;
@@ -18,6 +40,7 @@ function show(update) {
     if (held) (document.getElementById(held.id) || part.querySelector("button"))?.focus();
   }
   if (update.curve) draw((curve = update.curve));
+  fresh();
 }
 
 function smooth(values, over) {
@@ -43,13 +66,13 @@ function draw({ last, rewards, external }) {
   chart = new uPlot(
     {
       width: place.clientWidth, height: 220, scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(0.05, high * 1.05)] } },
-      axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 44 }], cursor: { drag: { x: false, y: false } },
+      axes: [{ ...axis, label: "Round", labelSize: 20, labelFont: "13px system-ui, sans-serif", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 44 }], cursor: { drag: { x: false, y: false } },
       series: [
         { label: "Round" },
         { label: "Mean of 10 rounds", stroke: colour("--ink"), width: 2, points: { show: false } },
         ...kinds.map(([label, name]) => points(label, name)),
       ],
-      legend: { live: false },
+      legend: { live: false, markers: { width: 0, fill: (_, at) => colour(["", "--ink", ...kinds.map(([, name]) => name)][at]) } },
     },
     data, place);
   chart.labels = labels;
@@ -64,12 +87,8 @@ function redraw() {
 function listen() {
   if (events) return;
   events = new EventSource("/events?token=" + encodeURIComponent(token));
-  events.onopen = () => { if (said.dataset.lost) { said.textContent = ""; delete said.dataset.lost; } };
   events.onmessage = (event) => show(JSON.parse(event.data));
-  events.onerror = () => {
-    said.dataset.lost = "yes";
-    said.textContent = "The node does not answer. If it was stopped, start it with swarmd join, and run swarmd ui again.";
-  };
+  events.onerror = lost;
 }
 
 async function ask(button, request = button.dataset.request, done = "") {
@@ -101,6 +120,7 @@ document.addEventListener("visibilitychange", () => {  // a page that nobody see
   if (!document.hidden) return listen();
   events?.close();
   events = null;
+  clearTimeout(silence);
 });
 dark.addEventListener("change", redraw);
 new ResizeObserver(() => { if (chart && chart.width !== place.clientWidth) chart.setSize({ width: place.clientWidth, height: 220 }); }).observe(place);

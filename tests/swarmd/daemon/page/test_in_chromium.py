@@ -206,6 +206,17 @@ async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None
     assert await in_browser(node, tmp_path, look) == []
 
 
+async def test_it_says_when_it_was_last_up_to_date_and_that_the_node_is_gone(tmp_path: Path) -> None:
+    node = Node()
+    shown = "document.getElementById('fresh').textContent"
+    with chromium(tmp_path) as tab:
+        async with served(node):
+            await trio.to_thread.run_sync(tab.open, node.address)
+            await trio.to_thread.run_sync(tab.until, f"/^Up to date at .*[0-9]/.test({shown})")
+        await trio.to_thread.run_sync(tab.until, f"{shown}.startsWith('The node does not answer.')")
+        assert "Last up to date at" in tab.run(shown) and tab.run("document.title").startswith("no answer ·")
+
+
 @pytest.mark.parametrize(
     ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
 )

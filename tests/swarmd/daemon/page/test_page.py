@@ -229,6 +229,14 @@ def test_limits_that_can_be_changed_are_fields_with_what_holds_now(engine: str, 
     assert re.findall('value="([^"]*)"', html) == ["25 %", "", "", ""][: len(names)]
 
 
+def test_periods_of_the_same_cost_share_a_row() -> None:
+    first_day = {"today": USAGE["today"], "month": USAGE["today"], "total": USAGE["today"]}
+    shown = rendering.parts(document(usage=first_day), PEERS, now=0.0)["cost"]
+    assert "Today, this month, in all" in shown and shown.count("<tr>") == 2
+    later = rendering.parts(document(usage=USAGE | {"month": USAGE["total"]}), PEERS, now=0.0)["cost"]
+    assert "Today<" in later and "This month, in all" in later and later.count("<tr>") == 3
+
+
 def test_what_is_not_known_is_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
@@ -276,6 +284,9 @@ async def test_events_bring_everything_and_then_what_changed_and_end_with_the_re
                 and "on battery" in changed["parts"]["state"]
                 and "curve" not in changed
             )
+            silent = await events.next()
+            # Nothing new: it hears that the node is there
+            assert silent["parts"] == {} and "curve" not in silent
             looks = node.looks
             await trio.sleep(10 * page.REFRESH_S)
             assert node.looks >= looks + 9
