@@ -120,7 +120,7 @@ def clock_off(nodes: Nodes, _folder: Path) -> Result:
     behind(nodes[2], FAST_CLOCK)
     for node in nodes:
         node.start()
-    return timed(nodes[2], trouble("this machine's clock is 10 minutes ahead, say all 2 peers"))
+    return timed(nodes[2], trouble("this machine's clock is 10 minutes ahead of all 2 peers"))
 
 
 def banned(nodes: Nodes, _folder: Path) -> Result:

@@ -72,7 +72,7 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
         alone = {
             peer(
                 stack, tmp_path / "late", address, "now() - 600", SWARMD_SWARM_CURRICULUM="tiny-9"
-            ): "clock is 10 minutes behind, say all",
+            ): "clock is 10 minutes behind all",
             peer(
                 stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9"
             ): "of tiny-9, and this node is of sapo-9",

@@ -1,16 +1,18 @@
-"""Diagnoses isolation: why a node hears no peer, or what else is wrong with its swarm, and what to do. Pure.
+"""Why a node is alone, refused or unreachable: each cause, how it is found, and what to do. Pure.
 
-`certain` finds what needs no waiting; `why_alone` adds what only silence tells, and silence may be the long
-rounds of others.
+CAUSES is read from above: the first that fits is said. `certain` says what needs no waiting; `why_alone` adds
+what only silence tells, and silence may be the long rounds of others. `reachability_report` uses the rows of
+UNREACHABLE. `python -m swarmd.daemon.diagnosis.isolation` prints the table of docs/p2p.md.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN_CHARACTERS, Introduced
 from p2p.types import PeerId, Reason
-from swarmd.daemon.diagnosis.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
 # How far a clock may be behind. Frames older than `replays.WINDOW_S` are refused.
@@ -20,7 +22,7 @@ BEHIND_S = 240.0
 AHEAD_S = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm
 # One such frame shows that its author runs something else
-_SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)
+_SURE_OF = frozenset({Reason.OTHER_MODALITY, Reason.WRONG_VERSION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Trouble:
     remedy: str
 
     def document(self) -> dict[str, str]:
-        return {"cause": self.cause, "remedy": self.remedy}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +57,55 @@ class Facts:
     settled: bool = True  # there was time to connect, and to be seen by others
 
 
-def certain(facts: Facts) -> Trouble | None:
-    """Return a cause that later facts cannot change, or None.
+class Stage(IntEnum):
+    """When a cause is said first; at a later stage it still is."""
 
-    While peers are heard, only wrong clocks and refusals by others count.
-    """
-    if (found := _clock(facts) or _refused(facts)) is not None or facts.heard:
-        return found
-    if not facts.settled:
-        return _offline(facts) or _nobody_answers(facts)
-    if facts.others and not facts.companions and not facts.unknown:
-        return _another_curriculum(facts)
-    if not facts.connected:
-        return _nobody_connected(facts)
-    if facts.companions or facts.unknown:
-        return _main_reason(facts, _SURE_OF) or _all_paused(facts)
-    if facts.helpers >= facts.connected:
-        return Trouble(
-            f"no peer is heard: {_nodes(facts.connected, 'bootstrap node')} connected, which train nothing,"
-            f" and no other node of {facts.curriculum}",
-            "wait: others are found as they come",
-        )
-    return None
+    HEARD = 0  # also while peers are heard
+    AT_ONCE = 1  # while nobody is
+    SETTLED = 2  # after time to connect, and to be seen by others
+    PATIENT = 3  # when nobody was heard for longer than rounds take
 
 
-def why_alone(facts: Facts) -> Trouble:
-    """Return the most likely cause of hearing no peer for long."""
-    if (found := certain(facts) or _main_reason(facts)) is not None:
-        return found
-    return Trouble(
-        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a"
-        " quarter of an hour",
-        "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who"
-        " they are",
-    )
+# What is filled into a row; None: the cause is another one.
+Blanks = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A row of the table. In `says` and `remedy`, {names} are filled in."""
+
+    says: str
+    found: str  # how
+    remedy: str
+    stage: Stage | None = None  # None: found elsewhere, and said at once
+    fits: Callable[[Facts], Blanks] = lambda _: None
+
+    def trouble(self, **blanks: object) -> Trouble:
+        return Trouble(self.says.format(**blanks), self.remedy.format(**blanks))
+
+
+TWIN = Cause(
+    "another node runs with this node's key: {what}",
+    "members show each the other's signed card",
+    "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its"
+    " identity.key",
+)
+_DEAD = "bootstrap address {address} does not answer: {says}"
+DEAD_NEW_KEY = Cause(
+    _DEAD,
+    "what answers proves another key",
+    "that node has a new key: ask its people for its address as it is now",
+)
+DEAD_REFUSED = Cause(
+    _DEAD,
+    "the connection is refused",
+    "the machine is there and the node is not running, or has another port: ask its people",
+)
+DEAD_SILENT = Cause(
+    _DEAD,
+    "nothing answers within 5 s",
+    "that node is down, or a firewall stops outgoing TCP connections to that port: ask its people",
+)
 
 
 def twin_trouble(later: bool) -> Trouble:
@@ -98,18 +115,14 @@ def twin_trouble(later: bool) -> Trouble:
         if later
         else "it started later, and stays out of the swarm until this one stops"
     )
-    return Trouble(
-        f"another node runs with this node's key: {what}",
-        "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its"
-        " identity.key",
-    )
+    return TWIN.trouble(what=what)
 
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
     """Describe a bootstrap address that does not answer."""
-    return Trouble(
-        f"bootstrap address {where(entry)} does not answer: {entry['says']}", bootstrap_remedy(entry)
-    )
+    new_key = "another peer" in entry["says"]
+    cause = DEAD_NEW_KEY if new_key else DEAD_REFUSED if entry["refused"] else DEAD_SILENT
+    return cause.trouble(address=where(entry), says=entry["says"])
 
 
 def where(entry: Mapping[str, Any]) -> str:
@@ -117,134 +130,277 @@ def where(entry: Mapping[str, Any]) -> str:
     return str(entry["address"]).partition("/p2p/")[0] or str(entry["address"])
 
 
-def _offline(facts: Facts) -> Trouble | None:
-    if not facts.offline or facts.connected:
-        return None
-    return Trouble(
-        "no peer is heard: this machine is offline",
-        "connect it to a network; until then the node trains alone, and it finds the others by itself",
-    )
-
-
-def _clock(facts: Facts) -> Trouble | None:
-    """Blame our clock if those of all peers asked differ from it in the same direction."""
-    ahead = [said.ahead for said in facts.introduced]
-    behind = all(seconds > BEHIND_S for seconds in ahead)
-    if not ahead or not (behind or all(seconds < -AHEAD_S for seconds in ahead)):
-        return None
-    least = min(map(abs, ahead))
-    off = f"{least:.0f} seconds" if least < 100 else f"{least / 60:.0f} minutes"
-    off += " behind" if behind else " ahead"
-    if len(ahead) > 1:
-        return Trouble(
-            f"this machine's clock is {off}, say all {len(ahead)} peers asked: frames are refused for it",
-            "set the clock, best by NTP; the node needs no restart",
-        )
-    if facts.heard:
-        # One peer's word does not count against frames of others that arrived in time.
-        return None
-    return Trouble(
-        f"this machine's clock is {off} of that of the only peer that could be asked: frames are refused"
-        " for it",
-        "let NTP set this clock; if it was right, the other's has to be set",
-    )
-
-
-def _refused(facts: Facts) -> Trouble | None:
-    """Return the trouble of being refused as misbehaving, or None.
-
-    One peer's word is enough only while nobody is heard.
-    """
-    ours = [
-        one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING
-    ] or facts.introduced
-    if ours and all(one.refuses for one in ours) and (len(ours) > 1 or not facts.heard):
-        who = f"all {len(ours)} peers asked" if len(ours) > 1 else "the only peer that could be asked"
-        return Trouble(
-            f"what this node sends is refused by {who}: for them it is one that misbehaves",
-            "wait: half of what they hold against it is forgotten in half an hour. If it comes again, update"
-            " swarmd; docs/admission.md says what counts",
-        )
-    if facts.hung_up and not facts.connected and not facts.heard:
-        return Trouble(
-            f"bootstrap address {facts.hung_up[0]} answers, and ends each connection of this node: it has"
-            " banned this node, or has no room",
-            "wait: a ban ends by itself, most within 16 minutes; or ask for another bootstrap address",
-        )
-    return None
-
-
-def _another_curriculum(facts: Facts) -> Trouble:
-    there = ", ".join(f"{_nodes(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
-    known = [name for name in facts.others if " " not in name]
-    remedy = (
-        f"wait for nodes of {facts.curriculum}, or train with those that are there: swarm.curriculum ="
-        f' "{known[0]}"'
-        if known
-        else ""
-    )
-    ours = facts.curriculum if known or not facts.runs else f"{facts.curriculum} with {facts.runs}"
-    return Trouble(
-        f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {ours}",
-        remedy
-        or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd"
-        " and have the same tasks",
-    )
-
-
 def another(said: Introduced) -> str:
     """Name a swarm whose digest this version of swarmd does not know."""
     return f"{printable(said.trains)[:SHOWN_CHARACTERS]} with {printable(said.runs)[:SHOWN_CHARACTERS]}"
 
 
-def _nobody_answers(facts: Facts) -> Trouble | None:
-    """Return the trouble that no bootstrap address answers, if that is so."""
-    dead = [entry for entry in facts.bootstrap if not entry["answers"]]
-    if facts.connected or not dead or len(dead) < len(facts.bootstrap):
+def _off(facts: Facts) -> str | None:
+    """Return how far our clock is off, if those of all peers asked differ from it in the same direction."""
+    ahead = [said.ahead for said in facts.introduced]
+    behind = all(seconds > BEHIND_S for seconds in ahead)
+    if not _enough(facts, len(ahead)) or not (behind or all(seconds < -AHEAD_S for seconds in ahead)):
         return None
-    trouble = dead_bootstrap(dead[0])
-    more = f", and {_nodes(len(dead) - 1, 'other')} neither" if len(dead) > 1 else ""
-    return Trouble(f"no peer is heard: {trouble.cause}{more}", trouble.remedy)
+    least = min(map(abs, ahead))
+    off = f"{least:.0f} seconds" if least < 100 else f"{least / 60:.0f} minutes"
+    return f"{off} {'behind' if behind else 'ahead of'}"
 
 
-def _nobody_connected(facts: Facts) -> Trouble:
-    if (offline := _offline(facts)) is not None:
-        return offline
-    if not facts.bootstrap:
-        return Trouble(
-            "no peer is heard: no bootstrap address is set, and no member was found on the local network",
-            "ask a friend who is in it for `swarmd invite`, and join with what it prints; or wait for others"
-            " to join you",
-        )
-    return _nobody_answers(facts) or Trouble(
-        f"no peer is heard: the bootstrap address answers, and no member of swarm {facts.name},"
-        f" {facts.curriculum}, is connected",
-        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd:"
-        " swarmd doctor network",
-    )
+def _refusing(facts: Facts) -> int:
+    """Return how many peers refuse what we send, if all of our swarm do that were asked; else 0."""
+    ours = [
+        one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING
+    ] or facts.introduced
+    return len(ours) if _enough(facts, len(ours)) and all(one.refuses for one in ours) else 0
 
 
-def _all_paused(facts: Facts) -> Trouble | None:
+def _enough(facts: Facts, asked: int) -> bool:
+    """Return whether so many peers can be right. One's word is enough only while nobody is heard."""
+    return asked > 1 or (asked == 1 and not facts.heard)
+
+
+def _by(asked: int) -> dict[str, str]:
+    return {"who": f"all {asked} peers asked" if asked > 1 else "the only peer that could be asked"}
+
+
+def _nobody_answers(facts: Facts) -> Blanks:
+    if facts.connected or not facts.bootstrap or any(entry["answers"] for entry in facts.bootstrap):
+        return None
+    first, more = dead_bootstrap(facts.bootstrap[0]), len(facts.bootstrap) - 1
+    dead = f"{first.cause}, and {_count(more, 'other')} neither" if more else first.cause
+    return {"dead": dead, "advice": first.remedy}
+
+
+def _only_others(facts: Facts) -> bool:
+    return bool(facts.others) and not facts.companions and not facts.unknown
+
+
+def _known(facts: Facts) -> list[str]:
+    return [name for name in facts.others if " " not in name]
+
+
+def _others(facts: Facts) -> dict[str, Any]:
+    there = ", ".join(f"{_count(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
+    ours = f"{facts.curriculum} with {facts.runs}" if facts.runs else facts.curriculum
+    return {"name": facts.name, "there": there, "curriculum": facts.curriculum, "ours": ours}
+
+
+def _all_paused(facts: Facts) -> Blanks:
     doing = [said.doing for said in facts.introduced if said.doing != HELPING]
-    if facts.unknown or not doing or any(what != PAUSED for what in doing):
+    if not facts.companions or facts.unknown or not doing or any(what != PAUSED for what in doing):
         return None
-    return Trouble(
-        f"no peer is heard: {_nodes(len(doing), 'node')} connected, and paused",
-        "wait: they share again when they are resumed",
-    )
+    return {"nodes": _count(len(doing), "node")}
 
 
-def _main_reason(facts: Facts, of: Collection[Reason] = frozenset(Reason) - _NOT_A_CAUSE) -> Trouble | None:
+def _main_reason(facts: Facts, of: Collection[Reason]) -> Blanks:
     refused = {reason: count for reason, count in facts.refused.items() if count and reason in of}
     if not refused:
         return None
     reason = max(refused, key=lambda reason: (refused[reason], reason.value))
-    return Trouble(
-        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and what came was refused:"
-        f" {refused[reason]} {reason.value}",
-        reason.remedy or "swarmd status counts what is refused; docs/admission.md says why",
-    )
+    return {
+        "members": _count(facts.connected, "member"),
+        "count": refused[reason],
+        "reason": reason.value,
+        "advice": reason.remedy or "swarmd status counts what is refused; docs/admission.md says why",
+    }
 
 
-def _nodes(count: int, word: str) -> str:
+def _count(count: int, word: str) -> str:
     return f"{count} {word}" + ("s" if count != 1 else "")
+
+
+CAUSES = (
+    TWIN,
+    DEAD_NEW_KEY,
+    DEAD_REFUSED,
+    DEAD_SILENT,
+    Cause(
+        "this machine's clock is {off} {who}: frames are refused for it",
+        "all peers asked tell their time",
+        "let NTP set this clock; the node needs no restart. If it was right, theirs is wrong",
+        Stage.HEARD,
+        lambda f: _by(len(f.introduced)) | {"off": off} if (off := _off(f)) else None,
+    ),
+    Cause(
+        "what this node sends is refused by {who}: for them it is one that misbehaves",
+        "all peers asked say so",
+        "wait: half of what they hold against it is forgotten in half an hour. If it comes again, update"
+        " swarmd; docs/admission.md says what counts",
+        Stage.HEARD,
+        lambda f: _by(asked) if (asked := _refusing(f)) else None,
+    ),
+    Cause(
+        "bootstrap address {address} answers, and ends each connection of this node: it has banned this node,"
+        " or has no room",
+        "it answers strangers, and its peer does not answer this node, twice",
+        "wait: a ban ends by itself, most within 16 minutes; or ask for another bootstrap address",
+        Stage.AT_ONCE,
+        lambda f: {"address": f.hung_up[0]} if f.hung_up and not f.connected else None,
+    ),
+    Cause(
+        "no peer is heard: this machine is offline",
+        "no route to a bootstrap address or to the internet",
+        "connect it to a network; until then the node trains alone, and it finds the others by itself",
+        Stage.AT_ONCE,
+        lambda f: {} if f.offline and not f.connected else None,
+    ),
+    Cause(
+        "no peer is heard: {dead}",
+        "no bootstrap address answers",
+        "{advice}",
+        Stage.AT_ONCE,
+        _nobody_answers,
+    ),
+    Cause(
+        "no peer is heard: in swarm {name} there is only {there}, and this node is of {curriculum}",
+        "bootstrap nodes and members say which swarms of this name they are in",
+        'wait for nodes of {curriculum}, or train with those that are there: swarm.curriculum = "{known}"',
+        Stage.SETTLED,
+        lambda f: _others(f) | {"known": known[0]} if _only_others(f) and (known := _known(f)) else None,
+    ),
+    Cause(
+        "no peer is heard: in swarm {name} there is only {there}, and this node is of {ours}",
+        "the same, and this version knows none of these curricula",
+        "wait for nodes of {curriculum}, or see that all run the same version of swarmd and have the same"
+        " tasks",
+        Stage.SETTLED,
+        lambda f: _others(f) if _only_others(f) else None,
+    ),
+    Cause(
+        "no peer is heard: no bootstrap address is set, and no member was found on the local network",
+        "no connection",
+        "ask a friend who is in it for `swarmd invite`, and join with what it prints; or wait for others to"
+        " join you",
+        Stage.SETTLED,
+        lambda f: {} if not f.connected and not f.bootstrap else None,
+    ),
+    Cause(
+        "no peer is heard: the bootstrap address answers, and no member of swarm {name}, {curriculum}, is"
+        " connected",
+        "no connection",
+        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd:"
+        " swarmd doctor network",
+        Stage.SETTLED,
+        lambda f: {"name": f.name, "curriculum": f.curriculum} if not f.connected else None,
+    ),
+    Cause(
+        "no peer is heard: {members} connected, and what came was refused: {count} {reason}",
+        "a frame of another version, or of no text",
+        "{advice}",
+        Stage.SETTLED,
+        lambda f: _main_reason(f, _SURE_OF) if f.companions or f.unknown else None,
+    ),
+    Cause(
+        "no peer is heard: {nodes} connected, and paused",
+        "all that train say so",
+        "wait: they share again when they are resumed",
+        Stage.SETTLED,
+        _all_paused,
+    ),
+    Cause(
+        "no peer is heard: {helpers} connected, which train nothing, and no other node of {curriculum}",
+        "all members say that they train nothing",
+        "wait: others are found as they come",
+        Stage.SETTLED,
+        lambda f: (
+            {"helpers": _count(f.connected, "bootstrap node"), "curriculum": f.curriculum}
+            if f.helpers >= f.connected and not f.companions
+            else None
+        ),
+    ),
+    Cause(
+        "no peer is heard: {members} connected, and what came was refused: {count} {reason}",
+        "the most frequent reason",
+        "{advice}",
+        Stage.PATIENT,
+        lambda f: _main_reason(f, frozenset(Reason) - _NOT_A_CAUSE),
+    ),
+    Cause(
+        "no peer is heard: {members} connected, and none has shared anything for a quarter of an hour",
+        "none of the above",
+        "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who"
+        " they are",
+        Stage.PATIENT,
+        lambda f: {"members": _count(f.connected, "member")},
+    ),
+)
+
+# The port that we advise.
+PORT = 4001
+_NO_WAY_IN = "no: {by} could not open a connection to it at TCP port {port}"
+LOOPBACK = Cause(
+    "on TCP port {port} of the loopback address, which only this machine can dial",
+    "the addresses that it listens on",
+    f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"]',
+)
+PORT_CHANGES = Cause(
+    "on TCP port {port}, another one at each start",
+    "swarm.listen ends in /tcp/0",
+    f'set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"], so that a router can forward it',
+)
+BEHIND_ROUTER = Cause(
+    _NO_WAY_IN,
+    "members dial back; no address of this machine is public",
+    "nothing has to be done; to be reachable, forward TCP port {open} of your router to {local}",
+)
+BEHIND_FIREWALL = Cause(
+    _NO_WAY_IN,
+    "members dial back; an address of this machine is public",
+    "nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port {open}",
+)
+NOT_FROM_NEAR = Cause(
+    "by members on the same network only: no; nobody could say whether the internet can reach it",
+    "members on the same network dial back",
+    "does a firewall on this machine stop incoming TCP connections to port {port}? Allow them",
+)
+NOBODY_DIALS = Cause("no member could say", "no member is connected", "ask again when it has met members")
+NO_RELAY = Cause(
+    "none has taken this node in yet; that may take a minute after the start",
+    "no address through a relay, and no bootstrap address",
+    "a bootstrap node relays: set swarm.bootstrap to one",
+)
+UNREACHABLE = (
+    LOOPBACK, PORT_CHANGES, BEHIND_ROUTER, BEHIND_FIREWALL, NOT_FROM_NEAR, NOBODY_DIALS, NO_RELAY
+)  # fmt: skip
+
+
+def certain(facts: Facts) -> Trouble | None:
+    """Return a cause that later facts cannot change, or None."""
+    return _first(facts, Stage.HEARD if facts.heard else Stage.SETTLED if facts.settled else Stage.AT_ONCE)
+
+
+def why_alone(facts: Facts) -> Trouble:
+    """Return the most likely cause of hearing no peer for long."""
+    found = _first(facts, Stage.PATIENT)
+    assert found is not None  # the last row fits always
+    return found
+
+
+def _first(facts: Facts, stage: Stage) -> Trouble | None:
+    for cause in CAUSES:
+        if cause.stage is not None and cause.stage <= stage and (blanks := cause.fits(facts)) is not None:
+            return cause.trouble(**blanks)
+    return None
+
+
+_SAID_AFTER = {
+    None: "",
+    Stage.HEARD: "10 to 25 s",
+    Stage.AT_ONCE: "10 to 20 s",
+    Stage.SETTLED: "20 s",
+    Stage.PATIENT: "15 minutes",
+}
+
+
+def table() -> Iterator[str]:
+    """Yield the rows as Markdown."""
+    yield "| cause | how it is found | what to do | said after |"
+    yield "|---|---|---|---|"
+    for cause in (*CAUSES, *UNREACHABLE):
+        says = cause.says.removeprefix("no peer is heard: ")
+        words = (re.sub(r"\{(\w+)\}", r"*\1*", text) for text in (says, cause.found, cause.remedy))
+        yield f"| {' | '.join((*words, _SAID_AFTER[cause.stage]))} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

@@ -8,9 +8,18 @@ from typing import Any
 from p2p.errors import OperatorError
 from p2p.nat.dial_back import Outcome
 from p2p.netgroup import LOCAL, group_of_host, only_here
-
-# The port that we advise.
-PORT = 4001
+from swarmd.daemon.diagnosis.isolation import (
+    BEHIND_FIREWALL,
+    BEHIND_ROUTER,
+    LOOPBACK,
+    NO_RELAY,
+    NOBODY_DIALS,
+    NOT_FROM_NEAR,
+    PORT,
+    PORT_CHANGES,
+    Trouble,
+    dead_bootstrap,
+)
 
 Survey = Mapping[str, Any]  # JSON, because it may come from the running node; keys as `survey` writes them
 
@@ -23,6 +32,10 @@ class Finding:
     good: bool | None
     says: str
     remedy: str = ""
+
+    @classmethod
+    def of(cls, about: str, trouble: Trouble, good: bool | None = None, *, advise: bool = True) -> "Finding":
+        return cls(about, good, trouble.cause, trouble.remedy if advise else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,7 @@ def diagnose(found: Survey) -> Diagnosis:
         _listening(found, reachable),
         _addresses(found, reachable),
         *_bootstrap(found),
-        _trouble(found) or _members(found, bool(answering)),
+        _trouble(found) or _members(found),
         *_judged(found),
         _reached(found, reachable),
         *_relayed(found, reachable),
@@ -118,19 +131,10 @@ def _this_machine_only(found: Survey) -> bool:
 def _listening(found: Survey, reachable: bool | None) -> Finding:
     port = _port(found)
     if _this_machine_only(found):
-        says = f"on TCP port {port} of the loopback address, which only this machine can dial"
-        return Finding(
-            "listening", None, says, f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"]'
-        )
+        return Finding.of("listening", LOOPBACK.trouble(port=port))
     if _changes_port(found):
-        remedy = (
-            f'set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"], so that a router can forward it'
-            if reachable is not True
-            else ""
-        )
-        return Finding(
-            "listening", True if reachable else None, f"on TCP port {port}, another one at each start", remedy
-        )
+        good = True if reachable else None
+        return Finding.of("listening", PORT_CHANGES.trouble(port=port), good, advise=not reachable)
     return Finding("listening", True, f"on TCP port {port}; UDP is not used")
 
 
@@ -173,25 +177,17 @@ def _bootstrap(found: Survey) -> list[Finding]:
                 "ask the swarm's people for one, and set swarm.bootstrap to it" if alone else "",
             )
         ]
-    findings = []
-    for entry in found["bootstrap"]:
-        remedy = "" if entry["answers"] else bootstrap_remedy(entry)
-        findings.append(
-            Finding("bootstrap", entry["answers"], f"{entry['address']} {_silence(entry)}", remedy)
+    return [
+        Finding("bootstrap", True, f"{entry['address']} {entry['says']}")
+        if entry["answers"]
+        else Finding(
+            "bootstrap",
+            False,
+            f"{entry['address']} does not answer: {entry['says']}",
+            dead_bootstrap(entry).remedy,
         )
-    return findings
-
-
-def _silence(entry: Mapping[str, Any]) -> str:
-    return str(entry["says"]) if entry["answers"] else f"does not answer: {entry['says']}"
-
-
-def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
-    if "another peer" in entry["says"]:
-        return "that node has a new key: ask its people for its address as it is now"
-    if entry["refused"]:
-        return "the machine is there and the node is not running, or has another port: ask its people"
-    return "that node is down, or a firewall stops outgoing TCP connections to that port: ask its people"
+        for entry in found["bootstrap"]
+    ]
 
 
 def _judged(found: Survey) -> list[Finding]:
@@ -205,34 +201,16 @@ def _trouble(found: Survey) -> Finding | None:
     return Finding("swarm", False, trouble["cause"], trouble["remedy"]) if trouble else None
 
 
-def _members(found: Survey, bootstrap_answers: bool) -> Finding:
-    peers, seen = found["peers"], found["seen"]
-    if peers["connected"] > seen["helpers"] or (peers["connected"] and seen["companions"]):
-        return Finding(
-            "members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}"
-        )
-    there = ", ".join(f"{count} of {name}" for name, count in sorted(seen["others"].items()))
-    if there:
-        says = (
-            f"no node of {found['curriculum']} is here, which this node trains; nodes that are here: {there}"
-        )
-        remedy = (
-            f"wait for nodes of {found['curriculum']}, or train what they train: --model or swarm.curriculum"
-        )
-        return Finding("members", False, says, remedy)
-    if peers["connected"]:
-        says = f"only bootstrap nodes ({peers['connected']}), and no node that trains {found['curriculum']}"
-        return Finding("members", None, says, "wait: others are found as they come")
-    remedy = (
-        "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd"
-        if bootstrap_answers
-        else ""
-    )
+def _members(found: Survey) -> Finding:
+    """Say who is connected where there is no trouble, or none yet."""
+    connected, seen = found["peers"]["connected"], found["seen"]
+    if connected > seen["helpers"] or (connected and seen["companions"]):
+        return Finding("members", True, f"connected to {connected} of swarm {found['swarm']['name']}")
     return Finding(
         "members",
-        False if found["bootstrap"] else None,
-        f"none of swarm {found['swarm']['name']} is connected",
-        remedy,
+        None,
+        f"no node of swarm {found['swarm']['name']} that trains {found['curriculum']} is connected",
+        "wait for others; a node says why it is alone 20 s after its start",
     )
 
 
@@ -243,40 +221,16 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
         return Finding("dialled back", True, f"yes, by {by}, at TCP port {port}")
     if reachable is False:
         by = ", ".join(v["name"] for v in _verdicts(found, Outcome.NOT_REACHED))
-        says = f"no: {by} could not open a connection to it at TCP port {port}"
-        return Finding("dialled back", None, says, _how_to_open(found))
-    if near := _verdicts(found, Outcome.REACHED, far=False) + _verdicts(
-        found, Outcome.NOT_REACHED, far=False
-    ):
-        yes = [v["name"] for v in near if v["outcome"] == Outcome.REACHED.name]
-        says = (
-            f"by members on the same network only: {'yes' if yes else 'no'}; nobody could say whether the"
-            " internet can reach it"
-        )
-        firewall = (
-            ""
-            if yes
-            else f"does a firewall on this machine stop incoming TCP connections to port {port}? Allow them"
-        )
-        return Finding("dialled back", bool(yes) or None, says, firewall)
-    return Finding(
-        "dialled back",
-        None,
-        "no member could say",
-        "" if found["peers"]["connected"] else "ask again when it has met members",
-    )
-
-
-def _how_to_open(found: Survey) -> str:
-    local = next((a for a in found["own"] if ipaddress.ip_address(a).version == 4), "this machine")
-    port = PORT if _changes_port(found) else _port(found)
-    public = any(ipaddress.ip_address(address).is_global for address in found["own"])
-    if public:
-        return (
-            "nothing has to be done; to be reachable, let the firewall pass incoming TCP connections to port"
-            f" {port}"
-        )
-    return f"nothing has to be done; to be reachable, forward TCP port {port} of your router to {local}"
+        public = any(ipaddress.ip_address(address).is_global for address in found["own"])
+        local = next((a for a in found["own"] if ipaddress.ip_address(a).version == 4), "this machine")
+        cause, to_open = BEHIND_FIREWALL if public else BEHIND_ROUTER, PORT if _changes_port(found) else port
+        return Finding.of("dialled back", cause.trouble(by=by, port=port, open=to_open, local=local))
+    if _verdicts(found, Outcome.REACHED, far=False):
+        says = "by members on the same network only: yes; nobody could say whether the internet can reach it"
+        return Finding("dialled back", True, says)
+    if _verdicts(found, Outcome.NOT_REACHED, far=False):
+        return Finding.of("dialled back", NOT_FROM_NEAR.trouble(port=port))
+    return Finding.of("dialled back", NOBODY_DIALS.trouble(), advise=not found["peers"]["connected"])
 
 
 def _relayed(found: Survey, reachable: bool | None) -> list[Finding]:
@@ -284,15 +238,7 @@ def _relayed(found: Survey, reachable: bool | None) -> list[Finding]:
     if relays:
         return [Finding("relay", True, f"others can open streams to it through {', '.join(relays)}")]
     if reachable is False:
-        says = "none has taken this node in yet; that may take a minute after the start"
-        return [
-            Finding(
-                "relay",
-                None,
-                says,
-                "" if found["bootstrap"] else "a bootstrap node relays: set swarm.bootstrap to one",
-            )
-        ]
+        return [Finding.of("relay", NO_RELAY.trouble(), advise=not found["bootstrap"])]
     return []
 
 

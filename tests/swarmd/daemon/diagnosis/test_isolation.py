@@ -1,12 +1,13 @@
 """Every cause of hearing nobody has its line and its remedy."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from p2p.peers.introduction import Introduced
 from p2p.types import Reason
-from swarmd.daemon.diagnosis.isolation import BEHIND_S, Facts, another, certain, why_alone
+from swarmd.daemon.diagnosis.isolation import BEHIND_S, Facts, another, certain, table, why_alone
 
 DEAD = {
     "address": "/ip4/192.0.2.1/tcp/4001/p2p/x",
@@ -80,11 +81,11 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
             "a kind that this node cannot use",
             "nothing to do",
         ),
-        ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind, say all 2 peers", "NTP"),
-        ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of that of the only peer", "NTP"),
+        ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind all 2 peers", "NTP"),
+        ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of the only peer", "NTP"),
         (
             {"connected": 2, "introduced": [peer(-30), peer(-29)]},
-            "clock is 29 seconds ahead, say all 2 peers",
+            "clock is 29 seconds ahead of all 2 peers",
             "NTP",
         ),
         ({"connected": 2, "introduced": [REFUSES, REFUSES, HELPS]}, "refused by all 2 peers asked", "wait"),
@@ -148,3 +149,9 @@ def test_what_a_stranger_calls_itself_cannot_move_the_cursor() -> None:
         another(Introduced("d", "x\x1b[2J" + "y" * 500, "z\r", "", False, 0.0))
         == "x\\x1b[2J" + "y" * 56 + " with z\\r"
     )
+
+
+def test_the_document_shows_the_table() -> None:
+    """`python -m swarmd.daemon.diagnosis.isolation` prints it."""
+    text = (Path(__file__).parents[4] / "docs" / "p2p.md").read_text()
+    assert "\n".join(table()) in text
