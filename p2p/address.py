@@ -59,7 +59,8 @@ def parse_endpoint(text: str) -> Endpoint | None:
     Returns None, and never raises, where it is no TCP address or cannot be dialled, as one through a relay.
     """
     if "/p2p-circuit" in text:
-        return None  # its first half is the relay's
+        # The first half of an address through a relay is the relay's.
+        return None
     try:
         endpoint = _endpoint(text.split("/p2p/")[0].split("/"))
     except ValueError:

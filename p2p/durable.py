@@ -49,7 +49,8 @@ def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
 
     replacing: remove the folder that is there. Without it there may be none, or an empty one.
     """
-    for entry in [*sorted(draft.rglob("*"), reverse=True), draft]:  # what is in a folder before the folder
+    for entry in [*sorted(draft.rglob("*"), reverse=True), draft]:
+        # The content of a folder is synced before the folder.
         sync(entry)
     if replacing and path.exists():
         shutil.rmtree(path)

@@ -25,7 +25,7 @@ _PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 by
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUE = {letter: value for value, letter in enumerate(_BASE58)}
-_PEER_ID_CHARACTERS = 52  # of every Ed25519 peer id
+_PEER_ID_CHARACTERS = 52  # the length of every Ed25519 peer id
 # Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such
 # keys hold for messages that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for
 # it).
@@ -54,7 +54,8 @@ class Identity:
         self.peer_id: PeerId = peer_id_of(self.public_key)
 
     def __repr__(self) -> str:
-        return f"Identity({self.peer_id})"  # never the seed: this ends up in logs
+        # Never show the seed: this text ends up in logs.
+        return f"Identity({self.peer_id})"
 
     @property
     def seed(self) -> bytes:
@@ -112,7 +113,8 @@ class Identity:
             return cls.load(path)
         except NoKeyFile:
             cls(os.urandom(SEED_BYTES))._write(path, exist_ok=True)
-        return cls.load(path)  # another process may have been first: then its key counts
+        # Another process may have been first; then its key counts.
+        return cls.load(path)
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
         """Return the 64-byte signature of `message` in a domain.
@@ -139,7 +141,8 @@ class Identity:
             ) from None
 
 
-@functools.lru_cache(maxsize=4096)  # asked for each frame, and base58 takes as long as a signature
+# Called for each frame, and base58 takes as long as a signature.
+@functools.lru_cache(maxsize=4096)
 def peer_id_of(public_key: bytes) -> PeerId:
     """Return libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
     if len(public_key) != KEY_BYTES:
@@ -149,7 +152,8 @@ def peer_id_of(public_key: bytes) -> PeerId:
     while number:
         number, digit = divmod(number, 58)
         letters.append(_BASE58[digit])
-    return PeerId("1" + "".join(reversed(letters)))  # the header's one leading zero byte
+    # "1" stands for the header's one leading zero byte.
+    return PeerId("1" + "".join(reversed(letters)))
 
 
 @functools.lru_cache(maxsize=4096)

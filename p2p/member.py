@@ -127,7 +127,8 @@ class Member:
         self._admitted = admitted
         self.blobs = BlobStore()
         self.server = BlobServer(self.blobs, clock)
-        self.dial_back = DialBack(self.peers, clock)  # whoever runs this member runs it, too
+        # Whoever runs this member has to run it, too.
+        self.dial_back = DialBack(self.peers, clock)
         self.engine = build_engine(
             Handlers(
                 self.deliver,
@@ -139,13 +140,15 @@ class Member:
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._providers = Providers()
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
-        self.answers: dict[PeerRequest, Answer] = {  # JUDGES and USED: set by whoever has an answer
+        # JUDGES and USED are added by whoever has an answer.
+        self.answers: dict[PeerRequest, Answer] = {
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.TWINS: TwinCards(clock),
         }
         self._stay = trio.CancelScope()
-        self._left: trio.Event | None = None  # set when it comes back; None: it is in the swarm
+        # The event of coming back; None while we are in the swarm.
+        self._left: trio.Event | None = None
 
     @property
     def rejected(self) -> Counter[Reason]:
@@ -167,7 +170,8 @@ class Member:
                 nursery.start_soon(self._recall.save_regularly)
                 try:
                     await self._be_there(task_status)
-                except OperatorError as error:  # raised as it is, not in a group
+                except OperatorError as error:
+                    # Raised as it is, not in a group.
                     refused = error
                     nursery.cancel_scope.cancel()
         finally:
@@ -335,11 +339,13 @@ class Member:
                     answer = await self.engine.request(
                         peer, self._session.question(self._clock()), MAX_CARD_BYTES
                     )
-                    shown += [answer] if answer else []  # else it does not know the question
+                    # A peer that does not know the question gives no answer.
+                    shown += [answer] if answer else []
                     if not self._session.answered(answer, self._clock()):
                         return
             except Unanswered:
-                return  # another is asked the next time
+                # Another peer is asked the next time.
+                return
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.offence(peer, reason, now)

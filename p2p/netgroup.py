@@ -12,7 +12,8 @@ from functools import lru_cache
 from p2p.address import parse_endpoint
 
 LOCAL = "local"
-NAME = "name"  # only the operator gives names; where they lead is known when they are dialled
+# The group of names. Only the operator gives names, and where they lead is known when they are dialled.
+NAME = "name"
 _LOCAL_4 = [
     ipaddress.IPv4Network(text)
     for text in (

@@ -20,7 +20,8 @@ class Topic:
     """
 
     name: str
-    digest: str  # of all that peers must agree on: curriculum, reasoning-gym version, wire version
+    # Covers all that peers must agree on: curriculum, reasoning-gym version, wire version.
+    digest: str
 
     def __post_init__(self) -> None:
         for part in (self.name, self.digest):

@@ -132,7 +132,8 @@ class Inbox:
         bucket.take(frames)
 
     def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
-        if via is None:  # not known to the engine: only the author can be charged
+        if via is None:
+            # The engine does not know the connection: only the author can be charged.
             return self._admit(frame, now, NOBODY)
         purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
         self._vias.move_to_end(via)

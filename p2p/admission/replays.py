@@ -39,8 +39,8 @@ FRAMES = 64
 class Holder(NamedTuple):
     """Who brought an author."""
 
-    group: str  # its network group
-    via: PeerId  # the connection
+    group: str  # of the connection
+    via: PeerId  # the peer at the other end
 
 
 NOBODY = Holder("", PeerId(""))  # the holder of authors of which no connection is known
@@ -49,7 +49,7 @@ NOBODY = Holder("", PeerId(""))  # the holder of authors of which no connection 
 class Trace(NamedTuple):
     """What replay protection keeps of one admitted frame."""
 
-    author: bytes  # its key
+    author: bytes  # public key
     sequence: int
     sent_at: int  # ms
 

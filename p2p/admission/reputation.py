@@ -55,8 +55,8 @@ PASSED_ON_COST: Mapping[Reason, float] = MappingProxyType(
         Reason.MALFORMED: 1.0,
         Reason.BAD_SIGNATURE: 1.0,
         Reason.OTHER_SWARM: 1.0,
-        Reason.FLOODING: 0.005,  # a frame
-        Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATED_FRAMES
+        Reason.FLOODING: 0.005,  # for each frame
+        Reason.DUPLICATE: 0.2,  # for each frame beyond REPEATED_FRAMES
     }
 )
 # A frame of a peer whose frames are ignored already: at ten a second it is banned in a minute.
@@ -70,7 +70,7 @@ class _Record(msgspec.Struct, array_like=True):
     at: float = 0.0
     bans: int = 0
     banned_until: float = 0.0
-    group: str = ""  # of its network, since we were last connected to it
+    group: str = ""  # the network group it had when we were last connected
     repeats: float = REPEATED_FRAMES
     repeats_at: float = 0.0
 
@@ -95,7 +95,8 @@ class Reputation:
         own, talks_on = reason in OWN_COST, reason is Reason.SHUNNED
         cost = GRAYLISTED_FRAME_COST if talks_on else OWN_COST.get(reason, PASSED_ON_COST.get(reason, 0.0))
         if talks_on and not self.shunned(peer, now):
-            return None  # then it was the author that is shunned
+            # The forwarder is not to blame: it is the author that is graylisted.
+            return None
         if not cost:
             return None
         record = self._record(peer, now)
@@ -167,7 +168,8 @@ class Reputation:
         if file.version != VERSION:
             raise ValueError(f"version {file.version}")
         self._peers = {PeerId(peer): record for peer, record in file.peers.items()}
-        for record in self._peers.values():  # where the clock was set back, no ban becomes longer
+        for record in self._peers.values():
+            # Where the clock was set back, no ban becomes longer.
             record.at, record.repeats_at = min(record.at, now), min(record.repeats_at, now)
             record.banned_until = min(record.banned_until, now + MAX_BAN_S)
         self._forget(now)

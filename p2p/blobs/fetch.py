@@ -137,8 +137,8 @@ class _Question:
         self.size = 0  # bytes of the answer, as offered
         self.over = trio.Event()
         self.blobs: dict[bytes, bytes | None] | None = None  # None: given up before the answer came
-        self.failed: Unanswered | None = None  # in place of an answer
-        self.replies: list[HolderReplies] = []  # of the fetches that wait for it
+        self.failed: Unanswered | None = None  # set in place of an answer
+        self.replies: list[HolderReplies] = []  # one for each fetch that waits for the answer
         # The holder does not have the blobs that are missing in its answer: it answered in time, and there
         # was room
         self.refused = False
@@ -240,7 +240,8 @@ class Fetcher:
                 shared.takes(want)
                 shared.replies.append(replies)
                 try:
-                    async with self._at_once:  # a checkpoint: fetches of the same moment join in
+                    async with self._at_once:
+                        # Fetches that begin at the same moment join this question here.
                         self._close(holder, shared)
                         for each in shared.replies:
                             each[holder] = HolderReply.NOTHING

@@ -80,11 +80,13 @@ class MemoryEngine:
 
     def __init__(self, swarm: MemorySwarm, me: PeerId, handlers: Handlers) -> None:
         self.swarm, self.me, self.handlers = swarm, me, handlers
-        self._shut_out: set[PeerId] = set()  # for good: there is no clock here
+        # Banned for good, as there is no clock here.
+        self._shut_out: set[PeerId] = set()
         swarm._members[me] = self
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-        self.swarm._members.setdefault(self.me, self)  # it may have left before
+        # The member may have left before.
+        self.swarm._members.setdefault(self.me, self)
         task_status.started(self.addresses())
         try:
             await trio.sleep_forever()

@@ -63,14 +63,16 @@ class _RateGate:
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate, self._clock = rate, clock
-        self._bucket: TokenBucket | None = None  # made in the first wait: the clock may be trio's
+        # Made at the first wait, as the clock may be trio's.
+        self._bucket: TokenBucket | None = None
         self._turn = trio.Lock()
 
     async def wait(self, size: float) -> None:
         async with self._turn:
             if self._bucket is None:
                 self._bucket = TokenBucket(self._rate, self._rate * BURST_S, self._clock())
-            while size > 0:  # in pieces that the bucket can hold
+            while size > 0:
+                # Wait for pieces that the bucket can hold.
                 piece = min(size, self._bucket.burst / 2)
                 while (seconds := self._bucket.wait(self._clock(), piece)) > 0:
                     await trio.sleep(max(seconds, LEAST_S))

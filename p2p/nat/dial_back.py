@@ -98,7 +98,8 @@ class DialBack:
             try:
                 await trio.sleep_forever()
             finally:
-                self._nursery = None  # others may still ask while the node ends
+                # Others may still ask while the node ends.
+                self._nursery = None
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Answer a question; empty for another one."""

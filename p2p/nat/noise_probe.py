@@ -59,7 +59,8 @@ class Handshake:
     def __init__(self, secret: bytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(secret)
         self._chain = _NAME
-        self._hash = sha256(_NAME).digest()  # of the name and the empty prologue
+        # The hash of the protocol's name; the prologue is empty.
+        self._hash = sha256(_NAME).digest()
         self._cipher = b""
 
     def first(self) -> bytes:

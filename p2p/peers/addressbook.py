@@ -20,7 +20,8 @@ from p2p.peers.buckets import MISS_EVERY_S, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Kn
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
-MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE  # beside those that the operator named
+# Peers that the operator named come on top.
+MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE
 ANCHORS = 2
 # How often a peer that we reached before is preferred to one that others named.
 TRIED_FIRST = 0.95
@@ -54,7 +55,7 @@ class AddressBook:
         self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
         # In a full bucket of `tried` -> which would take its place
         self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()
-        self._last_success = 0.0  # of any dial
+        self._last_success = 0.0  # of any peer that we dialled
 
     def __len__(self) -> int:
         return len(self._known)
@@ -355,7 +356,7 @@ def _is_member_id(peer: PeerId) -> bool:
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
     """Return the addresses that we may be able to dial, likely ones first, at most MAX_ADDRESSES."""
-    said: dict[str, str] = {}  # with their groups
+    said: dict[str, str] = {}  # addresses with their groups
     for address in itertools.islice(addresses, 4 * MAX_ADDRESSES):
         endpoint = parse_endpoint(address)
         if endpoint is not None and endpoint.kind in ("ip4", "ip6") and (group := group_of(str(endpoint))):

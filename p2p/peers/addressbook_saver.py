@@ -41,14 +41,16 @@ class AddressBookSaver:
             self._loaded = True
             try:
                 self._book.load(self._path)
-            except OSError as error:  # without it peers are found as at a first start
+            except OSError as error:
+                # Without the file peers are found as at a first start.
                 log.warning("cannot read the address book %s: %s", self._path, error.strerror)
 
     def save(self) -> None:
         if self._path is not None and self._book.changed:
             try:
                 self._book.save(self._path)
-            except OSError as error:  # a full disk must not stop the network
+            except OSError as error:
+                # A full disk must not stop the network.
                 log.warning("cannot write the address book %s: %s", self._path, error.strerror)
 
     async def save_regularly(self) -> None:

@@ -127,7 +127,8 @@ class Mdns:
                     await self._announce(own)
                 else:
                     await trio.sleep(CHECK_EVERY_S)
-            except Exception as error:  # any of the library's, about sockets, interfaces and packets
+            except Exception as error:
+                # The library has many exceptions, for sockets, interfaces and packets.
                 level, said = logging.DEBUG if said else logging.WARNING, True
                 why = error or repr(error)
                 log.log(
@@ -202,11 +203,13 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
             return
         try:
             info = zeroconf.get_service_info(service_type, name, ANSWER_TIMEOUT_MS)
-        except Exception as error:  # a bad packet would otherwise end the library's thread
+        except Exception as error:
+            # A bad packet would otherwise end the library's thread.
             log.debug("an announcement was not understood: %r", error)
             return
         if info is not None and info.text:
-            with contextlib.suppress(trio.RunFinishedError):  # we are leaving
+            with contextlib.suppress(trio.RunFinishedError):
+                # The node is ending.
                 token.run_sync_soon(noticed, info.text)
 
     return changed

@@ -38,10 +38,10 @@ FEEL_EVERY_S = 60.0
 class Link:
     """A connection that we dialled."""
 
-    group: str  # of the address that answered
+    group: str  # network group of the address that answered
     since: float
     feeler: bool = False
-    met: bool = False  # it is of our swarm
+    met: bool = False  # whether it is of our swarm
 
 
 class Outbound:

@@ -28,7 +28,8 @@ from p2p.types import PeerId, PeerRequest
 
 VERSION = 1
 MAX_CARD_BYTES = 256
-NOTHING = b"\x00"  # the answer where no other card is there
+# The answer where there is no other card.
+NOTHING = b"\x00"
 # How long a nonce is ours. It is accepted for as long again.
 RENEW_S = 60.0
 # How long a card left with us is shown.

@@ -65,8 +65,10 @@ class HivemindConnections:
         self._subscribed: dict[PeerId, float] = {}
         self._in_mesh: set[PeerId] = set()
         self._hanging_up: set[PeerId] = set()
-        self._was_back = -BACK_S  # when a banned peer was here last
-        self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
+        # When a banned peer was connected last.
+        self._was_back = -BACK_S
+        # Connected peers that have not said yet where they listen.
+        self._unidentified: set[PeerId] = set()
 
     async def look(self, dialled: AbstractSet[PeerId]) -> float:
         self._dialled = dialled
@@ -109,7 +111,8 @@ class HivemindConnections:
         """Look up the addresses of new peers. For connected ones p2pd answers without asking the network."""
         news = []
         for peer in sorted(self._unidentified):
-            with contextlib.suppress(P2pdRefused):  # it is gone again
+            with contextlib.suppress(P2pdRefused):
+                # The peer is gone again.
                 dht = {"type": self._p2pd.pb.DHTRequest.FIND_PEER, "peer": peer_bytes(peer), "timeout": 1}
                 found = await self._p2pd.ask(type=self._p2pd.pb.Request.DHT, dht=dht)
                 if addresses := direct(texts(found.dht.peer.addrs)):
@@ -130,7 +133,8 @@ class HivemindConnections:
                 "timeout": DIAL_TIMEOUT_S,
             }
             await self._p2pd.ask(DIAL_TIMEOUT_S, type=self._p2pd.pb.Request.CONNECT, connect=request)
-        except P2pdRefused as error:  # nobody there, or somebody else
+        except P2pdRefused as error:
+            # Nobody is there, or somebody else.
             log.debug("could not dial %s: %s", peer, error)
             return None
         if not addresses or peer in self._connected:
@@ -149,7 +153,8 @@ class HivemindConnections:
                 if came_from is not None:
                     self._host_bans.count(peer, _host(came_from), self._clock())
             await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
-        except P2pdRefused as error:  # it is gone already
+        except P2pdRefused as error:
+            # The peer is gone already.
             log.debug("could not disconnect %s: %s", peer, error)
         finally:
             self._hanging_up.discard(peer)

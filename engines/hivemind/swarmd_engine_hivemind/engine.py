@@ -56,7 +56,8 @@ FLAGS = (
     "-connManager",
     "-connLo=128",
     "-connHi=160",
-    "-autonat",  # answers others' questions whether they can be dialled, and punches holes
+    # Tells others whether they can be dialled, and punches holes.
+    "-autonat",
     "-relayDataLimit=67108864",
     "-relayBufferSize=65536",
 )
@@ -107,7 +108,8 @@ class HivemindEngine(NetworkEngine):
                 await self._check_ports(p2pd, listen)
                 starting.close()
                 await self._note_addresses(p2pd, listen)
-                self._listen = listen  # and so the ports are the same after a restart
+                # Kept, so that the ports are the same after a restart.
+                self._listen = listen
                 await self._subscribe(p2pd, inbox, self._topic)
                 connections = HivemindConnections(
                     p2pd, self._topics, self._banned, self._host_bans, self._clock
@@ -123,7 +125,8 @@ class HivemindEngine(NetworkEngine):
                     for topic in self._handlers.also:
                         nursery.start_soon(self._be_in, p2pd, topic, discovery, watch)
                     nursery.start_soon(watch.run)
-                    await nursery.start(serve, p2pd, self._responder)  # who finds us may ask at once
+                    # Started first, as whoever finds us may ask at once.
+                    await nursery.start(serve, p2pd, self._responder)
                     nursery.start_soon(self._send_all, discovery.alone, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._saver.save_regularly)
@@ -203,10 +206,12 @@ class HivemindEngine(NetworkEngine):
             while True:
                 message = await inbox.receive(p2pd.pb.PSMessage)
                 watch.useful(len(message.data))
-                author = peer_of(getattr(message, "from"))  # proved by the signature that p2pd checked
+                # The author is proved by the signature that p2pd checked.
+                author = peer_of(getattr(message, "from"))
                 if author is None or author == self.me:
                     continue
-                if self._banned(author):  # it came back; p2pd passes on what it sends until it is gone again
+                if self._banned(author):
+                    # The peer came back; p2pd passes on what it sends until it is gone again.
                     nursery.start_soon(discovery.hang_up, author)
                     continue
                 verdict = self._on_frame(message.data, None, message.topicIDs)

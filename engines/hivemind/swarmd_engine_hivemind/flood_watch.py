@@ -36,7 +36,8 @@ INFO = 2  # INET_DIAG_INFO: struct tcp_info
 KERNEL_TIMEOUT_S = 1.0
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _REQUEST = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, padding, states, id
-_ENDS = struct.Struct(">HH16s16s")  # of inet_diag_msg, after four bytes: ports and addresses, ours and theirs
+# Ports and addresses, ours and theirs, after four bytes of inet_diag_msg.
+_ENDS = struct.Struct(">HH16s16s")
 # Where the inode is in inet_diag_msg.
 _INODE_AT = 4 + 48 + 16
 # The size of inet_diag_msg; attributes follow.
@@ -56,8 +57,8 @@ class FloodWatch:
 
     def __init__(self, p2pd: P2pd, cut_off: Callable[[PeerId], None], traffic: Traffic | None = None) -> None:
         self._p2pd, self._cut_off, self._traffic = p2pd, cut_off, traffic or Traffic()
-        self._connections = Unexplained[int]()  # by the socket's inode
-        self._of_use = 0  # bytes, since the last look at it
+        self._connections = Unexplained[int]()  # by inode of the socket
+        self._of_use = 0  # useful bytes since the last look
         self._counted = (0, 0)  # bytes up and down that `traffic` was told
 
     def useful(self, size: int) -> None:
@@ -80,7 +81,8 @@ class FloodWatch:
                 self._count(moved.write_chars, read)
                 suspected = self._connections.passed(at - since, read - before, self._of_use)
                 self._of_use = 0
-                if suspected and seen:  # else leave the sockets alone: to look at them is expensive
+                if suspected and seen:
+                    # Only then are the sockets listed, which is expensive.
                     seen = await self._find_flooders()
         except psutil.Error as error:
             _cannot_see(error)
@@ -109,7 +111,8 @@ class FloodWatch:
     async def _cut(self, ends: Collection[tuple[str, int]]) -> None:
         """Cut off the peers at these other ends of connections."""
         listed = (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers
-        for info in listed:  # one of each connection
+        for info in listed:
+            # Each entry is one connection.
             peer = peer_of(info.id)
             there = [parse_endpoint(text) for text in direct(texts(info.addrs))]
             if peer is not None and any(end is not None and (end.host, end.port) in ends for end in there):
@@ -128,7 +131,7 @@ class Socket:
     """An established connection. received: bytes of its stream since it began."""
 
     inode: int
-    host: str  # the other side's
+    host: str  # of the other side
     port: int
     received: int
 

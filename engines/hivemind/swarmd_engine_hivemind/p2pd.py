@@ -46,7 +46,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 START_TIMEOUT_S = 30.0
 # When nothing comes in this time and no network is needed, p2pd hangs.
 ANSWER_TIMEOUT_S = 20.0
-_PEER_ID_HEADER = bytes.fromhex("002408011220")  # of an Ed25519 peer id; the 32 bytes of the key follow
+# The beginning of an Ed25519 peer id; the 32 bytes of the key follow.
+_PEER_ID_HEADER = bytes.fromhex("002408011220")
 # A path's length. The kernel takes 107 bytes of a socket's, and ours is in a folder within.
 _MAX_ROOT_BYTES = 76
 
@@ -155,7 +156,8 @@ class P2pd:
 
     def __init__(self, control: Path, pid: int) -> None:
         self.pb = messages()
-        self.folder = control.parent  # nobody else can enter it
+        # A folder that nobody else can enter.
+        self.folder = control.parent
         self.pid = pid
         self.control = ControlBytes()
         self._control = control
@@ -236,7 +238,8 @@ async def _connect_for_life(
                 await p2pd.answer(Wire(stream, p2pd.control), type=p2pd.pb.Request.PERSISTENT_CONN_UPGRADE)
                 return stream
             await trio.sleep(0.02)
-    await trio.sleep(0.1)  # for its last words
+    # Wait for its last words.
+    await trio.sleep(0.1)
     raise P2pdGone(
         f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'it said nothing'}"
     )
@@ -314,7 +317,8 @@ def _private_folder() -> Path:
         root = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder in it
     long_ago = time.time() - 2 * START_TIMEOUT_S
     for left in root.glob("swarmd-p2pd-*"):
-        with contextlib.suppress(OSError):  # gone by now
+        with contextlib.suppress(OSError):
+            # It is gone by now.
             about = left.stat()
             if about.st_uid == os.getuid() and about.st_mtime < long_ago and not _listens(left / "control"):
                 shutil.rmtree(left, ignore_errors=True)

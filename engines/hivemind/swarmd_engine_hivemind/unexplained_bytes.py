@@ -29,8 +29,8 @@ class Unexplained(Generic[Connection]):
     def __init__(self, rate: float = BYTES_PER_S, burst: float = BURST_BYTES) -> None:
         self._rate, self._burst = rate, burst
         self._owed: dict[Connection, float] = {}  # bytes, at the last look
-        self._brought: Mapping[Connection, int] = {}  # ever, at the last look
-        self._allowed = 0.0  # bytes to each since then
+        self._brought: Mapping[Connection, int] = {}  # in all, at the last look
+        self._allowed = 0.0  # bytes allowed to each since then
         self._most = 0.0  # an upper bound of what any connection owes by now, new ones included
 
     def passed(self, seconds: float, brought: int, explained: int) -> bool:

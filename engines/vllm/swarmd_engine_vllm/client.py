@@ -34,7 +34,8 @@ class Client:
     def healthy(self) -> bool:
         try:
             return self._http.get("/health").status_code == httpx2.codes.OK
-        except httpx2.HTTPError:  # not yet; the caller has a time limit
+        except httpx2.HTTPError:
+            # The server does not answer yet; the caller has a time limit.
             return False
 
     def base_model(self) -> str:
@@ -72,8 +73,8 @@ class Client:
             "max_tokens": limit,
             "temperature": temperature,
             "stop_token_ids": list(ends),
-            "ignore_eos": True,  # the ends are ours to name
-            "logprobs": 0,  # of the token that was drawn alone
+            "ignore_eos": True,  # we name the tokens that end an answer
+            "logprobs": 0,  # only that of the token that was drawn
             "return_token_ids": True,
             **({} if seed is None else {"seed": seed}),
             **more,
@@ -170,7 +171,8 @@ class Client:
 def _json(response: httpx2.Response) -> Any:
     try:
         return response.json()
-    except ValueError:  # a plain text, as /v1/load_lora_adapter's
+    except ValueError:
+        # It is plain text, as that of /v1/load_lora_adapter.
         return None
 
 

@@ -89,7 +89,8 @@ class VllmEngine:
         """
         self._client, self._base, self._scratch, self._sleeps, self._end = client, base, scratch, sleeps, end
         self._model, self._handed, self._unchecked, self._closed = base, 0, check_logprobs, False
-        self._last: Path | None = None  # where the weights are that it has
+        # The folder of the weights that the server has.
+        self._last: Path | None = None
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any
@@ -105,7 +106,8 @@ class VllmEngine:
                 return [Sample((), (), ended=False)] * copies
             # Greedy answers are all the same, and vLLM refuses more
             drawn = copies if sampling.temperature else 1
-            seed = None if base_seed is None else base_seed + i * copies  # vLLM gives answer k the seed + k
+            # vLLM draws answer k with seed + k.
+            seed = None if base_seed is None else base_seed + i * copies
             found = self._client.complete(
                 self._model,
                 prompts[i],

@@ -35,7 +35,8 @@ def main(command: list[str]) -> int:
     until = time.monotonic() + GRACE_S
     while child.poll() is None and time.monotonic() < until:
         time.sleep(POLL_S)
-    os.killpg(0, signal.SIGKILL)  # stragglers that the command had started, and ourselves
+    # Kill what the command started and left behind, and ourselves.
+    os.killpg(0, signal.SIGKILL)
     return 0
 
 

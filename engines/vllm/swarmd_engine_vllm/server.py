@@ -15,7 +15,8 @@ from swarmd.policy.inference.engine import EngineFailed, EngineOptions, NoEngine
 from swarmd_engine_vllm import guard
 
 SERVED: Final = "base"  # what the base model is called in requests
-RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank (vllm/config/lora.py)
+# The values that --max-lora-rank takes (vllm/config/lora.py).
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # How often to check whether the server is ready.
 POLL_S: Final = 0.2
 # Lines of the server's log in a message.
@@ -125,7 +126,8 @@ class ServerProcess:
     def last_lines(self) -> str:
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:  # nothing to be shown then
+        except OSError:
+            # There is nothing to be shown then.
             lines = []
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:]) or "    (none)"
 

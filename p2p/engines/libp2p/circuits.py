@@ -79,7 +79,8 @@ class Circuits:
         )
         self._banned, self._port, self._clock = banned, listen.port, clock
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
-        self._seen_at: Sequence[str] = ()  # where members see us that cannot dial us
+        # Our address, as members see it that cannot dial us.
+        self._seen_at: Sequence[str] = ()
         self._reserved: dict[PeerId, _Reservation] = {}
         # Peer -> relays that it says it is at
         self._announced: OrderedDict[PeerId, Sequence[str]] = OrderedDict()
@@ -161,7 +162,8 @@ class Circuits:
         return [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
 
     def _speaks(self, peer: Any) -> bool:
-        with contextlib.suppress(Exception):  # it has not said yet what it speaks
+        with contextlib.suppress(Exception):
+            # The peer has not told its protocols yet.
             return str(HOP) in self._host.get_peerstore().get_protocols(peer)
         return False
 
@@ -178,7 +180,8 @@ class Circuits:
                     await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
                     return True
                 log.debug("no circuit to %s through %s: %s", peer, relay, answer.status)
-        except Exception as error:  # the relay is gone, or the peer behind it does not prove who it is
+        except Exception as error:
+            # The relay is gone, or the peer behind it does not prove who it is.
             log.debug("no circuit to %s through %s: %r", peer, relay, error)
         if stream is not None:
             await drop(stream)
@@ -273,7 +276,8 @@ class Circuits:
                     answer = await receive(stream, HopMessage)
                 finally:
                     await drop(stream)
-        except Exception as error:  # it is gone, or does not relay
+        except Exception as error:
+            # The peer is gone, or does not relay.
             log.debug("%s takes no reservation: %r", relay, error)
             return None
         held, lasts = (

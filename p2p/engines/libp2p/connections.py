@@ -90,7 +90,8 @@ class Libp2pConnections:
     def subscribed(self) -> set[PeerId]:
         return {peer for topic in self._topics for peer in self._in(topic) if not self._banned(peer)}
 
-    in_mesh = subscribed  # near enough: a new neighbour is in the mesh after a heartbeat
+    # Near enough: a new neighbour is in the mesh after a heartbeat.
+    in_mesh = subscribed
 
     def present(self, topic: Topic) -> int:
         return len(self._in(topic))
@@ -112,7 +113,8 @@ class Libp2pConnections:
         for peer in members:
             try:
                 addresses = tuple(store.addrs(_id_of(peer)))
-            except Exception as error:  # nothing is known of a peer that has not identified itself yet
+            except Exception as error:
+                # Nothing is known of a peer that has not identified itself yet.
                 log.debug("no addresses of %s: %r", peer, error)
                 continue
             before, at = self._noted.get(peer, ((), 0.0))
@@ -151,7 +153,8 @@ class Libp2pConnections:
         return Dialled(answered, group_of_host(remote_host(ours[0])) or "")
 
     async def hang_up(self, peer: PeerId) -> None:
-        with contextlib.suppress(Exception):  # it may be gone by now
+        with contextlib.suppress(Exception):
+            # The peer may be gone by now.
             await self._stack.host.disconnect(_id_of(peer))
 
     async def _first_to_answer(self, peer: Any, addresses: Sequence[str]) -> str:
@@ -164,7 +167,8 @@ class Libp2pConnections:
 
     async def _dial_one(self, peer: Any, address: str) -> bool:
         self._network.unblock_peer(peer)
-        with contextlib.suppress(Exception):  # a peer not in the store has no addresses to clear
+        with contextlib.suppress(Exception):
+            # A peer that is not in the store has no addresses to clear.
             self._stack.host.get_peerstore().clear_addrs(peer)
         try:
             await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(address)]))
@@ -186,7 +190,8 @@ class Libp2pConnections:
             now = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for peer, connections in list(self._network.get_connections_map().items()):
-                    ours = direct(connections)  # a relay ends what is silent
+                    # Only direct ones: a relay ends silent circuits itself.
+                    ours = direct(connections)
                     if ours and all(now - heard_at(connection) >= PING_AFTER_S for connection in ours):
                         nursery.start_soon(_ping_one, peer, ours)
 
@@ -195,7 +200,8 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
     asked = trio.current_time()
     with trio.move_on_after(PING_TIMEOUT_S):
         for connection in connections:
-            with contextlib.suppress(Exception):  # it ended meanwhile
+            with contextlib.suppress(Exception):
+                # The connection ended meanwhile.
                 await connection.muxed_conn.ping()
         while not any(connection.is_closed or heard_at(connection) >= asked for connection in connections):
             await trio.sleep(PING_TIMEOUT_S / 100)
@@ -247,7 +253,8 @@ async def _resolve(address: str) -> list[str]:
     family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(endpoint.kind, socket.AF_UNSPEC)
     try:
         found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
-    except OSError as error:  # no such name, or no name server
+    except OSError as error:
+        # There is no such name, or no name server.
         log.debug("cannot resolve %s: %s", endpoint.host, error)
         return []
     kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
@@ -310,7 +317,8 @@ async def _in_time(call: Awaitable[T]) -> T:
     with trio.move_on_after(DHT_TIMEOUT_S):
         try:
             return await call
-        except Exception as error:  # any of the library's many
+        except Exception as error:
+            # The library has many exceptions.
             raise Unanswered(f"the DHT failed: {error!r}") from None
     raise Unanswered(f"the DHT did not answer in {DHT_TIMEOUT_S:.0f} s")
 

@@ -33,12 +33,13 @@ MAX_RECORD_BYTES = 2048
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
     """A store with bounds. The library keeps all addresses, and compares each with all others."""
 
-    _own: Any = None  # whose keys we have
+    _own: Any = None  # our own id, whose keys are in the store
 
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
         """Add addresses; of too many the newest stay."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
-        if peer_id in self.peer_data_map:  # in a full store one without addresses is gone at once
+        if peer_id in self.peer_data_map:
+            # In a full store a peer without addresses is dropped at once.
             del self.peer_data_map[peer_id].addrs[:-MAX_ADDRESSES]
 
     def add_protocols(self, peer_id: Any, protocols: Sequence[str]) -> None:
@@ -147,7 +148,8 @@ class BoundedProviders(ProviderStore):  # type: ignore[misc]
     """
 
     def add_provider(self, key: bytes, provider: Any) -> None:
-        held = self.providers[key] = self.providers.pop(key, {})  # now the newest
+        # Moved to the end, as the newest.
+        held = self.providers[key] = self.providers.pop(key, {})
         if len(held) >= BUCKET_SIZE:
             for name in [name for name, record in held.items() if time.time() - record.timestamp > SILENT_S]:
                 del held[name]

@@ -114,9 +114,11 @@ class Discovery:
         # As of the last look, without those hung up on since
         self._connected: frozenset[PeerId] = frozenset()
         self._dialling: set[PeerId] = set()
-        self._dialled: set[PeerId] = set()  # these, and those of the connected that we dialled
+        # Those that we are dialling, and connected ones that we dialled.
+        self._dialled: set[PeerId] = set()
         self._were_members: set[PeerId] = set()
-        self._missing: dict[PeerId, float] = {}  # connected, in the topic no more, and since when
+        # Connected peers that left the topic, and since when.
+        self._missing: dict[PeerId, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -125,7 +127,8 @@ class Discovery:
             try:
                 await self._look_on(nursery)
             finally:
-                self._nursery = None  # others may still call `hang_up_soon` while the engine ends
+                # Others may still call `hang_up_soon` while the engine ends.
+                self._nursery = None
 
     async def _look_on(self, nursery: trio.Nursery) -> None:
         while True:

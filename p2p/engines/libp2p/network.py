@@ -119,7 +119,8 @@ class Circuit(RawConnection):  # type: ignore[misc]
         return None
 
     async def close(self) -> None:
-        await self.stream.reset()  # which never waits for the relay
+        # A reset never waits for the relay.
+        await self.stream.reset()
 
 
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
@@ -130,7 +131,8 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
     doubles it with the first reads, up to 16 MiB that a peer could make us hold.
     """
 
-    paid = False  # what is written has waited for the rate limit already: it carries a circuit
+    # Set where the stream carries a circuit: its bytes have waited for the rate limit already.
+    paid = False
     _unacknowledged = 0  # bytes read since the last window update
 
     async def write(self, data: bytes) -> None:
@@ -152,12 +154,14 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
 
         The library waits for five seconds, which is too short for a peer with a limit.
         """
-        pause = 0.01  # seconds; longer and longer, or many streams that are not read would keep us looking
+        # Seconds. It grows, or many streams that nobody reads would keep us busy.
+        pause = 0.01
         with trio.move_on_after(WINDOW_TIMEOUT_S):
             while self.send_window <= 0 and not (self.closed or self.send_closed):
                 await trio.sleep(pause)
                 pause = min(2 * pause, 0.2)
-            return max(1, int(self.send_window))  # of one that is closed, the library says so
+            # 1 where the stream is closed, so that the library reports it.
+            return max(1, int(self.send_window))
         raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT_S:g} s")
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
@@ -168,7 +172,8 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
             await self.send_window_update(increment)
 
 
-yamux.YamuxStream = WindowedStream  # the library makes its streams itself
+# Replaced in the library, which makes its streams itself.
+yamux.YamuxStream = WindowedStream
 
 
 class Muxer(Yamux):  # type: ignore[misc]
@@ -196,7 +201,8 @@ class Muxer(Yamux):  # type: ignore[misc]
         if trio.lowlevel.current_task() is self._reader:
             await self._owe(data)
             return
-        owed = bytes(self._owed)  # first: the ACK before what is written on a stream
+        # Replies go first: the ACK of a stream before what is written on it.
+        owed = bytes(self._owed)
         self._owed.clear()
         await self._write(owed + data)
 
@@ -211,7 +217,8 @@ class Muxer(Yamux):  # type: ignore[misc]
         await trio.lowlevel.checkpoint()
 
     async def _pay(self) -> None:
-        with contextlib.suppress(Exception):  # the connection is closed then, which its reader finds
+        with contextlib.suppress(Exception):
+            # The connection is closed then, which its reader finds.
             # No wait until it is taken: others take it too, and without bytes Noise writes what reads as the
             # end
             while self._owed:
@@ -294,7 +301,8 @@ class Network(Swarm):  # type: ignore[misc]
     """
 
     traffic: Traffic  # set by `make_host`
-    max_inbound = 112  # of the library's 160 in all: the rest is for peers that we dial
+    # The library allows 160 in all; the rest is for peers that we dial.
+    max_inbound = 112
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
@@ -324,13 +332,15 @@ class Network(Swarm):  # type: ignore[misc]
             while not muxed.event_closed.is_set() and self._keeps(muxed):
                 with trio.move_on_after(10.0):
                     await muxed.event_closed.wait()
-        except Exception as error:  # any peer that fails to prove who it is, in any way
+        except Exception as error:
+            # The peer failed to prove who it is, in any way.
             log.debug("a connection that came in failed: %r", error)
         finally:
             self._gone(group, read_write_closer)
             if muxed is not None and self.shut_out(str(muxed.peer_id)):
                 self.host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
-            with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
+            with contextlib.suppress(Exception), trio.CancelScope(shield=True):
+                # The connection may be closed already.
                 await read_write_closer.close()
 
     def _admits(self, host: str, group: str, now: float) -> bool:
@@ -439,7 +449,8 @@ def remote_address(connection: Any) -> str:
 
 
 async def close_socket(connection: Any) -> None:
-    with trio.CancelScope(shield=True):  # the socket is closed at once; what follows is only a checkpoint
+    with trio.CancelScope(shield=True):
+        # The socket is closed at once; what follows is only a checkpoint.
         await connection.muxed_conn.secured_conn.conn.read_writer.close()
 
 

@@ -89,7 +89,8 @@ class NetworkEngine:
         self._rate_limit, self._host_bans = rate_limit, HostBans()
         self._questions = RateLimit(rate=QUESTIONS_PER_S, burst=QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask)
-        self._requests: Requests | None = None  # while the engine is up, as the next
+        # Set while the engine is up, like the next one.
+        self._requests: Requests | None = None
         self._discovery: Discovery | None = None
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Passage:
-    passed: bool  # nothing was wrong with the message
+    passed: bool  # whether nothing was wrong with the message
 
 
 class TopicPubsub(Pubsub):  # type: ignore[misc]
@@ -83,7 +83,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._clock = clock
         self._passage = _Passage(True)
         self.meter = Meter(rate_limit, clock, self._cut_off)
-        self._reading: Any = None  # the peer whose RPC is being gone through
+        self._reading: Any = None  # the peer whose RPC is being handled
         self._unfinished = UnfinishedRpcs(self._cut_off)
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
         self.peer_queues = Queues(self.my_id.to_bytes())
@@ -171,7 +171,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                 if stream is None or all(
                     connection.muxed_conn is not stream.muxed_conn for connection in connections
                 ):
-                    self._handle_dead_peer(peer)  # registers it again, where it is connected
+                    # This registers the peer again, if it is connected.
+                    self._handle_dead_peer(peer)
 
     async def _handle_new_peer(self, peer_id: Any) -> None:
         """Handle a new peer, unless it comes through a relay: gossip does not go through relays.
@@ -187,7 +188,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             await stream.reset()
             return
         before, self._inbound[peer] = self._inbound.get(peer), stream
-        if before is not None:  # the newest counts, as with go-libp2p: what the old one is on may be dead
+        if before is not None:
+            # The newest stream counts, as in go-libp2p: the old one's connection may be dead.
             await before.reset()
         try:
             await super().stream_handler(stream)
@@ -233,7 +235,7 @@ class Router(GossipSub):  # type: ignore[misc]
             # It stretches the heartbeat of a swarm it finds unhealthy, as any small one is
             adaptive_gossip_enabled=False,
             spam_protection_enabled=False,  # ours is `RateLimit` and the inbox
-            eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
+            eclipse_protection_enabled=False,  # it wants more than one LAN has: three addresses in the mesh
             # Whole messages, kept for every connected peer that is not of this swarm
             pending_messages_ttl=3.0,
             # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh

@@ -52,11 +52,11 @@ class RelayLimits:
     lasts: float = 3600.0  # seconds a reservation holds, unless its connection ends first
     circuits: int = 128  # at once
     circuits_to_peer: int = 32
-    circuits_of_machine: int = 16  # that one machine asked for
+    circuits_of_machine: int = 16  # asked for by one machine
     # Of these: a peer takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two relays
     circuits_of_machine_to_peer: int = 4
     size: int = 64 << 20  # bytes of a circuit, both ways together
-    seconds: float = 600.0  # of a circuit
+    seconds: float = 600.0  # how long a circuit lasts
     idle: float = 30.0  # seconds in which nothing moves on it
     rate: float = float(1 << 20)  # bytes a second of all circuits together
 
@@ -117,7 +117,8 @@ class Relay:
             else:
                 await _answer(stream, StatusCode.UNEXPECTED_MESSAGE if status is StatusCode.OK else status)
         finally:
-            with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it may have ended by itself
+            with trio.CancelScope(shield=True), contextlib.suppress(Exception):
+                # It may have ended by itself.
                 await stream.close()
 
     def _may_ask(self, stream: Any, machine: str) -> StatusCode:
@@ -182,7 +183,8 @@ class Relay:
                 await IncomingStream(stream).end(well=False)
         finally:
             self._circuits[machine, target] -= 1
-            self._circuits = +self._circuits  # without those that have none
+            # Drops the entries that are 0.
+            self._circuits = +self._circuits
 
     def _full(self, machine: str, target: Any) -> bool:
         limits, circuits = self._limits, self._circuits
@@ -208,7 +210,8 @@ class Relay:
                 )
                 if (await receive(there, StopMessage)).status == StatusCode.OK:
                     return there
-        except Exception as error:  # it is gone, knows no circuits, or says something else
+        except Exception as error:
+            # The peer is gone, knows no circuits, or answers something else.
             log.debug("no circuit to %s: %r", target, error)
         if there is not None:
             await IncomingStream(there).end(well=False)
@@ -285,7 +288,8 @@ class HolePunching:
             if self._here() and not self._tries.wait(trio.current_time()):
                 try:
                     await self._begin(peer)
-                except Exception as error:  # it refuses, knows no hole punching, or says something else
+                except Exception as error:
+                    # The peer refuses, knows no hole punching, or answers something else.
                     log.debug("no hole punching with %s: %r", peer, error)
             if direct(self._network.get_connections(peer)):
                 return
@@ -327,7 +331,8 @@ class HolePunching:
         async def one(address: str) -> None:
             try:
                 await dial(multiaddr.Multiaddr(address), peer, (self._listen.host, self._listen.port))
-            except Exception as error:  # nothing came through, or not from there
+            except Exception as error:
+                # Nothing came through, or not from that address.
                 log.debug("no hole to %s at %s: %r", peer, address, error)
 
         with trio.move_on_after(TRY_TIMEOUT_S):

@@ -96,7 +96,7 @@ class Responder:
     def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
         self._answer, self._admits = answer, admits
         self._open: Counter[PeerId] = Counter()  # streams with a question on them
-        self._idle: Counter[PeerId] = Counter()  # and those that wait for the next
+        self._idle: Counter[PeerId] = Counter()  # streams that wait for the next question
 
     async def serve(self, peer: PeerId, stream: ByteStream) -> bool:
         """Answer the questions on a stream. Returns False where it is to be reset instead of closed.
@@ -211,7 +211,8 @@ class KeptStreams(Generic[S]):
         finally:
             if not well:
                 await stream.end(False)
-        surplus = [stream] if peer in self._kept else []  # of questions that were under way together
+        # Left over where several questions were under way at once.
+        surplus = [stream] if peer in self._kept else []
         self._kept.setdefault(peer, (self._clock(), stream))
         await self._let_go(surplus)
         return answer

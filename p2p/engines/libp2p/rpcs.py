@@ -31,7 +31,7 @@ _READ_BYTES = 65536
 # The length of an RPC's length prefix.
 _MAX_LENGTH_BYTES = 3
 
-CutOff = Callable[[Any, str], None]  # a peer, and why
+CutOff = Callable[[Any, str], None]  # called with a peer and the reason
 
 
 class UnfinishedRpcs:
@@ -144,7 +144,8 @@ MAX_CONTROL_RPCS = 64
 PACE_PER_S, PACE_BURST = 150.0, 300.0
 PACE_BYTES_PER_S, PACE_BURST_BYTES = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
-ASKED: Ingress = ("asked for", "")  # of what a neighbour asked us for
+# The ingress of what a neighbour asked us for.
+ASKED: Ingress = ("asked for", "")
 ingress: ContextVar[Ingress] = ContextVar("ingress", default=ASKED)
 """Of the message that this task passes on."""
 
@@ -156,8 +157,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # whose turn is next, first
-        self._waiting: deque[tuple[Any, int]] = deque()  # of an author, with their bytes; the oldest first
+        self._parts: OrderedDict[Hashable, Turns] = OrderedDict()  # the next one's turn comes first
+        self._waiting: deque[tuple[Any, int]] = deque()  # RPCs of one author with their bytes, oldest first
         self.frames = self.bytes = 0
 
     def put(self, by: Sequence[Hashable], rpc: Any, size: int) -> None:

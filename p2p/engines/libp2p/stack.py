@@ -63,7 +63,8 @@ for name, level in {
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True
-logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)  # a port in use: we say so ourselves
+# We report a port in use ourselves.
+logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
 
 
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
@@ -76,7 +77,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.multiselect: Multiselect = Negotiation(self.multiselect.handlers)
-        self._handled: Counter[Any] = Counter()  # peer -> streams of its that are being handled
+        self._handled: Counter[Any] = Counter()  # streams that are being handled, by peer
         # `Meter.charge_stream`; set by `open_stack`
         self.admits_stream: Callable[[Any, str], bool] = lambda *_: True
 
@@ -186,7 +187,8 @@ async def open_stack(
                 finally:
                     await host.get_network().close_sockets()
     finally:
-        pubsub.seen_messages.stop()  # a thread
+        # This ends the library's thread.
+        pubsub.seen_messages.stop()
 
 
 def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
@@ -203,7 +205,7 @@ def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
         store,
         upgrader,
         transports=[CountedTcp(traffic)],
-        retry_config=RetryConfig(max_retries=0),  # the address book knows when to try again
+        retry_config=RetryConfig(max_retries=0),  # the address book decides when to try again
         connection_config=ConnectionConfig(
             min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0
         ),
@@ -269,6 +271,7 @@ async def keep_running(dht: Any) -> None:
         try:
             async with running(dht):
                 await dht.manager.wait_finished()
-        except Exception as error:  # whatever broke in it; the log hears of it
+        except Exception as error:
+            # Anything may break in the DHT; it is logged.
             log.warning("the DHT broke and starts again in a minute: %r", error)
         await trio.sleep(60)

@@ -41,12 +41,14 @@ class IncomingStream:
     async def write(self, data: bytes) -> None:
         try:
             await self._stream.write(data)
-        except Exception as error:  # likewise
+        except Exception as error:
+            # As above, in other words.
             raise Broken(repr(error)) from None
 
     async def end(self, well: bool) -> None:
         """Close it, or cut it off. Never fails, and is not cancelled."""
-        with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it may have ended by itself
+        with trio.CancelScope(shield=True), contextlib.suppress(Exception):
+            # It may have ended by itself.
             await (self._stream.close() if well else self._stream.reset())
 
 
