@@ -5,7 +5,8 @@ import sys
 
 def main() -> int:
     try:
-        from judge.cli import main as run  # here: it takes a while, and Ctrl-C may fall into it
+        # Imported here: it takes a while, and Ctrl-C may come meanwhile.
+        from judge.cli import main as run
 
         run()
     except KeyboardInterrupt:

@@ -172,7 +172,8 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     except TimeoutError:
         raise Refused(TOO_SLOW) from None
     except ClientDisconnect:
-        raise Refused(TOO_SLOW) from None  # nobody is there to read it
+        # Nobody is there to read the refusal.
+        raise Refused(TOO_SLOW) from None
     scope = request.scope
     target = scope["raw_path"].decode("latin-1") + (
         "?" + scope["query_string"].decode("latin-1") if scope["query_string"] else ""

@@ -29,7 +29,7 @@ FREE_BYTES = 512 * 2**20
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
     what: str
-    said: str  # where it is not well: with what to do
+    said: str  # where it is not well, also what to do
     well: bool = True
 
 

@@ -50,7 +50,8 @@ def _say_version(wanted: bool) -> None:
     if wanted:
         try:
             print(f"swarmd-judge {version('swarmd')}")
-        except PackageNotFoundError:  # run from a checkout
+        except PackageNotFoundError:
+            # The program runs from a checkout.
             print("swarmd-judge, not installed")
         raise typer.Exit
 
@@ -94,7 +95,8 @@ def _settings(given: Mapping[str, Any]) -> JudgeSettings:
     settings, _ = SCHEMA.build(SCHEMA.read(given["config"], os.environ, flags))
     if settings.database:
         return settings
-    from swarmd.tasks.own import find_curriculum  # takes a while, and --help needs none
+    # Imported here: it takes a while, and --help does not need it.
+    from swarmd.tasks.own import find_curriculum
 
     return replace(settings, database=default_database(find_curriculum(settings.curriculum).name))
 
@@ -192,7 +194,8 @@ def serve(
     if settings.invitation:
         from swarmd.config.invitation import read_invitation
 
-        read_invitation(settings.invitation)  # refused here, and not when somebody reads it
+        # A wrong invitation is refused here, and not when somebody reads it.
+        read_invitation(settings.invitation)
     set_up_logging(as_json=settings.log_json)
     with _its_packages():
         if context.info_name == "check":

@@ -131,17 +131,18 @@ class JudgeSettings:
     )
     # Seconds from one set of questions to the next
     window: Annotated[float, Field(ge=60, le=2_678_400)] = 86_400.0
-    verified_bytes: Annotated[int, Field(ge=0)] = 0  # of one upload of weights; 0: none is taken
+    verified_bytes: Annotated[int, Field(ge=0)] = 0  # size of one upload of weights; 0: none is accepted
     verified_model: Annotated[
         tuple[str, ...], Field(description="a list of tiny, folders and repositories")
-    ] = ("tiny",)  # whose weights are evaluated
-    verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # of each specialty
+    ] = ("tiny",)  # the models whose weights are evaluated
+    verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # questions of each specialty
     # Address of a hub whose repositories may be named instead of an upload; "": none
     verified_hub: str = ""
-    verified_folder: Annotated[Path, Field(strict=False)] | None = None  # of uploads; None: there, too
+    # The folder of uploads; None: beside the database.
+    verified_folder: Annotated[Path, Field(strict=False)] | None = None
     shared: bool = False  # other judges use this database too
     log_json: bool = False
-    invitation: str = ""  # to the swarm, shown on the page "Join"
+    invitation: str = ""  # invitation to the swarm, shown on the page "Join"
 
     @property
     def key_file(self) -> Path:

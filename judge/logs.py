@@ -24,7 +24,8 @@ def survived(work: str) -> Iterator[None]:
 
 def set_up_logging(*, as_json: bool) -> None:
     """Log warnings and worse, of every library. Called once, early."""
-    import structlog  # takes a while, and --help needs none
+    # Imported here: it takes a while, and --help does not need it.
+    import structlog
 
     handler = logging.StreamHandler(sys.stderr)
     if as_json:

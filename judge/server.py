@@ -35,7 +35,8 @@ class SlowReaders(Generic[R]):
 
     def __init__(self, of_a_network: int, of_all: int) -> None:
         self._of_a_network, self._of_all = of_a_network, of_all
-        self._networks: OrderedDict[R, str] = OrderedDict()  # the one that has waited longest first
+        # Slow readers and their networks, the longest waiting first.
+        self._networks: OrderedDict[R, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._networks)
@@ -113,16 +114,19 @@ class PatientProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._stop_waiting()
-        super().on_response_complete()  # may start the next request at once, where two were sent together
+        # This may start the next request at once, where two were sent together.
+        super().on_response_complete()
         if self.cycle.response_complete:
-            return  # idle: uvicorn's own timeout_keep_alive runs until the next byte
+            # Idle: uvicorn's own timeout_keep_alive runs until the next byte.
+            return
         self._watch()
 
     def _watch(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE):
             self._wait(self.response_seconds)
-        elif self._patience is None:  # a running clock is never set back: bytes that trickle in buy no time
+        elif self._patience is None:
+            # A running clock is never set back: bytes that trickle in buy no time.
             self._wait(self.request_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -175,7 +179,8 @@ class JudgeServer(uvicorn.Server):
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or number == signal.SIGINT
-        self.force_exit = self.should_exit and number == signal.SIGINT  # a second Ctrl-C does not wait
+        # A second Ctrl-C does not wait.
+        self.force_exit = self.should_exit and number == signal.SIGINT
         self.should_exit = True
 
 
@@ -188,7 +193,8 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
     with listening_socket(settings.host, settings.port) as listener:
         try:
             return asyncio.run(_serve(settings, listener, announce))
-        except (SQLAlchemyError, sqlite3.Error) as error:  # while it starts; later a peer is told
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            # This is raised while the judge starts; later a peer is told.
             why = getattr(error, "orig", None) or error
             raise DatabaseUnusable(
                 f"the judge cannot start, as its database fails: {why}; free some space, or see its server"
@@ -230,7 +236,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:  # socket.gaierror is one
+    except OSError as error:
+        # socket.gaierror is one of these.
         raise JudgeCannotListen(
             f"{host} is not an address of this machine: {error.strerror}; give another one with --host"
         ) from None

@@ -21,14 +21,14 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    round: int  # the peer's own
+    round: int  # the peer's own round
     model: str
-    name: str | None = None  # of the node, for people
+    name: str | None = None  # the node's name, for people
     sharing: str | None = None  # "swarm" or "solo"
     local: int | None = None  # I, rollouts of its own in a batch
     external: int | None = None  # J, rollouts of others
-    strategy: str | None = None  # how it samples and weighs them
-    version: str | None = None  # of its program
+    strategy: str | None = None  # how it samples and weighs others' rollouts
+    version: str | None = None  # version of its program
     hardware: str | None = None  # "cpu", "cuda", "mps" or "other"
 
     def said(self) -> dict[str, Any]:
@@ -45,9 +45,9 @@ class QuestionRequest:
     """What a peer asks for, and what it says of itself."""
 
     attributes: Attributes
-    curriculum: str  # digest
-    questions: int = 1  # at once
-    answers: int = 1  # to each question
+    curriculum: str  # the curriculum's digest
+    questions: int = 1  # questions asked for at once
+    answers: int = 1  # answers to each question
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Requester:
     """Who asks: the limits that apply to a peer depend on this."""
 
     network: str
-    record: bool  # it has answered before
+    record: bool  # whether it has answered before
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class OpenQuestion:
     asker: Requester
     attributes: Attributes = UNNAMED
     answers: int = 1  # wanted
-    window: QuestionWindow | None = None  # that it is of,
-    place: int = 0  # and which of the peer's questions there
+    window: QuestionWindow | None = None  # the window that the question is of
+    place: int = 0  # its place among the peer's questions there
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class HandedQuestion:
 
     id: str
     question: str
-    seconds: float  # left to answer
+    seconds: float  # seconds left to answer
     answers: int  # wanted
     window: QuestionWindow
 

@@ -67,7 +67,7 @@ class BoardQuery(BaseModel):
 
     after: Annotated[int, Field(ge=0, lt=2**31)] = 0
     limit: Annotated[int, Field(ge=1, le=BOARD_PAGE_PEERS)] = BOARD_PAGE_PEERS
-    q: Choice = ""  # in the node's names, its id or its model
+    q: Choice = ""  # text to find in a node's names, id or model
     model: Choice = ""
     tier: Literal["", "reported", "verified"] = ""
     active: bool = False  # seen within the last day

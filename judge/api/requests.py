@@ -16,7 +16,8 @@ from judge.types import Attributes, QuestionRequest
 MAX_MARKS = 2
 # A peer's words, whatever NFKC makes of them.
 MAX_CHARACTERS = 64
-MIXED = "(mixed scripts)"  # behind words that mix scripts: a Cyrillic а looks like a Latin a
+# Put behind words that mix scripts: a Cyrillic а looks like a Latin a.
+MIXED = "(mixed scripts)"
 # Scripts that are written together, and with Latin letters, in Japanese, Chinese and Korean (Unicode TS #39,
 # "highly restrictive").
 TOGETHER = [
@@ -95,7 +96,7 @@ class QuestionsBody(Body):
     curriculum: Digest
     asker: Asker
     questions: Annotated[int, Field(ge=1, le=config.MAX_QUESTIONS)] = 1
-    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # to each question
+    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # answers to each question
 
     @property
     def wish(self) -> QuestionRequest:

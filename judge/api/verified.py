@@ -178,4 +178,5 @@ async def _parts(request: Request, size: int) -> AsyncIterator[bytes]:
             if part:
                 yield part
     except ClientDisconnect:
-        raise Refused(TOO_SLOW) from None  # nobody is there to read it
+        # Nobody is there to read the refusal.
+        raise Refused(TOO_SLOW) from None

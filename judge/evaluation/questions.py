@@ -44,7 +44,8 @@ class WindowQuestions:
         self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS
     ) -> None:
         self._tasks, self._remembered = tasks, remembered
-        self._made: dict[int, dict[int, Task]] = {}  # of each window: at most a set of them
+        # The questions made for each window, at most a set of them.
+        self._made: dict[int, dict[int, Task]] = {}
         self.open(window)
 
     def open(self, window: QuestionWindow) -> None:

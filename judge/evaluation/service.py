@@ -164,7 +164,8 @@ class JudgeService:
         rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
         self._sequences = Sequences()
-        self.verified: VerifiedTier | None = None  # where it evaluates uploaded weights
+        # Set where the judge evaluates uploaded weights.
+        self.verified: VerifiedTier | None = None
         self._writer = StoreWriter(store)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
@@ -175,11 +176,13 @@ class JudgeService:
         self._comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
         )
-        self._probed: tuple[float, bool] | None = None  # when, and whether it could write
-        self._failed = -math.inf  # when the database last could not be used
+        # When the database was last probed, and whether it could be written.
+        self._probed: tuple[float, bool] | None = None
+        self._failed = -math.inf  # when the database last failed
         self._probe_lock = asyncio.Lock()
         self._banned = reader.banned()
-        self._abandoned = 0.0  # when abandoned questions were looked for; all of them at the first time
+        # When abandoned questions were last searched; the first search finds all of them.
+        self._abandoned = 0.0
 
     @property
     def key(self) -> PeerId:
@@ -198,7 +201,8 @@ class JudgeService:
         """
         known = await self.claim(signed)
         mine = self.curriculum
-        if not mine.asks_as(wish.curriculum):  # how the node scores what it trains on is its own affair
+        if not mine.asks_as(wish.curriculum):
+            # How the node scores what it trains on is its own affair.
             raise Refused(
                 Refusal(
                     409,
@@ -277,7 +281,8 @@ class JudgeService:
         await self.claim(signed)
         await self.expire()
         if self._scoring >= config.SCORING_BACKLOG:
-            raise Refused(BUSY)  # the question stays open: the node may try again before the deadline
+            # The question stays open: the node may try again before the deadline.
+            raise Refused(BUSY)
         now = self._monotonic()
         question = self._sessions.take(id, signed.peer, now, len(answers))
         if isinstance(question, Refusal):

@@ -42,14 +42,14 @@ class Room:
 
     of_all: int
     newcomers_of_a_network: int
-    network: int  # those with a record, of one network
+    network: int  # open questions of peers with a record, of one network
 
 
 @dataclass(frozen=True, slots=True)
 class AskResult:
     question: OpenQuestion
     new: bool
-    displaced: OpenQuestion | None = None  # displaced by this one; to be recorded as void
+    displaced: OpenQuestion | None = None  # the question that this one displaced, to be recorded as void
 
 
 class Sessions:
@@ -62,7 +62,7 @@ class Sessions:
         """
         self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
-        self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record
+        self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of peers without a record
         self._held: Counter[Requester] = Counter()
         self._of_peer: dict[PeerId, list[str]] = {}
         self._closed: OrderedDict[str, tuple[PeerId, Refusal]] = OrderedDict()
@@ -121,7 +121,8 @@ class Sessions:
         if question.peer != peer:
             return OTHER_PEER
         if now > question.deadline:
-            return TOO_LATE  # `expire` will close it, and say so to the store
+            # `expire` will close it and tell the store.
+            return TOO_LATE
         if answers != question.answers:
             return Refusal(
                 422,

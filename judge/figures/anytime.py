@@ -29,7 +29,7 @@ from judge.figures.rounds import HORIZONS, bin_end
 
 LEVEL = 0.05
 ANSWER_BETS = np.geomspace(0.005, 5.0, 16)
-PAIR_BETS = np.array([0.25, 0.5, 1.0, 2.0])[:, None]  # of the mean size of a difference
+PAIR_BETS = np.array([0.25, 0.5, 1.0, 2.0])[:, None]  # bets, in units of the mean size of a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,12 @@ class AnytimeTest:
     """A test whose result may be looked at at every moment."""
 
     horizons: Sequence[HorizonTest]
-    p: float  # over all horizons; below 0.05 once, it stays there
-    better: bool | None  # whether the swarm is, where p is below 0.05; None: not known
+    p: float  # over all horizons; once below 0.05 it stays there
+    better: bool | None  # whether the swarm is better, where p is below 0.05; None: not known
 
 
-@lru_cache(maxsize=8_192)  # all tallies of the last 100 questions, and some of a peer's beginning
+# Room for all tallies of the last 100 questions, and some of a peer's beginning.
+@lru_cache(maxsize=8_192)
 def always(right: int, answers: int) -> Interval:
     """Return the 95 % interval of the mean chance of a right answer, valid at all moments together."""
     if not 0 <= right <= answers:
@@ -81,7 +82,8 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
             continue
         differences = np.asarray(swarm[bin][:pairs]) - np.asarray(solo[bin][:pairs])
         for_swarm, for_solo = evidence(differences), evidence(-differences)
-        found = max(for_swarm, for_solo) / 2  # each direction has half the stake
+        # Each direction has half the stake.
+        found = max(for_swarm, for_solo) / 2
         horizons.append(HorizonTest(bin_end(bin), pairs, bin_end(bin) * float(differences.mean()), found))
         if found / len(HORIZONS) > greatest:
             greatest, better = found / len(HORIZONS), for_swarm > for_solo

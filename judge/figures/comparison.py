@@ -55,7 +55,7 @@ class BinSums:
 class ArmSize:
     model: str
     sharing: str
-    peers: int  # with one bin at least
+    peers: int  # peers with at least one bin
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class ArmData:
 class ArmsView:
     """What a comparison of swarm and solo needs."""
 
-    sizes: Sequence[ArmSize]  # of the largest models
-    model: str | None  # whose arms these are; None: there is none
+    sizes: Sequence[ArmSize]  # sizes of the largest models
+    model: str | None  # the model whose arms these are; None: there is none
     swarm: ArmData
     solo: ArmData
 
@@ -233,7 +233,7 @@ def _times(rounds: int, middle: float, half: float) -> Interval:
 
 
 SCHEMA = 1
-DIGITS = 6  # significant ones
+DIGITS = 6  # significant digits
 
 
 def comparison_document(view: ArmsView) -> dict[str, Any]:

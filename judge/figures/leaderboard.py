@@ -53,15 +53,16 @@ class Record:
     model: str
     first_seen: float  # seconds since the epoch, by the judge's clock
     last_seen: float
-    answered: int  # since the beginning
+    answered: int  # questions answered since the beginning
     unanswered: int  # questions not answered in time
-    reward: float  # sum since the beginning
-    score: ScoreTally  # of the last WINDOW_QUESTIONS questions
+    reward: float  # sum of rewards since the beginning
+    score: ScoreTally  # over the last WINDOW_QUESTIONS
     recent: Sequence[
         tuple[str, float]
     ] = ()  # (specialty, reward) of the last WINDOW_QUESTIONS questions, oldest first
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
-    said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/types.py)
+    # What the peer last said of itself (judge/types.py).
+    said: Mapping[str, Any] = field(default_factory=dict)
     # (answers, right ones) of those of the last WINDOW_QUESTIONS questions that wanted several
     samples: Sequence[tuple[int, int]] = ()
     # Its newest verified evaluation (judge/figures/verification.py)
@@ -90,15 +91,15 @@ class Record:
 class BoardView:
     """The part of the leaderboard that somebody wants to see."""
 
-    after: int = 0  # of those that match
+    after: int = 0  # matching peers before this page
     limit: int = BOARD_PAGE_PEERS
-    search: str = ""  # in the names and the id
+    search: str = ""  # text to find in names and id
     model: str = ""
     tier: str = ""  # one of judge/figures/tiers.py
     seen_since: float = 0.0  # seconds since the epoch
     sort: str = "rank"  # one of SORTS
-    curves: int = 0  # points of each peer's curve
-    whole: bool = False  # with the newest answers by specialty
+    curves: int = 0  # points of each peer's curve; 0: no curves
+    whole: bool = False  # whether to add the newest answers by specialty
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class LeaderboardPage:
     unlisted: int  # peers with too few answers
     answers: int  # of all of them
     matching: int  # listed ones that the view asks for
-    models: Sequence[str] = ()  # the most frequent ones
+    models: Sequence[str] = ()  # the most frequent models
 
     @property
     def more_after(self) -> int | None:
@@ -135,8 +136,10 @@ class SwarmProgress:
     """
 
     nodes: int
-    before: float  # share of right answers in all their questions but for the last WINDOW_QUESTIONS of each
-    now: float  # share of right answers in the last WINDOW_QUESTIONS of each
+    # Share of right answers in all their questions but the last WINDOW_QUESTIONS of each.
+    before: float
+    # Share of right answers in the last WINDOW_QUESTIONS of each.
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,9 @@ class SwarmHealth:
     listed: int
     unlisted: int
     answers: int  # of all of them
-    seen_hour: int  # peers seen within the last hour,
-    seen_day: int  # and day
-    rounds_an_hour: float  # of those seen within the last hour, by what they say
+    seen_hour: int  # peers seen within the last hour
+    seen_day: int  # peers seen within the last day
+    rounds_an_hour: float  # of peers seen within the last hour, by what they say
     # (beginning of the hour in seconds since the epoch, questions) of the last day
     hours: Sequence[tuple[int, int]]
     # Of those seen within the last day: by model, version …; null: not said

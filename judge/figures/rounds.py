@@ -49,10 +49,10 @@ class PeerProgress:
     """The progress of one peer with one model."""
 
     sharing: str  # "swarm" or "solo", as it said first
-    bin: int  # the newest, not over yet
+    bin: int  # the newest bin, which is not over yet
     answers: int = 0  # in it
     reward: float = 0.0  # in it
-    earned: float | None = None  # in all bins that are over; None: there is none yet
+    earned: float | None = None  # reward in all bins that are over; None: there is none yet
     counts: bool = True
 
 

@@ -24,7 +24,7 @@ class Upload:
     lora_rank: int | None  # None: all weights
     digest: str  # SHA-256
     size: int  # bytes
-    answers: int  # to each question; the first is greedy, and counts
+    answers: int  # answers to each question; the first is greedy, and counts
     source: str = ""  # the file's address on the hub; empty: uploaded
 
 
@@ -34,7 +34,7 @@ class VerifiedAnswer(NamedTuple):
     specialty: str
     n: int
     reward: float  # of the greedy answer
-    correct: int  # of all answers
+    correct: int  # right ones of all answers
     reason: str
     text: str  # of the greedy answer
     ended: bool
@@ -46,11 +46,12 @@ class Verification:
 
     upload: Upload
     state: State
-    at: float  # it arrived; seconds since the epoch, by the judge's clock
+    # When it arrived, in seconds since the epoch by the judge's clock.
+    at: float
     ended: float | None = None
-    error: str | None = None  # of a refused one
+    error: str | None = None  # why it was refused
     remedy: str | None = None
-    receipt: str | None = None  # of one that is done
+    receipt: str | None = None  # set when it is done
     signature: str | None = None
     right: int = 0
     questions: int = 0

@@ -11,7 +11,8 @@ Segment = tuple[int, int, float, Interval]  # first and last question, share of 
 # Its name; round, mean, lower and upper end of the band
 Arm = tuple[str, Sequence[tuple[float, float, float, float]]]
 
-LEFT, FOOT, TOP = 72, 34, 14  # around a chart's inside: room for "100%" in the style sheet's largest letters
+# The margins of a chart: room for "100%" in the style sheet's largest letters.
+LEFT, FOOT, TOP = 72, 34, 14
 # White text on each is legible
 _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
 

@@ -36,7 +36,8 @@ CURVE_POINTS = 16
 ANSWERS_SHOWN = 20
 CSV_ROWS = 500
 BADGE_S = "public, max-age=300"
-YEAR = "public, max-age=31536000, immutable"  # an address with another content is another address
+# For files whose address changes with their content.
+YEAR = "public, max-age=31536000, immutable"
 ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
 SORTS = {
     "rank": "Rank",
@@ -128,7 +129,8 @@ def _add_board(app: FastAPI) -> None:
         service = service_of(request)
         view = asked.view(service.now(), curves=CURVE_POINTS)
         found = await board_of(request, view)
-        front = view == BoardView(curves=CURVE_POINTS)  # nobody searches or turns the page
+        # The plain front page: nobody searches or turns the page.
+        front = view == BoardView(curves=CURVE_POINTS)
         first = found.standings[:CHARTED_CURVES] if front else []
         invited = service.settings.invitation and read_invitation(service.settings.invitation).name
         return "board.html", {

@@ -21,7 +21,7 @@ from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
 
 # Rows that are read at a time, and in a group of a Parquet file.
 ROWS = 500
-ROW_GROUP = 10_000  # and in a Parquet file
+ROW_GROUP = 10_000
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
 
@@ -32,7 +32,7 @@ Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple
 class Difference:
     """A figure that does not follow from what is stored."""
 
-    what: str  # an evaluation or a peer
+    what: str  # an evaluation's or a peer's id
     stored: Any
     found: Any
 
@@ -51,7 +51,8 @@ def backup(database: Path | str, to: Path | str) -> int:
         rows = _copied(database, part)
         part.rename(to)
     except DatabaseInUse:
-        raise  # it is another backup's
+        # The draft is another backup's.
+        raise
     except BaseException:
         _remove(part, "", "-wal", "-shm", ".lock")
         raise

@@ -19,8 +19,10 @@ from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 HEAD = "0001"  # the newest migration
 # What a step on the database may raise; the last: when it begins
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
-_LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held by a judge while it runs,
-_WRITING = _LOCK + 1  # and by one of several judges for a transaction
+# PostgreSQL's advisory locks: one is held by a judge while it runs, the other by one of several judges for a
+# transaction.
+_LOCK = int.from_bytes(b"swarmd", "big")
+_WRITING = _LOCK + 1
 # A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is
 # milliseconds.
 _PATIENCE = {
@@ -97,7 +99,8 @@ class Database:
             self.engine = _engine(url, alone, shared, writes or alone)
             with self.engine.begin() as connection:
                 _migrate(connection, self.name, may_make=alone)
-        except ModuleNotFoundError:  # psycopg
+        except ModuleNotFoundError:
+            # psycopg is missing.
             self.close()
             raise DatabaseUnusable(
                 "PostgreSQL needs a package that is not installed. Run `pip install"
@@ -169,7 +172,8 @@ def _lock_file(path: Path) -> TextIO:
             f"cannot write the database {path}: {error.strerror}; give another file with --database"
         ) from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel however this process ends
+        # The kernel gives the lock back, however this process ends.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise DatabaseInUse(
@@ -180,7 +184,8 @@ def _lock_file(path: Path) -> TextIO:
 
 def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
-    patience = 5 if alone else 30  # seconds for another writer; a judge that is busy leaves short gaps
+    # Seconds to wait for another writer; a busy judge leaves short gaps.
+    patience = 5 if alone else 30
     options: dict[str, Any] = {
         "connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": patience}
     }
@@ -228,7 +233,8 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
                 )
             connection.autocommit = False
 
-        if shared:  # no two write at once: what one has read stays so until it has written
+        if shared:
+            # No two write at once: what one has read stays so until it has written.
 
             @event.listens_for(engine, "begin")
             def take_turns(connection: Connection) -> None:
@@ -244,9 +250,11 @@ def _migrate(connection: Connection, name: str, may_make: bool) -> None:
         return
     if not may_make:
         raise DatabaseUnusable(f"{name} is no database of a judge yet; `swarmd-judge serve` makes it one")
-    if connection.dialect.name == "postgresql":  # this may take as long as it takes
+    if connection.dialect.name == "postgresql":
+        # This may take as long as it takes.
         connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-    from alembic import command  # takes a while, and is rarely needed
+    # Imported here: it takes a while, and is rarely needed.
+    from alembic import command
     from alembic.config import Config
 
     config = Config()

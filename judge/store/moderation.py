@@ -20,7 +20,7 @@ from p2p.identity import public_key_of
 
 ModerationAct = Literal["hide", "ban", "undo"]
 HIDDEN = "hidden"  # shown in place of a model's name
-HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, left out
+HIDDEN_FIELDS = ("name", "strategy", "version")  # free text, which is left out
 
 _later = table.alias()
 _newest = (

@@ -47,7 +47,7 @@ from judge.store.verifications import VerificationRecords, newest
 from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
 from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
 
-OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
+OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where empty
 # Answers of a peer on a page, with at most HISTORY_BYTES of JSON, but always one.
 HISTORY_PAGE = 500
 HISTORY_BYTES = 80_000
@@ -134,7 +134,7 @@ class Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.verified = VerificationRecords(database.begin)
-        self._hours: dict[int, int] = {}  # questions of hours that are over, by their beginnings
+        self._hours: dict[int, int] = {}  # questions in past hours, by the hour's beginning
 
     def close(self) -> None:
         self._database.close()
@@ -310,7 +310,8 @@ def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
 def _ranked_rows(
     db: Connection, view: BoardView, wanted: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, Counts]]:
-    if not wanted and view.sort == "rank":  # nobody else's rank is needed
+    if not wanted and view.sort == "rank":
+        # Nobody else's rank is needed.
         best = select(peers).where(listed).order_by(*_BEST_FIRST).limit(view.limit).offset(view.after)
         return list(enumerate(db.execute(best).all(), view.after + 1))
     chosen = select(peers, _RANKED.c.rank).join(_RANKED, _RANKED.c.peer == peers.c.peer).where(*wanted)

@@ -56,7 +56,8 @@ RECENT = (
     .order_by(evaluations.c.number.desc())
     .limit(WINDOW_QUESTIONS)
 )
-_newest = RECENT.limit(WINDOW_QUESTIONS - 1).subquery()  # before one more
+# The newest questions, before one more is added.
+_newest = RECENT.limit(WINDOW_QUESTIONS - 1).subquery()
 _right = func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)
 _tally = select(func.count().label("n"), _right.label("right")).select_from(_newest).subquery()
 _COUNTS = (
@@ -88,20 +89,20 @@ class Grade:
     reward: float
     reason: str
     specialty: str
-    answered: int  # answers of this peer, this one included
-    total: float  # its rewards so far
-    score: float  # pass@1 of its newest questions,
-    n: int  # so many
-    number: int  # of this question, among those of this peer that count
-    low: float  # Wilson's interval of the score
+    answered: int  # answers of this peer, with this one
+    total: float  # the peer's rewards so far
+    score: float  # pass@1 over its newest questions
+    n: int  # number of these
+    number: int  # this question's number among those of the peer that count
+    low: float  # lower end of the score's interval
     high: float
 
 
 @dataclass(frozen=True, slots=True)
 class PeerStanding:
     answered: int = 0
-    window: int | None = None  # the newest that it was asked in,
-    asked: int = 0  # and how often
+    window: int | None = None  # the newest window that the peer was asked in
+    asked: int = 0  # how often it was asked there
 
 
 class Store:
@@ -114,7 +115,7 @@ class Store:
         """
         self.database = Database(database, shared=shared)
         self._shared = shared
-        self._together: Connection | None = None  # the transaction that `together` has begun
+        self._together: Connection | None = None  # the transaction that `together` began
         self.verified = VerificationRecords(self._begin)
         try:
             self._prepare(curriculum, shared)
@@ -297,7 +298,8 @@ class Store:
         with self._begin() as db:
             for question in questions:
                 counted = self._count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
-                if counted is not None:  # else it is counted already, or counts as nothing
+                if counted is not None:
+                    # Otherwise it is counted already, or does not count.
                     before, recent = counted
                     db.execute(
                         _NOT_ANSWERED,
@@ -387,7 +389,8 @@ class StoreWriter:
                 self._thread, self._store.together, [step for step, _ in taken]
             )
             for (_, future), outcome in zip(taken, outcomes, strict=True):
-                if future.done():  # nobody waits for it any more
+                if future.done():
+                    # Nobody waits for it any more.
                     continue
                 if isinstance(outcome, Exception):
                     future.set_exception(outcome)

@@ -77,14 +77,14 @@ peers = Table(
     Column("unanswered", NUMBER),
     Column("reward", REAL_NUMBER),
     Column("low", REAL_NUMBER),
-    Column("window_number", NUMBER),  # the newest that it was asked in,
-    Column("window_asked", NUMBER),  # and how often
-    Column("recent_right", NUMBER),  # of its last WINDOW questions,
-    Column("recent_n", NUMBER),  # so many
+    Column("window_number", NUMBER),  # the newest window that the peer was asked in
+    Column("window_asked", NUMBER),  # how often it was asked there
+    Column("recent_right", NUMBER),  # right ones of its newest questions
+    Column("recent_n", NUMBER),  # number of these
     Column("nickname", NAME),
-    Column("round", NUMBER),  # the newest that it named,
-    Column("round_at", REAL_NUMBER),  # and when
-    Column("pace", REAL_NUMBER),  # rounds an hour, between the last two that it named
+    Column("round", NUMBER),  # the newest round that it named
+    Column("round_at", REAL_NUMBER),  # when it named that
+    Column("pace", REAL_NUMBER),  # rounds an hour between the last two that it named
     *_said(),
 )
 
@@ -106,11 +106,12 @@ evaluations = Table(
     Column("seconds", REAL_NUMBER),
     Column("answer", AnyText),
     Column("ended", NUMBER),
-    Column("answers", NUMBER),  # asked for; `answer`, `ended`, `reward` and `reason` are of the first
-    Column("correct", NUMBER),  # of them all
-    Column("further", AnyText),  # those behind the first, as JSON
+    # Answers asked for; `answer`, `ended`, `reward` and `reason` are of the first.
+    Column("answers", NUMBER),
+    Column("correct", NUMBER),  # right ones of all of them
+    Column("further", AnyText),  # the further answers, as JSON
     Column("window_number", NUMBER),
-    Column("place", NUMBER),  # among the peer's questions of the window
+    Column("place", NUMBER),  # the question's place among the peer's in the window
     Column("answered_at", REAL_NUMBER),
     *_said(),
 )
@@ -173,7 +174,7 @@ verifications = Table(
     Column("lora_rank", NUMBER),  # null: all weights
     Column("digest", NAME),
     Column("size", NUMBER),
-    Column("answers", NUMBER),  # to each question
+    Column("answers", NUMBER),  # answers to each question
     Column("sequence", NUMBER),
     Column("at", REAL_NUMBER),
     Column("state", NAME),  # queued, running, done, refused
@@ -185,7 +186,7 @@ verifications = Table(
     Column("signature", Text),
     Column("correct", NUMBER),
     Column("questions", NUMBER),
-    Column("source", NAME),  # on the hub; empty: uploaded
+    Column("source", NAME),  # address on the hub; empty: uploaded
     Column("found", AnyText),  # each question and its greedy answer, as JSON
 )
 

@@ -105,7 +105,8 @@ class Evaluator:
 async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(ConnectionError):  # it is gone already
+    with contextlib.suppress(ConnectionError):
+        # The process is gone already.
         process.stdin.write(request)
         await process.stdin.drain()
     process.stdin.close()

@@ -23,8 +23,8 @@ class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
     lora_rank: int | None
     digest: str  # SHA-256 of the weights
     questions: tuple[str, ...]
-    answers: int  # to each; the first is greedy
-    seed: int  # of the others
+    answers: int  # answers to each question; the first is greedy
+    seed: int  # seed of the answers that are not greedy
     cpu: int  # seconds
     memory: int  # bytes, beyond the base model
 
@@ -32,7 +32,7 @@ class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
 class ModelTensors(msgspec.Struct, frozen=True):
     """Names and shapes of what is trained in a model. adapter: those of a LoRA adapter of rank 1."""
 
-    fingerprint: Fingerprint  # of the base weights
+    fingerprint: Fingerprint  # fingerprint of the base weights
     whole: dict[str, tuple[int, ...]]
     adapter: dict[str, tuple[int, ...]]
 
@@ -47,7 +47,7 @@ class ModelTensors(msgspec.Struct, frozen=True):
 
 
 class ModelDescriptions(msgspec.Struct, tag="described", frozen=True):
-    contained: bool  # by the kernel
+    contained: bool  # whether the kernel contains the process
     models: dict[str, ModelTensors]
 
 

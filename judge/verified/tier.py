@@ -92,12 +92,12 @@ class JudgeHandle:
     """What verification needs from its judge."""
 
     curriculum: Curriculum
-    sign: Callable[[Mapping[str, Any]], dict[str, str]]  # a receipt of these fields
+    sign: Callable[[Mapping[str, Any]], dict[str, str]]  # signs a receipt of these fields
     claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     # Raises VerifierFailed
     score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]
-    draw: Callable[[int, random.Random], Sequence[Task]]  # held-out questions
+    draw: Callable[[int, random.Random], Sequence[Task]]  # draws held-out questions
     monotonic: Callable[[], float]
     wall: Callable[[], float]
 
@@ -144,7 +144,7 @@ class VerifiedTier:
         )
         rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE_S, config.VERIFIED_NETWORK_BURST
         self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
-        self._queue: deque[tuple[Upload, str]] = deque()  # with the network it came from
+        self._queue: deque[tuple[Upload, str]] = deque()  # uploads that wait, with their networks
         # Its network: of peers whose upload arrives, waits or is evaluated
         self._held: dict[PeerId, str] = {}
         self._come = asyncio.Event()
@@ -296,7 +296,8 @@ class VerifiedTier:
         except OSError as error:
             if isinstance(error, TimeoutError) and patience.expired():
                 raise
-            log.exception("cannot keep uploaded weights")  # also ETIMEDOUT, of a disk on the network
+            # Also for ETIMEDOUT, of a disk on the network.
+            log.exception("cannot keep uploaded weights")
             raise Refused(FAULT) from None
 
     async def work_forever(self) -> None:
@@ -319,7 +320,8 @@ class VerifiedTier:
         except EvaluationFailed as why:
             log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
             await self._refuse(upload, str(why), FAILED)
-        except Exception:  # whatever it is, the next one is evaluated
+        except Exception:
+            # Whatever went wrong, the next one is evaluated.
             log.exception("the weights %s of %s were not evaluated", upload.digest, upload.peer)
             await self._refuse(upload, "the judge failed; this is its own fault", FAILED)
         else:

@@ -74,7 +74,8 @@ class ArrivingFile:
 
     def close(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what was not written yet cannot be
+            with contextlib.suppress(OSError):
+                # What was not written yet cannot be written.
                 self._file.close()
             self._part.unlink(missing_ok=True)
             self._file = None

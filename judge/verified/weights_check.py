@@ -15,7 +15,7 @@ import msgspec
 
 # An adapter of 400 tensors has about 50,000.
 MAX_HEADER_BYTES: Final = 256 * 1024
-_BYTES: Final = {"F32": 4, "BF16": 2}  # of a number
+_BYTES: Final = {"F32": 4, "BF16": 2}  # bytes of a number, by format
 # These bits of a BF16 are all set in NaN and infinity.
 _NOT_FINITE: Final = 0x7F80
 
@@ -41,7 +41,8 @@ class _AdapterConfig(msgspec.Struct):
     lora_alpha: float
     use_rslora: bool | None = False
     alpha_pattern: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=0)] | None = None
-    init_lora_weights: bool | Literal["gaussian"] = True  # others change the base model
+    # Other values change the base model.
+    init_lora_weights: bool | Literal["gaussian"] = True
     alora_invocation_tokens: None = None
 
 
@@ -115,7 +116,8 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
         entries = {
             checkpoint_name(name): msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()
         }
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # A ValueError means that it is not UTF-8.
         raise UnfitWeights(
             "the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN
         ) from None
@@ -157,9 +159,9 @@ class WeightsCheck:
         self._size, self._declared, self._shapes = size, digest, shapes
         self._digest = sha256()
         self._received = 0
-        self._head: bytearray | None = bytearray()  # until the header is whole
+        self._head: bytearray | None = bytearray()  # collected until the header is whole
         self._format = ""
-        self._rest = b""  # of a number that is not whole yet
+        self._rest = b""  # the bytes of a number that is not whole yet
 
     def feed(self, piece: bytes) -> None:
         self._received += len(piece)

@@ -73,7 +73,8 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     os.closerange(3, low)
     os.closerange(low + 1, high)
     os.closerange(high + 1, 1024)
-    os.dup2(1, 2)  # which leads nowhere by now
+    # Standard error leads nowhere by now.
+    os.dup2(1, 2)
     if not contain(request.memory, request.cpu):
         return WorkerRefusal("this machine cannot contain the evaluation")
     data = b"".join(iter(lambda: os.read(weights, PIECE_BYTES), b""))
@@ -109,7 +110,8 @@ def main() -> None:
     os.nice(NICE)
     replies = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 1)  # prints cannot mix with the reply
+    # So prints cannot mix with the reply.
+    os.dup2(nowhere, 1)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     try:
         reply = (
@@ -117,7 +119,8 @@ def main() -> None:
             if isinstance(request, DescribeRequest)
             else answered(request, int(sys.argv[2]), replies)
         )
-    except OperatorError as error:  # the judge's own model cannot be opened
+    except OperatorError as error:
+        # The judge's own model cannot be opened.
         reply = WorkerRefusal(str(error))
     except MemoryError:
         reply = WorkerRefusal("the evaluation took too much memory")
@@ -127,7 +130,8 @@ def main() -> None:
     body = msgspec.json.encode(reply)
     while body:
         body = body[os.write(replies, body) :]
-    os._exit(0)  # torch has functions for an ordinary exit that import, which is refused by now
+    # An ordinary exit runs functions of torch that import modules, which is refused by now.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def _create_peers_and_evaluations() -> None:
         Column("sequence", NUMBER, nullable=False),
         *(Column(name, NUMBER, nullable=False) for name in ("answered", "unanswered")),
         *(Column(name, REAL_NUMBER, nullable=False) for name in ("reward", "low")),
-        Column("window_number", NUMBER),  # `window` is a word of SQL's own
+        Column("window_number", NUMBER),  # `window` is a keyword of SQL
         *(Column(name, NUMBER, nullable=False) for name in ("window_asked", "recent_right", "recent_n")),
         Column("nickname", NAME, nullable=False),
         Column("round", NUMBER),
