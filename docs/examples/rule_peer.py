@@ -6,17 +6,15 @@ python docs/examples/rule_peer.py STATE_FOLDER BOOTSTRAP_ADDRESS…
 import os
 import re
 import sys
-from pathlib import Path
+import time
 
-from swarmd.config.sources import load
-from swarmd.daemon.answering import AnsweringPeer
-from swarmd.state.folder import StateFolder
+import swarmd
 
-config = load(
-    None, os.environ | {"SWARMD_TASKS_SPECIALTIES": "basic_arithmetic"}, {"bootstrap": sys.argv[2:]}
-)
-with StateFolder.open(Path(sys.argv[1])) as state, AnsweringPeer(config, state.path, "a rule") as peer:
-    for task in peer.questions():
+os.environ |= {"SWARMD_TASKS_SPECIALTIES": "basic_arithmetic", "SWARMD_SHARING_SHARE": "right"}
+with swarmd.join(bootstrap=sys.argv[2:], folder=sys.argv[1], external=0, author="a rule") as swarm:
+    while swarm.joined:
+        (task,) = swarm.tasks.draw()
         if found := re.search(r"(\d+) ([+-]) (\d+)", task.question):
             a, sign, b = found.groups()
-            peer.share(task, [peer.judge(task, str(int(a) + int(sign + b)))])
+            swarm.share(task, [f"<answer>{int(a) + int(sign + b)}</answer>"])
+        time.sleep(1)

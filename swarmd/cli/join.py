@@ -271,7 +271,7 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
     """
     from swarmd.config.schema import INVITED
     from swarmd.config.sources import flatten
-    from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+    from swarmd.exchange.swarm_id import curriculum_of, require_same_swarm
 
     values, swarm = flatten(node_config), node_config.swarm
     for key, value in invitation.settings().items():
@@ -286,8 +286,7 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
                 file=sys.stderr,
             )
     curriculum = curriculum_of(node_config)
-    if invitation.digest and swarm_digest(curriculum) != invitation.digest:
-        raise ConfigError(_another_swarm(invitation, curriculum.name))
+    require_same_swarm(invitation, curriculum)
     judge = f"judged by {node_config.judge.url}" if node_config.judge.url else "no judge"
     count = len(swarm.bootstrap)
     first = f"{count} address{'es' * (count != 1)} to dial first"
@@ -296,34 +295,6 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
             f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
         ),
         file=sys.stderr,
-    )
-
-
-def _another_swarm(invitation: "Invitation", here: str) -> str:
-    """Explain why the node would never meet those who invited it."""
-    from swarmd.config.curriculum_name import BUILT_IN
-    from swarmd.state.logs import installed_version
-
-    versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
-    if invitation.curriculum == here and here in BUILT_IN:
-        return (
-            f"the invitation is from another version: its {here} is not that of {versions}, which is here."
-            " Update both to the same."
-        )
-    if invitation.curriculum == here:
-        return (
-            f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and"
-            " give it with --curriculum."
-        )
-    if invitation.curriculum in BUILT_IN:
-        return (
-            f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet."
-            " Leave one of the two out."
-        )
-    return (
-        f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks,"
-        " or those of a newer version. Get the file from whoever invited you and name it with --curriculum,"
-        " or update."
     )
 
 

@@ -1,10 +1,13 @@
 """`swarmd bootstrap` and `swarmd answer`: peers of a swarm that train no model."""
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -14,8 +17,8 @@ from swarmd.terminal import printable
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
-    from swarmd.daemon.answering import AnsweringPeer, Judged
     from swarmd.daemon.bootstrap import Bootstrapped
+    from swarmd.daemon.library.joined_swarm import JoinedSwarm, Judged
     from swarmd.types import Task
 
 
@@ -137,7 +140,7 @@ def answer_by_hand(
     Nodes train on it the more, the less they can do themselves; some need a wrong one beside it.
     """
     from swarmd.config.sources import resolve
-    from swarmd.daemon.answering import AnsweringPeer
+    from swarmd.daemon.library.joined_swarm import JoinedSwarm
     from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
     from swarmd.state.logs import set_up_logging
 
@@ -152,22 +155,43 @@ def answer_by_hand(
     share = "right" if resolved.origins["sharing.share"] == "default" else resolved.config.sharing.share
     with StateFolder.open(state_dir or default_state_dir().with_name("answer")) as state:
         set_up_logging(state.path / LOG_FILE, stderr=False)
-        peer = AnsweringPeer(
-            _asked(resolved.config, specialty), state.path, "a person", share=share, talk=_talk
-        )
-        dialogue = Dialogue(peer, tries)
+        asked = _asked(resolved.config, specialty)
+        member = JoinedSwarm(asked, state, "a person", share=share, talk=_talk, stopped=_end)
+        dialogue = Dialogue(member, tries)
         try:
-            with peer:
+            with _ended_by_signals(), member.open():
                 dialogue.run()
         finally:
             dialogue.say_what_was_given()
 
 
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End the block by SystemExit on SIGTERM and SIGHUP: the swarm is left, and what was given is told."""
+
+    def leave(_number: int, _frame: object) -> NoReturn:
+        raise SystemExit(0)
+
+    before = [(number, signal.signal(number, leave)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _end() -> None:
+    """End the dialogue, wherever it waits: for a line, too."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGTERM)
+
+
 class Dialogue:
     """Shows one question after another, and takes the answers from standard input."""
 
-    def __init__(self, peer: "AnsweringPeer", tries: int) -> None:
-        self._peer, self._tries = peer, tries
+    def __init__(self, swarm: "JoinedSwarm", tries: int) -> None:
+        self._swarm, self._tries = swarm, tries
         self._asked, self._given, self._right = 0, 0, 0
 
     def run(self) -> None:
@@ -176,13 +200,14 @@ class Dialogue:
 
         if hasattr(sys.stdin, "reconfigure"):
             sys.stdin.reconfigure(errors="replace")
-        own = self._peer.identity.peer_id
+        own = self._swarm.report()["peer_id"]
         print(
-            f"You are {nickname(own)} {own}, {self._peer.tasks.curriculum.name}. What you answer is signed"
+            f"You are {nickname(own)} {own}, {self._swarm.curriculum.name}. What you answer is signed"
             f" with this key.\n{HOW}"
         )
         try:
-            for task in self._peer.questions():
+            while True:
+                (task,) = self._swarm.tasks.draw()
                 self._asked += 1
                 print(f"\nQuestion {self._asked}, {task.ref.specialty}\n\n{task.question}\n", flush=True)
                 self._one(task)
@@ -192,7 +217,7 @@ class Dialogue:
     def _one(self, task: "Task") -> None:
         answers: list[Judged] = []
         while len(answers) < self._tries and (text := self._read(len(answers))) is not None:
-            answers.append(self._peer.judge(task, text))
+            answers.append(self._swarm.judge(task, text))
             if answers[-1].grade.reward:
                 self._right += 1
                 break
@@ -201,15 +226,15 @@ class Dialogue:
         if not answers:
             return
         self._given += 1
-        truth = self._peer.truth(task)
+        truth = self._swarm.tasks.truth(task)
         if answers[-1].grade.reward:
             print("Right." if truth is None else f"Right: {truth}")
         elif truth is not None:
             print(f"A right answer: {truth}")
-        shared = self._peer.share(task, answers)
+        shared, found = self._swarm.share_judged(task, answers), self._swarm.report()
         print(
-            f"{_told(shared, self._peer.present)} {self._given} answered, {self._right} right,"
-            f" {self._peer.shared} shared.",
+            f"{_told(shared, found['present'])} {self._given} answered, {self._right} right,"
+            f" {found['shared']} shared.",
             flush=True,
         )
 
@@ -229,13 +254,14 @@ class Dialogue:
             print(HOW, flush=True)
 
     def say_what_was_given(self) -> None:
+        found = self._swarm.report()
         print(
-            f"You left: {self._given} answered, {self._right} right, {self._peer.shared} shared.",
+            f"You left: {self._given} answered, {self._right} right, {found['shared']} shared.",
             file=sys.stderr,
         )
-        if self._peer.waiting:
+        if found["waiting"]:
             why = "no peer was connected. Name one with --bootstrap; see `swarmd doctor network`."
-            print(f"{self._peer.waiting} of them reached nobody: {why}", file=sys.stderr)
+            print(f"{found['waiting']} of them reached nobody: {why}", file=sys.stderr)
 
 
 def _line(prompt: str) -> str:

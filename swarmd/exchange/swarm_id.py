@@ -7,7 +7,11 @@ questions. How answers are scored is each node's own affair.
 import hashlib
 
 from swarmd.config.config import NodeConfig
+from swarmd.config.curriculum_name import BUILT_IN
+from swarmd.config.invitation import Invitation
+from swarmd.errors import ConfigError
 from swarmd.exchange import wire
+from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.own import find_curriculum
 
@@ -33,3 +37,34 @@ def curriculum_named(digest: str) -> str | None:
     None if this version of swarmd has none.
     """
     return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)
+
+
+def require_same_swarm(invitation: Invitation, curriculum: Curriculum) -> None:
+    """Raise ConfigError where a node with this curriculum would never meet those who invited it."""
+    if invitation.digest and swarm_digest(curriculum) != invitation.digest:
+        raise ConfigError(_another_swarm(invitation, curriculum.name))
+
+
+def _another_swarm(invitation: Invitation, here: str) -> str:
+    """Explain why the node would never meet those who invited it."""
+    versions = f"swarmd {installed_version()} with reasoning-gym {installed_version('reasoning-gym')}"
+    if invitation.curriculum == here and here in BUILT_IN:
+        return (
+            f"the invitation is from another version: its {here} is not that of {versions}, which is here."
+            " Update both to the same."
+        )
+    if invitation.curriculum == here:
+        return (
+            f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and"
+            " give it with --curriculum."
+        )
+    if invitation.curriculum in BUILT_IN:
+        return (
+            f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet."
+            " Leave one of the two out."
+        )
+    return (
+        f"the invitation is for the tasks {invitation.curriculum}, which {versions} does not have: own tasks,"
+        " or those of a newer version. Get the file from whoever invited you and name it with --curriculum,"
+        " or update."
+    )

@@ -4,6 +4,7 @@ import contextlib
 import decimal
 import locale
 import math
+import os
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -87,6 +88,10 @@ def tasks_of(curriculum_name: str) -> CurriculumTasks:
 
 
 _GENERATING = threading.Lock()
+# A child that is forked while another thread generates would wait for ever.
+os.register_at_fork(
+    before=_GENERATING.acquire, after_in_parent=_GENERATING.release, after_in_child=_GENERATING.release
+)
 _divisors = basic_arithmetic.find_common_divisors
 
 

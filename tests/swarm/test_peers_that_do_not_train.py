@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,10 +22,13 @@ import trio
 
 from p2p.topic import Topic
 from p2p.types import Reason
+from swarmd.cli.peers import _ended_by_signals
 from swarmd.config.config import NodeConfig
-from swarmd.daemon import answering
+from swarmd.daemon.library import network
+from swarmd.daemon.library.joined_swarm import JoinedSwarm
 from swarmd.daemon.local_api import control
 from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.state.folder import StateFolder, in_use
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S, wait_until
@@ -270,20 +272,18 @@ def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Lear
 
 def test_a_signal_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the moment at which its network's thread has begun, and its loop has not."""
-    run, before, main = answering.run, signal.getsignal(signal.SIGTERM), threading.main_thread().ident
+    run, before, main = network.run, signal.getsignal(signal.SIGTERM), threading.main_thread().ident
     assert main is not None
 
-    def late(network: Callable[[], Awaitable[None]]) -> None:
-        wait_until(lambda: signal.getsignal(signal.SIGTERM) != before)
+    def late(member: Callable[[], Awaitable[None]]) -> None:
         signal.pthread_kill(main, signal.SIGTERM)
-        time.sleep(0.1)  # the block is being left
-        run(network)
+        wait_until(lambda: peer._closed)  # the block is being left
+        run(member)
 
-    monkeypatch.setattr(answering, "run", late)
+    monkeypatch.setattr(network, "run", late)
     swarm = {"engine": "libp2p", "listen": (LOOPBACK,), "mdns": "off", "curriculum": "tiny-9"}
-    with (
-        pytest.raises(SystemExit),
-        answering.AnsweringPeer(NodeConfig.model_validate({"swarm": swarm}), tmp_path, "a rule"),
-    ):
+    config = NodeConfig.model_validate({"swarm": swarm})
+    peer = JoinedSwarm(config, StateFolder.open(tmp_path), "a rule")
+    with pytest.raises(SystemExit), _ended_by_signals(), peer.open():
         raise AssertionError("it has started all the same")
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == before and not in_use(tmp_path)

@@ -1,0 +1,291 @@
+"""The network's thread of a program that has joined a swarm: what a daemon runs, without a trainer."""
+
+import contextlib
+import logging
+import os
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from p2p.admission.fair_queue import FairQueue
+from p2p.engines import choose
+from p2p.identity import Identity, nickname
+from p2p.peers.introduction import TRAINING
+from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
+from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.roster import Roster
+from swarmd.daemon.local_api.status import peers_document
+from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
+from swarmd.errors import ConfigError
+from swarmd.exchange import wire
+from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
+from swarmd.exchange.gathering import gatherer_of
+from swarmd.exchange.pacing import Heard, Pacing
+from swarmd.exchange.rollout_exchange import share
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.state.folder import IDENTITY_FILE, StateFolder
+from swarmd.types import Lead, Rollout
+
+# Rollouts that wait to be sent; the oldest go.
+MAX_HELD = 64
+# The least time between two sendings: receivers drop what is over an author's quota.
+MIN_GAP_S = 0.5
+# What the engine gets at the end to send what was just handed to it.
+LEAVE_S = 1.0
+# How often to check whether what waits may be sent.
+POLL_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Network:
+    """A member of the swarm in a thread of its own. The program's side is a `p2p.types.Transport`.
+
+    changed: held while bodies are put and drained; notified of each. talk: gets events. stop: called by this
+    thread when `swarmd stop` asks for it, or an error has ended it.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        state: StateFolder,
+        author: str,
+        changed: threading.Condition,
+        talk: Callable[[str], None],
+        stop: Callable[[], None],
+    ) -> None:
+        """Build the member, without running it. Raises ConfigError where the configuration cannot be used."""
+        if config.swarm.engine == "none":
+            raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
+        self._config, self._state, self._author = config, state, author
+        self._changed, self._talk, self._stop = changed, talk, stop
+        self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
+        self._curriculum, self.topic = curriculum, topic_of(config.swarm, curriculum)
+        self.identity = Identity.load_or_create(state.path / IDENTITY_FILE)
+        self.member = sharing_member(
+            self._engine, self.identity, self.topic, config.swarm, state.path, self._on_envelope
+        )
+        self.given = self.member.answers[PeerRequest.USED] = AcknowledgementCounter()
+        engine = self.member.engine
+        self._acknowledger = Acknowledger(engine.request, engine.connected, time.time)
+        self._heard, rng = Heard(), random.Random(secrets.randbits(64))
+        self._pacing = Pacing(self._heard, rng, curriculum.offers_a_second)
+        self._gatherer, self._choice = gatherer_of(
+            self.member,
+            curriculum,
+            config.round,
+            config.sharing.take,
+            self._put,
+            time.monotonic,
+            rng,
+            self._heard.tried,
+        )
+        self._roster, self._started_at = Roster(), time.time()
+        runs = introduce(self.member, curriculum, lambda: TRAINING)
+        self._isolation = IsolationWatch(
+            self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs
+        )
+        self._bodies: FairQueue[ReceivedBody] = FairQueue()
+        self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
+        self._sent_at, self._leaving = -MIN_GAP_S, False
+        self.error: BaseException | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope, self._begun, self.ready = trio.CancelScope(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="swarmd-network", daemon=True)
+
+    # The program's side.
+
+    def start(self) -> None:
+        """Start the thread; `ready` is set once others can reach us, or `error` is why they cannot."""
+        self._thread.start()
+
+    @property
+    def lives(self) -> bool:
+        return self.error is None and self._thread.is_alive()
+
+    def offer(self, rollout: Rollout, round_number: int) -> None:
+        """Send it when somebody is there to receive it and the pace allows it."""
+        self.given.rollouts += 1
+        self.waiting.append((rollout, round_number))
+
+    def next_round(self, number: int, used: Sequence[PeerId], lead: Lead) -> None:
+        """Begin another round. used: the authors of what was trained on in the last one."""
+        self._soon(self._next_round, number, used, lead)
+
+    def received(self) -> Sequence[ReceivedBody]:
+        with self._changed:
+            return self._bodies.drain()
+
+    def publish(self, kind: str, body: bytes) -> None:
+        self._soon(self.member.publish, kind, body)
+
+    def hold(self, blob: bytes) -> None:
+        self._soon(self.member.hold, blob)
+
+    def report(self, author: PeerId, reason: Reason) -> None:
+        self._soon(self.member.report, author, reason)
+
+    def refused(self) -> Mapping[Reason, int]:
+        return {}  # `document` has them
+
+    def status(self) -> dict[str, Any]:
+        """Return the status document, made by the network's thread while there is one."""
+        if self._token is not None:
+            with contextlib.suppress(RuntimeError, trio.Cancelled):  # it has ended, or this is another trio
+                return trio.from_thread.run_sync(self.document, trio_token=self._token)
+        return self.document()
+
+    def leave(self) -> None:
+        """Give what waits a moment to be sent, and end the thread."""
+        self._leaving = True
+        if self.ready.is_set() and self.error is None:
+            ends = LEAVE_S + (time.monotonic() if self.waiting else self._sent_at)
+            self._thread.join(max(0.0, ends - time.monotonic()))
+        self._begun.wait()  # before it there is nothing to cancel, and the thread would go on
+        self._soon(self._scope.cancel)
+        self._thread.join()
+
+    def _soon(self, what: Callable[..., object], *arguments: Any) -> None:
+        """Have the network's thread do something, after all that it was told before."""
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(what, *arguments)
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            run(self._run_member)
+        except BaseException as error:
+            self.error = error
+            if self.ready.is_set():
+                log.exception("the swarm was left")
+                self._talk(f"the swarm was left: {error}")
+                self._stop()
+        finally:
+            self._begun.set()
+            self.ready.set()
+
+    async def _run_member(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._begun.set()
+        handlers: Mapping[str, control.Handler] = {
+            "status": self._on_status,
+            "peers": self._on_peers,
+            "stop": self._on_stop,
+        }
+        self._gatherer.resume(1)
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.member.run)
+                await nursery.start(partial(control.serve, self._state.path, handlers))
+                nursery.start_soon(self.member.dial_back.run)
+                nursery.start_soon(self._isolation.run)
+                nursery.start_soon(self._acknowledger.run)
+                nursery.start_soon(self._gatherer.run)
+                nursery.start_soon(self._send)
+                if self._config.swarm.mdns == "on":
+                    nursery.start_soon(nearby(self.member).run)
+                self.ready.set()
+
+    async def _send(self) -> None:
+        """Send what waits together, when somebody is there to receive it and the pace allows it.
+
+        Who leaves does not wait for the pace.
+        """
+        while True:
+            now = time.monotonic()
+            if self.waiting and self.present and (self._leaving or self._may_send(now)):
+                waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
+                rollouts, specialties = [rollout for rollout, _ in waiting], self._curriculum.specialties
+                share(self.member, rollouts, waiting[-1][1], self._author, specialties)
+                self._pacing.sent(now)
+                self._sent_at = now
+            await trio.sleep(POLL_S)
+
+    def _may_send(self, now: float) -> bool:
+        return now >= self._sent_at + MIN_GAP_S and self._pacing.may_send(now)
+
+    @property
+    def present(self) -> int:
+        """Connected peers of our swarm."""
+        return self.member.engine.present(self.topic)
+
+    def _put(self, body: ReceivedBody) -> None:
+        with self._changed:
+            self._bodies.put(body)
+            self._changed.notify_all()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `received` would return something. Hold `changed`."""
+        return len(self._bodies) > 0
+
+    def _next_round(self, number: int, used: Sequence[PeerId], lead: Lead) -> None:
+        for author in used:
+            self._roster.useful(author)
+        self._acknowledger.used(used)
+        self._choice.begin(lead)
+        self._gatherer.next_round(number)
+
+    def _on_envelope(self, envelope: Envelope) -> None:
+        modality = wire.modality_of(envelope.kind)
+        if modality is None:
+            return  # a kind of a later version
+        self._roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
+        if modality == wire.TEXT:
+            self._heard.offer(envelope.author, envelope.group, time.monotonic())
+            self._gatherer.on_envelope(envelope)
+        else:
+            self.member.ignore(Reason.OTHER_MODALITY)
+
+    def document(self) -> dict[str, Any]:
+        """Return the status document."""
+        waits = f", {len(self.waiting)} of them not sent yet" if self.waiting else ""
+        return {
+            "schema": 1,
+            "role": "library",
+            "state": "joined" if self.lives else "left",
+            "cause": f"{self.given.rollouts} rollouts shared{waits}"
+            if self.error is None
+            else str(self.error),
+            "remedy": "" if self.error is None else "join again; the program's own work goes on without it",
+            "peer_id": self.identity.peer_id,
+            "name": nickname(self.identity.peer_id),
+            "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
+            "engine": {"name": self._engine.name, "why": self._engine.why},
+            "pid": os.getpid(),
+            "state_dir": str(self._state.path),
+            "started_at": self._started_at,
+            "round": self._gatherer.round,
+            "shared": self.given.rollouts,
+            "waiting": len(self.waiting),
+            "exchange": self._gatherer.document(),
+            "given": self.given.document(),
+            "peers": len(self._roster.present(time.time())),
+            "connected": len(self.member.peers()),
+            "present": self.present,
+            "addresses": list(self.member.addresses()),
+            "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
+            **self._isolation.document(),
+            "last": None,
+        }
+
+    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.document()
+
+    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return peers_document(self._roster, self.member.peers(), time.time())
+
+    async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._stop()
+        return {"schema": 1, "stopping": True}

@@ -1,0 +1,197 @@
+"""`import swarmd`: programs that join, share and collect over real sockets on loopback, beside a node."""
+
+import asyncio
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import swarmd
+from swarmd.daemon.local_api import control
+from swarmd.exchange import offers
+from swarmd.testing import TIMEOUT_S, wait_until
+from tests.packaging.checkout import ROOT
+from tests.swarm.test_join import COMMON
+from tests.swarm.test_meeting import started
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SWARMD_SWARM_MDNS", "off")
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
+    yield
+    gc.collect()  # py-libp2p leaves sockets of broken dials to it
+
+
+def joined(folder: Path, *bootstrap: str, **more: object) -> swarmd.JoinedSwarm:
+    return swarmd.join(
+        curriculum="tiny-9",
+        listen=LOOPBACK,
+        bootstrap=bootstrap,
+        folder=folder,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def address(swarm: swarmd.JoinedSwarm) -> str:
+    found: str = swarm.report()["addresses"][0]
+    return found
+
+
+def share(swarm: swarmd.JoinedSwarm, count: int, long: str = "") -> None:
+    """Groups with a right answer and a wrong one."""
+    for task in swarm.tasks.draw(count):
+        swarm.share(task, [f"{long}<answer>{swarm.tasks.truth(task)}</answer>", "<answer>no</answer>"])
+
+
+def test_it_is_imported_in_a_moment_and_without_torch() -> None:
+    program = "import swarmd, sys; print(sys.modules.keys() & {'torch', 'trio', 'reasoning_gym', 'libp2p'})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    assert set(swarmd.__all__) <= set(dir(swarmd)) | {"join", "JoinedSwarm", "ScoredGroup"}
+    assert all(getattr(swarmd, name) for name in swarmd.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'leave'"):
+        swarmd.leave  # noqa: B018  # type: ignore[attr-defined]
+
+
+def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
+    """A swarm of three: a node that trains, and two programs."""
+    with ExitStack() as stack:
+        first = stack.enter_context(joined(tmp_path / "first", author="first"))
+        words = ["join", *COMMON, "--state-dir", str(tmp_path / "node"), "--bootstrap", address(first)]
+        started(stack, *words, "--curriculum", "tiny-9", "--pace", "0.2", SWARMD_GATE_MODE="off")
+        assert len(first.collect(1, wait=TIMEOUT_S)) == 1
+        second = stack.enter_context(joined(tmp_path / "second", address(first)))
+        share(first, 2)
+        (group,) = second.collect(1, wait=TIMEOUT_S)
+        task = second.tasks.task(group.ref)
+        assert task is not None and task.question == group.question
+        assert second.score([(group.ref, group.completions)]) == [group.rewards]
+        assert {0.0, 1.0} == set(group.rewards) and min(group.advantages) == 0.0 < max(group.advantages)
+
+        def used() -> bool:
+            share(second, 1)
+            trained = control.call(tmp_path / "node", "peers", timeout=TIMEOUT_S)["peers"]
+            mine = second.report()["peer_id"]
+            return any(row["id"] == mine and row["frames"] >= 2 for row in trained)
+
+        wait_until(used, every=0.6)
+
+
+def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp_path: Path) -> None:
+    with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a), external=8) as b:
+        share(a, 5, long="x" * offers.WHOLE_BYTES)
+        refs = []
+        while len(refs) < 5:
+            refs += [group.ref for group in b.collect(8, wait=TIMEOUT_S)]
+        assert len(set(refs)) == len(refs) == 5 and b.collect(8) == []
+        assert b.report()["exchange"]["fetched"] == 5
+        b.collect(0)
+        wait_until(lambda: a.report()["waiting"] == 0)
+
+
+def test_what_cannot_be_learned_from_is_not_sent_and_what_does_not_fit_is_not_collected(
+    tmp_path: Path,
+) -> None:
+    with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
+        for task in a.tasks.draw(3):
+            a.share(task, ["<answer>no</answer>", "neither \ud800"])
+        share(a, 2)
+        wait_until(lambda: len(b._parts.pool) == 2)  # they are here, and nothing else
+        assert a.report()["shared"] == 2
+        seen = []
+        assert b.collect(2, unfit=lambda group: seen.append(group) or "too long") == []  # type: ignore[func-returns-value]
+        assert len(seen) == 2 and b.collect(2) == []
+
+
+def test_a_dead_network_is_reported_and_raises_nothing(tmp_path: Path) -> None:
+    swarm = joined(tmp_path)
+    assert control.call(tmp_path, "stop", timeout=TIMEOUT_S)["stopping"]
+    wait_until(lambda: not swarm.joined)
+    share(swarm, 1)
+    assert swarm.collect(1, wait=TIMEOUT_S) == []
+    wait_until(lambda: swarm.report()["state"] == "left")
+    wait_until(lambda: not control.in_use(tmp_path))
+    swarm.close()
+    joined(tmp_path).close()  # the folder is free again
+
+
+def test_a_forked_child_is_no_member_and_takes_nothing_from_its_parent(tmp_path: Path) -> None:
+    with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
+        assert a.score([]) == [] and b.joined
+        if (child := os.fork()) == 0:
+            try:
+                (task,) = b.tasks.draw()
+                right = b.score([(task.ref, [f"<answer>{b.tasks.truth(task)}</answer>"])])
+                b.share(task, ["<answer>1</answer>"])
+                ok = not b.joined and b.collect(1, wait=TIMEOUT_S) == [] and right == [(1.0,)]
+                b.close()
+                os._exit(0 if ok else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        share(a, 1)
+        assert len(b.collect(1, wait=TIMEOUT_S)) == 1
+    with pytest.raises(swarmd.errors.SwarmdError, match="Join in one"):
+        pickle.dumps(b)
+
+
+def test_asyncio_collects_without_holding_up_other_tasks(tmp_path: Path) -> None:
+    async def main() -> int:
+        async with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
+            ticks = 0
+            waiting = asyncio.create_task(b.collect_soon(1, TIMEOUT_S))
+            while ticks < 3:
+                await asyncio.sleep(0)
+                ticks += 1
+            assert not waiting.done()
+            share(a, 1)
+            return len(await waiting)
+
+    assert asyncio.run(main()) == 1
+
+
+def test_bad_input_is_named_before_anything_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for settings, cause in (
+        ({"curriculum": "sapo-10"}, "sapo-10"),
+        ({"bootstrap": ["example.org"]}, "swarm.bootstrap"),
+        ({"invitation": "swarm:main,digest=0123456789abcdef"}, "check"),
+        ({"completions": 1}, "round.completions"),
+    ):
+        with pytest.raises(swarmd.errors.ConfigError, match=cause):
+            swarmd.join(folder=tmp_path, **settings)  # type: ignore[arg-type]
+    assert not (tmp_path / "identity.key").exists()
+    with joined(tmp_path), pytest.raises(swarmd.errors.StateFolderInUse, match="another folder"):
+        joined(tmp_path)
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
+    with pytest.raises(swarmd.errors.ConfigError, match='Set it to "auto"'):
+        joined(tmp_path)
+
+
+def test_a_program_that_ends_leaves_the_swarm_and_loses_nothing(tmp_path: Path) -> None:
+    """Without `close`: at exit what waits is sent."""
+    with joined(tmp_path / "a", external=4) as a:
+        program = (
+            "import sys, swarmd\n"
+            "swarm = swarmd.join(curriculum='tiny-9', listen=['/ip4/127.0.0.1/tcp/0'],"
+            " bootstrap=[sys.argv[1]], folder=sys.argv[2])\n"
+            "(task,) = swarm.tasks.draw()\n"
+            "while not swarm.report()['present']: pass\n"
+            "swarm.share(task, [f'<answer>{swarm.tasks.truth(task)}</answer>', 'no'])\n"
+        )
+        command = [sys.executable, "-c", program, address(a), str(tmp_path / "b")]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(a.collect(1, wait=TIMEOUT_S)) == 1
