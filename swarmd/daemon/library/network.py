@@ -16,6 +16,7 @@ import trio
 
 from p2p.admission.fair_queue import FairQueue
 from p2p.engines import choose
+from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.peers.introduction import TRAINING
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, ReceivedBody
@@ -207,7 +208,10 @@ class Network:
             if self.waiting and self.present and (self._leaving or self._may_send(now)):
                 waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
                 rollouts, specialties = [rollout for rollout, _ in waiting], self._curriculum.specialties
-                share(self.member, rollouts, waiting[-1][1], self._author, specialties)
+                try:
+                    share(self.member, rollouts, waiting[-1][1], self._author, specialties)
+                except StateUnwritable as error:  # no sequence number can be reserved
+                    self._talk(f"sharing is off for now: {error}")
                 self._pacing.sent(now)
                 self._sent_at = now
             await trio.sleep(POLL_S)
