@@ -13,7 +13,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run, judged
-from swarmd.lab.statistics import MU, Column, Interval, baseline, columns, gain, gains, interval
+from swarmd.lab.statistics import MU, Column, SeedInterval, baseline, columns, gain, gains, interval
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
 # apart
@@ -115,7 +115,7 @@ def _kind(node: NodeConfig) -> str:
     )
 
 
-def shown(of: Interval | None, digits: int, *, signed: bool = False) -> str:
+def shown(of: SeedInterval | None, digits: int, *, signed: bool = False) -> str:
     if of is None or math.isnan(of.mean):
         return "–"
     sign = "+" if signed else ""

@@ -29,7 +29,7 @@ NEIGHBOURS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SeedInterval:
     """A mean over seeds with its 95 % interval (Student's t); one seed has no interval."""
 
     mean: float
@@ -45,12 +45,12 @@ class Interval:
         return None if self.half is None else self.mean + self.half
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float]) -> SeedInterval:
     n = len(values)
     if n < 2:
-        return Interval(fmean(values) if values else math.nan, None, n)
+        return SeedInterval(fmean(values) if values else math.nan, None, n)
     t = _T95[n - 2] if n - 2 < len(_T95) else 1.96
-    return Interval(fmean(values), t * stdev(values) / math.sqrt(n), n)
+    return SeedInterval(fmean(values), t * stdev(values) / math.sqrt(n), n)
 
 
 def pass_at(k: int, answers: int, right: int) -> float:
@@ -229,7 +229,7 @@ class Column:
     slug: str
     runs: Mapping[int, RunFigures]
 
-    def over_seeds(self, of: str) -> Interval:
+    def over_seeds(self, of: str) -> SeedInterval:
         return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
 
     def curve(self, of: str = "curve") -> list[float]:
@@ -238,7 +238,7 @@ class Column:
             fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)
         ]
 
-    def pass_at(self, k: int) -> Interval | None:
+    def pass_at(self, k: int) -> SeedInterval | None:
         """Return pass@k at the end; None where it was not measured."""
         ends = [run.passes[max(run.passes)] for run in self.runs.values() if run.passes]
         return interval([end[k] for end in ends if k in end]) if any(k in end for end in ends) else None
@@ -274,7 +274,7 @@ def baseline(results: Results, column: Column, found: Sequence[Column]) -> Colum
     return next((other for other in found if other.slug == wanted.slug), None)
 
 
-def gain(column: Column, other: Column) -> Interval:
+def gain(column: Column, other: Column) -> SeedInterval:
     """Return the mean of `gains` with its interval."""
     return interval(list(gains(column, other).values()))
 

@@ -60,7 +60,7 @@ class LiveView:
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._page, self._clock = Page(clock), clock
+        self._page, self._clock = LivePage(clock), clock
         self._console = console or Console(stderr=True)
         self._live = Live(
             self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True
@@ -99,7 +99,7 @@ class LiveView:
             self._console.print(self._page)
 
 
-class Page:
+class LivePage:
     """A status document and the last events, as a rich renderable that fits the terminal."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -30,11 +30,11 @@ class PageOpening:
         self._lock = trio.Lock()
 
     async def on_ui(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        from swarmd.daemon.page.page import Page
+        from swarmd.daemon.page.page import NodePage
 
         async with self._lock:
             if self._address is None:
-                page = Page(self._handlers)
+                page = NodePage(self._handlers)
                 port = await self._serve(page.respond, HOST, 0)
                 self._address = f"http://{HOST}:{port}/?token={page.token}"
         return {"schema": 1, "address": self._address}

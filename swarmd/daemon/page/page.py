@@ -39,7 +39,7 @@ HEADERS = {
 _REFUSED = "This page needs the address that `swarmd ui` prints: run it as the user whose node this is.\n"
 
 
-class Page:
+class NodePage:
     """Answers requests for one node's page. handlers: the control API's."""
 
     def __init__(

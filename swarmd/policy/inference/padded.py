@@ -2,7 +2,7 @@
 
 Padding never reaches a recurrent layer's state in the architectures of `architecture.PADDED`: transformers
 zeroes what such a layer reads at padded positions, and their states stay zero
-(tests/policy/test_architectures.py compares with single sequences).
+(tests/swarmd/policy/test_architectures.py compares with single sequences).
 """
 
 from collections.abc import Sequence

@@ -32,10 +32,10 @@ from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
     PluginDescription,
-    Request,
     ScoreItem,
     VerifierReady,
     VerifierRefused,
+    VerifierRequest,
 )
 from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
@@ -157,7 +157,9 @@ class Verifier:
 
         Raises VerifierFailed.
         """
-        request = Request(self._curriculum.name, (ScoreItem(ref.specialty, ref.n, ()),), question=True)
+        request = VerifierRequest(
+            self._curriculum.name, (ScoreItem(ref.specialty, ref.n, ()),), question=True
+        )
         made = self._ask(lambda child: child.make(request, self._curriculum.patience))
         if made.fault:
             self._note(ref, made.fault)
@@ -187,10 +189,10 @@ class Verifier:
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
                 items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
-            reasons = self._judged(Request(self._curriculum.name, tuple(items)))
+            reasons = self._judged(VerifierRequest(self._curriculum.name, tuple(items)))
             yield from ((p.item, p.completion, reason) for p, reason in zip(part, reasons, strict=True))
 
-    def _judged(self, request: Request) -> list[GradeReason]:
+    def _judged(self, request: VerifierRequest) -> list[GradeReason]:
         replied = self._ask(lambda child: child.judge(request, self._curriculum.patience))
         for item, fault in zip(request.items, replied.faults, strict=False):
             if fault and self._curriculum.patience:
@@ -284,7 +286,7 @@ class _Child:
         self.seccomp = ready.seccomp
         return ready
 
-    def judge(self, request: Request, patience: float) -> Judgements:
+    def judge(self, request: VerifierRequest, patience: float) -> Judgements:
         """Return one reason for each answer of a request, in order.
 
         patience: seconds that an answer may take. Raises _Failed.
@@ -297,14 +299,14 @@ class _Child:
             raise _Failed(f"it sent {sum(map(len, judged.reasons))} answers to {sum(answers)} questions")
         return judged
 
-    def make(self, request: Request, patience: float) -> Made:
+    def make(self, request: VerifierRequest, patience: float) -> Made:
         """Return the question of the request's one item.
 
         Raises _Failed.
         """
         return self._exchange(request, Made, 2 * pipe.STARVED_FACTOR * patience)
 
-    def _exchange(self, request: Request, kind: type[_Reply], patience: float) -> _Reply:
+    def _exchange(self, request: VerifierRequest, kind: type[_Reply], patience: float) -> _Reply:
         if self.seccomp is None:
             self.ready()
         deadline = time.monotonic() + self._slack * (ITEM_TIMEOUT_S * (1 + len(request.items)) + patience)

@@ -56,7 +56,7 @@ class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
     answers: tuple[str, ...]
 
 
-class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class VerifierRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     curriculum: str
     items: tuple[ScoreItem, ...]
     question: bool = False  # ask for the question of the one item, instead of scoring answers

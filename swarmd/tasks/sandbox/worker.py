@@ -32,10 +32,10 @@ from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
     PluginDescription,
-    Request,
     ScoreItem,
     VerifierReady,
     VerifierRefused,
+    VerifierRequest,
 )
 
 # CPU time that an answer may take, the regeneration of its task included.
@@ -119,7 +119,7 @@ class Worker:
             raise OSError(f"the worker cannot be contained: {started.why}")
         self.seccomp = started.seccomp
 
-    def hand(self, request: Request) -> None:
+    def hand(self, request: VerifierRequest) -> None:
         """Send answers to grade, and call `result` once for each; or ask for a question, and call `made`."""
         try:
             pipe.send(self._jobs, request, self._latest())
@@ -205,7 +205,9 @@ class Marker:
         while len(reasons) < len(item.answers) and lost < MAX_LOST_WORKERS:
             try:
                 self.worker.hand(
-                    Request(curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),))
+                    VerifierRequest(
+                        curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),)
+                    )
                 )
                 while len(reasons) < len(item.answers):
                     reason, said = self.worker.result()
@@ -224,7 +226,7 @@ class Marker:
         self._renew()
         for last in (False, True):
             try:
-                self.worker.hand(Request(curriculum, (ScoreItem(specialty, n, ()),), question=True))
+                self.worker.hand(VerifierRequest(curriculum, (ScoreItem(specialty, n, ()),), question=True))
                 return self.worker.made()
             except WorkerLost as loss:
                 self._replace()
@@ -277,7 +279,7 @@ def _wait_for_request(requests: int, parent: int) -> bool:
 
 def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused:
     try:
-        request = msgspec.msgpack.decode(pipe.receive(requests), type=Request)
+        request = msgspec.msgpack.decode(pipe.receive(requests), type=VerifierRequest)
         if request.question and len(request.items) != 1:
             return VerifierRefused("a question is asked for alone")
     except (ValueError, RecursionError) as error:
@@ -316,7 +318,7 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
     pipe.send(results, VerifierReady(held))
     # Until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
     while True:
-        job = msgspec.msgpack.decode(pipe.receive(jobs), type=Request)
+        job = msgspec.msgpack.decode(pipe.receive(jobs), type=VerifierRequest)
         try:
             for item in job.items:
                 _do(results, work, job, item)
@@ -324,7 +326,7 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
             return
 
 
-def _do(results: int, work: Work, job: Request, item: ScoreItem) -> None:
+def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None:
     """Write the question of an item, or a code for each of its answers.
 
     Raises a fatal TaskFault, once it is reported.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swarmd.cli.views.live import LiveView, Page, braille
+from swarmd.cli.views.live import LivePage, LiveView, braille
 from swarmd.cli.views.log import LINES_PER_MINUTE, LogView
 from swarmd.cli.views.plain import JsonView, PlainView, StartView
 from swarmd.daemon.local_api.status_words import (
@@ -85,7 +85,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int = 2) -> list[str]:
-    page = Page(lambda: 1_700_000_192.0)
+    page = LivePage(lambda: 1_700_000_192.0)
     page.document = shown
     for event in range(events):
         page.say(f"event {event}: \x1b[31mpeer brave-otter connected\u202e")

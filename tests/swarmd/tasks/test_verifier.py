@@ -23,10 +23,10 @@ from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
     Reply,
-    Request,
     ScoreItem,
     VerifierReady,
     VerifierRefused,
+    VerifierRequest,
 )
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S
@@ -91,11 +91,13 @@ def verifier() -> Iterator[Verifier]:
 
 def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> None:
     rng = random.Random(5)
-    good = msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
+    good = msgspec.msgpack.encode(VerifierRequest("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
     bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
     # Well-formed, and too long
     bodies += [
-        msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.MAX_FRAME_BYTES,)),)))
+        msgspec.msgpack.encode(
+            VerifierRequest("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.MAX_FRAME_BYTES,)),))
+        )
     ]
     bodies += [
         msgspec.msgpack.encode(x)
@@ -121,12 +123,12 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
 def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> None:
     items = [ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))]
     items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
-    raw.send(msgspec.msgpack.encode(Request("tiny-9", tuple(items))))
+    raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", tuple(items))))
     nothing = (GradeReason.NO_TASK,)
     assert raw.reply() == Judgements(
         (nothing, nothing, nothing * 2, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG), ())
     )
-    raw.send(msgspec.msgpack.encode(Request("no such", (ScoreItem("bf", 1, ("x",)),))))
+    raw.send(msgspec.msgpack.encode(VerifierRequest("no such", (ScoreItem("bf", 1, ("x",)),))))
     assert raw.reply() == Judgements((nothing,))
 
 
@@ -134,7 +136,7 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
     worker = descendants(raw.process.pid)[0]
     raw.process.send_signal(signal.SIGINT)
     raw.process.send_signal(signal.SIGTERM)
-    raw.send(msgspec.msgpack.encode(Request("tiny-9", ())))
+    raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", ())))
     assert raw.reply() == Judgements(())
     raw.stdin.close()
     assert raw.process.wait(timeout=TIMEOUT_S) == 0
