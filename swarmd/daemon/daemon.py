@@ -32,7 +32,7 @@ from swarmd.daemon.diagnosis.reachability_survey import survey
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
-from swarmd.daemon.judging.judging import Judging
+from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import many
@@ -145,7 +145,7 @@ class Daemon:
         self.guest = Guest(
             config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu
         )
-        self.judging = Judging(
+        self.judging = judging_of(
             self.member, config, curriculum, folder, self._device, self.child.tell, view.talk
         )
         self._folder = folder

@@ -21,6 +21,7 @@ import trio
 import trio.testing
 
 from p2p.identity import Identity
+from swarmd import link
 from swarmd.daemon.judging.client import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -34,7 +35,7 @@ from swarmd.daemon.judging.client import (
     backoff_seconds,
     judge_origin,
 )
-from swarmd.daemon.judging.judging import Evaluation, ReceiptFile
+from swarmd.daemon.judging.judging import Judging, ReceiptFile
 from swarmd.daemon.judging.reader import exchanged
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import CURRICULA, TINY_9
@@ -94,6 +95,7 @@ def graded(by: Identity = JUDGE, **changed: Any) -> dict[str, Any]:
 
 
 GRADE: Mapping[str, Any] = graded()
+ANSWER, SCORE = link.JudgeAnswer(ID, "2", True), link.JudgeScore(0.625, 4)
 OPEN = Question(ID, "?", 60.0, JUDGE.peer_id, COMMITMENT)
 
 Handler = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -136,6 +138,10 @@ async def judge(handle: Handler) -> AsyncIterator[str]:
 
 def client(url: str, clock: Clock | None = None, timeouts: Timeouts = PATIENT) -> JudgeClient:
     return JudgeClient(url, ME, "digest", clock or Clock(0.0), timeouts=timeouts)
+
+
+def shown(judging: Judging) -> dict[str, Any]:
+    return judging.document() or {}
 
 
 def saying(data: bytes) -> Handler:
@@ -192,26 +198,18 @@ async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
         await stream.send_all(honest(request))
 
     file = tmp_path / "receipts.jsonl"
-    scores: list[float] = []
+    told: list[link.ToTrainer] = []
     async with judge(handle) as url:
         by = JudgeClient(
             url, ME, "digest", Clock(0.0), timeouts=PATIENT, said=lambda: {"hardware": "cpu", "local": 4}
         )
         keeping = ReceiptFile(file, most=2)
-        evaluation = Evaluation(
-            url,
-            ME,
-            "digest",
-            lambda id, text: None,
-            lambda score, n: scores.append(score),
-            by,
-            receipts=keeping,
-        )
+        judging = Judging(by, told.append, print, model="/home/me/models/tiny", receipts=keeping)
         for _ in range(5):
-            await evaluation.ask(3, "/home/me/models/tiny")
-            await evaluation.answer(ID, "2", True)
-    assert scores == [0.625] * 5
-    assert evaluation.document()["interval"] == (0.31, 0.86)
+            await judging.ask(3)
+            await judging.answer(ANSWER)
+    assert [message for message in told if isinstance(message, link.JudgeScore)] == [SCORE] * 5
+    assert shown(judging)["interval"] == (0.31, 0.86)
     wish = json.loads(seen[0].partition(b"\r\n\r\n")[2])
     assert wish == {
         "round": 3,
@@ -642,61 +640,50 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
         await stream.send_all(honest(request))
 
     clock = Clock(0.0)
-    to_trainer: list[tuple[str, str]] = []
-    grades: list[tuple[float, int]] = []
+    to_trainer: list[link.ToTrainer] = []
     async with judge(handle) as url:
-        patient = JudgeClient(url, ME, "digest", clock, timeouts=PATIENT)
-        evaluation = Evaluation(
-            url,
-            ME,
-            "digest",
-            lambda id, text: to_trainer.append((id, text)),
-            lambda score, n: grades.append((score, n)),
-            patient,
-        )
+        judging = Judging(client(url, clock), to_trainer.append, print)
         async with trio.open_nursery() as nursery:
             for number in range(5):
-                nursery.start_soon(evaluation.ask, number, "tiny")
+                nursery.start_soon(judging.ask, number)
             await trio.testing.wait_all_tasks_blocked(0.05)
             release.set()
         assert len(asked) == 1
-        assert to_trainer == [(ID, "1 + 1?")]
-        await evaluation.ask(6, "tiny")  # the trainer is still at it
+        assert to_trainer == [link.JudgeQuestion(ID, "1 + 1?")]
+        await judging.ask(6)  # the trainer is still at it
         assert len(asked) == 1
-        await evaluation.answer("cd" * 16, "2", True)  # to a question nobody asked
+        await judging.answer(link.JudgeAnswer("cd" * 16, "2", True))  # to a question nobody asked
         assert len(asked) == 1
-        await evaluation.answer(ID, "2", True)
-        assert grades == [(0.625, 4)]
-        await evaluation.answer(ID, "3", True)
+        await judging.answer(ANSWER)
+        assert to_trainer[1:] == [SCORE]
+        await judging.answer(link.JudgeAnswer(ID, "3", True))
         assert len(asked) == 2
-        document = evaluation.document()
+        document = shown(judging)
         assert (document["score"], document["n"], document["cause"], document["url"]) == (0.625, 4, "", url)
-        await evaluation.ask(7, "tiny")
+        await judging.ask(7)
         clock.now += 61.0  # the trainer died over it
-        await evaluation.ask(8, "tiny")
-        assert len(to_trainer) == 3
+        await judging.ask(8)
+        assert len(to_trainer) == 4
 
 
 async def test_a_refusal_is_told_whole_once() -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()
     async with judge(saying(reply({"error": error, "remedy": remedy}, 409))) as url:
-        evaluation = Evaluation(
-            url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url, clock), told.append
-        )
+        judging = Judging(client(url, clock), print, told.append)
         for _ in range(2):
-            await evaluation.ask(1, "tiny")
+            await judging.ask(1)
             clock.now += 3600.0
     assert told == [f"not judged: the judge refused: {error}; {remedy}"]
-    document = evaluation.document()
+    document = shown(judging)
     assert (document["cause"], document["remedy"]) == (f"the judge refused: {error}", remedy)
 
 
 async def test_a_silent_judge_is_in_the_status() -> None:
     async with judge(saying(b"")) as url:
-        evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url))
-        await evaluation.ask(1, "tiny")
-        document = evaluation.document()
+        judging = Judging(client(url), print, print)
+        await judging.ask(1)
+        document = shown(judging)
         assert document["cause"]
         assert document["remedy"]
         assert document["asked_again_in"] > 0
@@ -708,13 +695,10 @@ def test_a_judge_that_scores_otherwise_is_taken_and_its_rules_are_named_once() -
         told: list[str] = []
         async with judge(saying(reply({"status": "ok", "curriculum": TINY_9.digest}, 200))) as url:
             ours = CURRICULA["tiny-9-strict"].digest
-            strict = JudgeClient(url, ME, ours)
-            evaluation = Evaluation(
-                url, ME, ours, lambda id, text: None, lambda score, n: None, strict, told.append
-            )
+            judging = Judging(JudgeClient(url, ME, ours), print, told.append)
             for _ in range(2):
-                await evaluation.check()
-        assert evaluation.document()["cause"] == "" and len(told) == 1 and "rules of tiny-9," in told[0]
+                await judging.check()
+        assert shown(judging)["cause"] == "" and len(told) == 1 and "rules of tiny-9," in told[0]
 
     trio.run(main)
 
@@ -744,11 +728,9 @@ def test_a_judge_of_another_curriculum_is_named_before_the_first_question(
     async def main() -> None:
         told: list[str] = []
         async with judge(handle) as url:
-            evaluation = Evaluation(
-                url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url), told.append
-            )
-            await evaluation.check()
-            document = evaluation.document()
+            judging = Judging(client(url), print, told.append)
+            await judging.check()
+            document = shown(judging)
         assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
         assert (
             (said in document["cause"] and said in told[0] and document["remedy"])

@@ -15,11 +15,11 @@ import trio
 
 from p2p import durable
 from p2p.address import parse_bootstrap
-from p2p.identity import Identity, nickname
+from p2p.identity import nickname
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question, Resolve
+from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
 from swarmd.daemon.judging.discovery import AUTO, JudgeSearch, public_addresses
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion
@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 RECEIPTS_FILE = "receipts.jsonl"
 # Failures in a row after which a judge is lost: 35 s at least, by the waits between them.
 LOST_AFTER_FAILURES = 4
+# Lost judges that are remembered.
+MAX_LOST_JUDGES = 8
+# How often to ask whether the judge is of our curriculum.
+CHECK_EVERY_S = 600.0
 # The file holds twice as many at most.
 KEPT_RECEIPTS = 1_000
 
@@ -52,97 +56,120 @@ class ReceiptFile:
             log.warning("a receipt of the judge could not be kept: %s", error)
 
 
-class Evaluation:
-    """The daemon's side of being judged.
+class Judging:
+    """The daemon's side of being judged, by a configured judge or by one found in the swarm.
 
     At most one question at a time is on its way from the judge to the trainer and back.
     """
 
     def __init__(
         self,
-        url: str,
-        identity: Identity,
-        curriculum_digest: str,
-        ask_trainer: Callable[[str, str], None],
-        judged: Callable[[float, int], None],
-        client: JudgeClient | None = None,
-        talk: Callable[[str], None] = lambda _text: None,
-        resolve: Resolve | None = None,
-        said: Callable[[], Mapping[str, Any]] = dict,
+        client: JudgeClient | None,
+        tell: Callable[[link.ToTrainer], None],
+        talk: Callable[[str], None],
+        *,
+        model: str = "tiny",
+        every: int = 1,
         receipts: ReceiptFile | None = None,
+        search: JudgeSearch | None = None,
+        dial: Callable[[str], JudgeClient] | None = None,
     ) -> None:
-        """Set up a judge's evaluation. Raises BadJudgeUrl.
+        """Make the node's judge.
 
         Args:
-            ask_trainer: called with question id and text.
-            judged: called with score and number of questions.
+            client: None: no judge, or none yet.
+            tell: sends to the trainer.
             talk: tells the operator.
-            resolve, said: as JudgeClient has them.
+            every: rounds between two questions.
+            search, dial: find a judge, and make its client.
         """
-        self._client = client or JudgeClient(url, identity, curriculum_digest, resolve=resolve, said=said)
-        self._ask_trainer, self._judged, self._talk = ask_trainer, judged, talk
-        self._receipts = receipts
+        self._client, self._tell, self._talk = client, tell, talk
+        self._model, self._every, self._receipts = model, every, receipts
+        self._search, self._dial = search, dial
+        self._lost = trio.Event()  # the judge
         self._busy = False
         self._open: Question | None = None
         self._last: Graded | None = None
         self._silence: NotJudged | None = None
 
-    @property
-    def url(self) -> str:
-        return self._client.origin
+    async def run(self) -> None:
+        """Find the judge, where it is to be found, and another when it is lost.
 
-    @property
-    def lost(self) -> bool:
-        """Return whether the judge has failed so often that another one would be better."""
-        return self._client.failures >= LOST_AFTER_FAILURES
+        Checks now and then whether it asks what we train on.
+        """
+        lost: list[str] = []
+        while self._search is not None or self._client is not None:
+            if self._search is not None and self._is_lost():
+                if self._client is not None:
+                    url = self._client.origin
+                    lost = [*(other for other in lost if other != url), url][-MAX_LOST_JUDGES:]
+                await self._find(self._search, lost)
+            await self.check()
+            with trio.move_on_after(CHECK_EVERY_S):
+                await self._lost.wait()
+            self._lost = trio.Event()
+
+    def _is_lost(self) -> bool:
+        """Return whether there is no judge, or another one would be better than one that fails so often."""
+        return self._client is None or self._client.failures >= LOST_AFTER_FAILURES
+
+    async def _find(self, search: JudgeSearch, lost: Sequence[str]) -> None:
+        found = await search.run(lost)
+        if self._dial is not None and self._is_lost():  # it may have come back meanwhile
+            self._talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
+            self._client = self._dial(found.url)
+            self._open = self._last = self._silence = None
 
     async def check(self) -> None:
         """Check whether the judge asks what we train on, and by whose rules it scores.
 
         The operator is told at once what was found.
         """
-        known = self._client.scorer
-        if (mismatch := await self._client.check()) is not None:
+        if (client := self._client) is None:
+            return
+        known = client.scorer
+        if (mismatch := await client.check()) is not None:
             self._on_failure(mismatch)
-        elif self._client.scorer != known:
+        elif client.scorer != known:
             self._talk(
-                f"the judge at {self.url} scores by the rules of {self._client.scorer}, this node what it"
+                f"the judge at {client.origin} scores by the rules of {client.scorer}, this node what it"
                 " trains on by its own"
             )
 
-    async def ask(self, round_number: int, model: str) -> None:
-        """Get a question and give it to the trainer.
+    async def ask(self, round_number: int) -> None:
+        """Get a question, where a round calls for one, and give it to the trainer.
 
         Does nothing while one is on its way, being answered, or not yet due.
         """
-        if (
-            self._busy
-            or self._client.wait()
-            or (self._open is not None and not self._open.expired(self._client.now()))
-        ):
+        client = self._client
+        if client is None or round_number % self._every or self._busy or client.wait():
+            return
+        if self._open is not None and not self._open.expired(client.now()):
             return
         self._busy = True
         try:
-            outcome = await self._client.ask(round_number, model)
+            outcome = await client.ask(round_number, self._model)
         finally:
             self._busy = False
+        if client is not self._client:
+            return  # it was lost meanwhile, and another is asked
         if isinstance(outcome, NotJudged):
             self._on_failure(outcome)
             return
         self._open = outcome
-        self._ask_trainer(outcome.id, outcome.text)
+        self._tell(link.JudgeQuestion(outcome.id, outcome.text))
 
-    async def answer(self, question_id: str, text: str, ended: bool) -> None:
+    async def answer(self, answer: link.JudgeAnswer) -> None:
         """Hand the trainer's answer in.
 
         An answer to a question that is no longer ours to answer is dropped.
         """
-        question = self._open
-        if question is None or question.id != question_id:
+        client, question = self._client, self._open
+        if client is None or question is None or question.id != answer.id:
             return
         self._busy, self._open = True, None
         try:
-            outcome = await self._client.answer(question, Completion(text, ended))
+            outcome = await client.answer(question, Completion(answer.text, answer.ended))
         finally:
             self._busy = False
         if isinstance(outcome, NotJudged):
@@ -151,111 +178,65 @@ class Evaluation:
         self._last, self._silence = outcome, None
         if self._receipts is not None:
             self._receipts.add(outcome.receipt)
-        self._judged(outcome.score, outcome.n)
+        self._tell(link.JudgeScore(outcome.score, outcome.n))
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any] | None:
         """Return what `swarmd status` shows: the last grade, and why there is no newer one."""
-        last, silence = self._last, self._silence
-        return {
-            "url": self._client.origin,
-            "score": last.score if last else None,
-            "interval": last.interval if last else None,
-            "n": last.n if last else 0,
-            "cause": silence.cause if silence else "",
-            "remedy": silence.remedy if silence else "",
-            "asked_again_in": round(self._client.wait(), 1),  # seconds
-        }
+        found: dict[str, Any] = self._search.document() if self._search is not None else {}
+        if self._client is not None:
+            last, silence = self._last, self._silence
+            found |= {
+                "url": self._client.origin,
+                "score": last.score if last else None,
+                "interval": last.interval if last else None,
+                "n": last.n if last else 0,
+                "cause": silence.cause if silence else "",
+                "remedy": silence.remedy if silence else "",
+                "asked_again_in": round(self._client.wait(), 1),  # seconds
+            }
+        return found or None
 
     def _on_failure(self, silence: NotJudged) -> None:
         if silence != self._silence:
             log.warning("not judged: %s; %s", silence.cause, silence.remedy)
             self._talk(f"not judged: {silence.cause}; {silence.remedy}")
         self._silence = silence
+        if self._is_lost():
+            self._lost.set()
 
 
-# Lost judges that are remembered.
-MAX_LOST_JUDGES = 8
-# How often to ask whether the judge is of our curriculum.
-CHECK_EVERY_S = 600.0
+def judging_of(
+    member: Member,
+    config: NodeConfig,
+    curriculum: Curriculum,
+    folder: Path,
+    device: Callable[[], str],
+    tell: Callable[[link.ToTrainer], None],
+    talk: Callable[[str], None],
+) -> Judging:
+    """Make a node's judge. Raises BadJudgeUrl.
 
-
-class Judging:
-    """The node's judge.
-
-    folder: the node's, for receipts. device: what the model runs on, as torch names it. tell: sends to the
-    trainer. talk: tells the operator.
+    folder: the node's, for receipts. device: what the model runs on, as torch names it. tell, talk: as
+    Judging has them.
     """
-
-    def __init__(
-        self,
-        member: Member,
-        config: NodeConfig,
-        curriculum: Curriculum,
-        folder: Path,
-        device: Callable[[], str],
-        tell: Callable[[link.ToTrainer], None],
-        talk: Callable[[str], None],
-    ) -> None:
-        self._config, self._talk = config, talk
-        self._make = partial(
-            Evaluation,
-            identity=member.identity,
-            curriculum_digest=curriculum.digest,
-            ask_trainer=lambda question_id, text: tell(link.JudgeQuestion(question_id, text)),
-            judged=lambda score, n: tell(link.JudgeScore(score, n)),
-            talk=talk,
-            said=lambda: said_of(config, device()),
-            receipts=ReceiptFile(folder / RECEIPTS_FILE),
-        )
-        named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
-        self._search = JudgeSearch(member, named) if config.judge.url == AUTO else None
-        self._lost = trio.Event()  # the judge
-        self._evaluation = self._by(config.judge.url) if config.judge.url and self._search is None else None
-
-    async def run(self) -> None:
-        """Find the judge, where it is to be found, and another when it is lost.
-
-        Checks now and then whether it asks what we train on.
-        """
-        lost: list[str] = []
-        while self._search is not None or self._evaluation is not None:
-            if self._search is not None and (self._evaluation is None or self._evaluation.lost):
-                if self._evaluation is not None:
-                    lost = [*(url for url in lost if url != self._evaluation.url), self._evaluation.url][
-                        -MAX_LOST_JUDGES:
-                    ]
-                await self._find(self._search, lost)
-            if self._evaluation is not None:
-                await self._evaluation.check()
-            with trio.move_on_after(CHECK_EVERY_S):
-                await self._lost.wait()
-            self._lost = trio.Event()
-
-    async def _find(self, search: JudgeSearch, lost: Sequence[str]) -> None:
-        found = await search.run(lost)
-        if self._evaluation is None or self._evaluation.lost:  # it may have come back meanwhile
-            self._talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
-            self._evaluation = self._by(found.url, public_addresses)
-
-    async def ask(self, round_number: int) -> None:
-        """Have the judge ask a question, where a round calls for one."""
-        if self._evaluation is not None and round_number % self._config.judge.every == 0:
-            await self._evaluation.ask(round_number, self._config.model.name)
-            if self._evaluation.lost:
-                self._lost.set()
-
-    async def answer(self, answer: link.JudgeAnswer) -> None:
-        if self._evaluation is not None:
-            await self._evaluation.answer(answer.id, answer.text, answer.ended)
-
-    def document(self) -> dict[str, Any] | None:
-        documents = [part.document() for part in (self._search, self._evaluation) if part is not None]
-        return (
-            {key: value for document in documents for key, value in document.items()} if documents else None
-        )
-
-    def _by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
-        return self._make(url, resolve=resolve)
+    dial = partial(
+        JudgeClient,
+        identity=member.identity,
+        curriculum_digest=curriculum.digest,
+        said=lambda: said_of(config, device()),
+    )
+    named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
+    searched = config.judge.url == AUTO
+    return Judging(
+        dial(config.judge.url) if config.judge.url and not searched else None,
+        tell,
+        talk,
+        model=config.model.name,
+        every=config.judge.every,
+        receipts=ReceiptFile(folder / RECEIPTS_FILE),
+        search=JudgeSearch(member, named) if searched else None,
+        dial=partial(dial, resolve=public_addresses),
+    )
 
 
 def said_of(config: NodeConfig, device: str) -> dict[str, Any]:
