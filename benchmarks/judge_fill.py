@@ -134,7 +134,12 @@ def history(
         "pace": 3600 / pace,
         "nickname": nickname(peer),
     }
-    seen = {"first_seen": rows[0]["asked_at"], "last_seen": rows[-1]["asked_at"] + 1, "sequence": many}
+    seen = {
+        "first_seen": rows[0]["asked_at"],
+        "last_seen": rows[-1]["asked_at"] + 1,
+        "sequence": many,
+        "window_asked": 0,
+    }
     return {
         "peer": peer,
         "model": model,

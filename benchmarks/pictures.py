@@ -38,18 +38,18 @@ NODES = 16  # of each kind in it
 # Height of a line's name in the picture `long`, as a share of right answers.
 LINE_OF_TEXT = 0.022
 # Between the page's last element that is shown and the picture's edge.
-GAP_PX = 20
+GAP_PX = 12
 ROUNDS = 150  # of the node whose page is shown
 
 
 def judge(to: Path, scratch: Path) -> None:
-    """The judge's front page, of 48 made-up nodes that were all seen within minutes."""
+    """The judge's front page, of eight made-up nodes that were all seen within minutes."""
     database = scratch / "judge.sqlite3"
-    fill(str(database), 16_000, 48, seed=3, alive=True)
+    fill(str(database), 4_000, 8, seed=3, alive=True)
     with serving(str(database)) as (_, url), chromium(scratch / "profile") as tab:
         tab.call("Emulation.setScrollbarsHidden", hidden=True)
         tab.open(url, width=1080, height=860)
-        shoot(tab, to, 1080, 860)
+        shoot(tab, to, 1080, last="#board section")
 
 
 def page(to: Path, scratch: Path) -> None:

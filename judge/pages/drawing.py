@@ -30,12 +30,22 @@ def sparkline(points: Points, width: int = 120, height: int = 28) -> Markup:
 
 
 def whisker(share: float, interval: Interval, width: int = 120) -> Markup:
-    """Draw a share and its interval on the scale 0..1."""
+    """Draw a share and its interval on the scale 0..1, with marks at 0, a half and 1."""
     low, high, dot = (round(3 + value * (width - 6), 1) for value in (interval.low, interval.high, share))
+    marks = f"M3 7H{width - 3}M3 4v6M{width / 2:g} 4v6M{width - 3} 4v6"
     return _drawn(
-        f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><line class="axis" x1="3"'
-        f' x2="{width - 3}" y1="7" y2="7"/><line class="range" x1="{low}" x2="{high}" y1="7" y2="7"/><circle'
-        f' class="dot" cx="{dot}" cy="7" r="3.6"/></svg>'
+        f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><path d="{marks}"/><line'
+        f' class="range" x1="{low}" x2="{high}" y1="7" y2="7"/><circle class="dot" cx="{dot}" cy="7"'
+        ' r="3.6"/></svg>'
+    )
+
+
+def whisker_scale(width: int = 120) -> Markup:
+    """Name the marks of the whiskers below it."""
+    return _drawn(
+        f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><text x="0" y="11">0</text>'
+        f'<text x="{width / 2:g}" y="11" text-anchor="middle">50%</text>'
+        f'<text x="{width}" y="11" text-anchor="end">100%</text></svg>'
     )
 
 
@@ -81,7 +91,7 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
     )
     levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
     scale = _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner)
-    return _framed("pass@1 over this node's questions", scale + drawn, width, height)
+    return _framed("Share of right answers over this node's questions", scale + drawn, width, height)
 
 
 def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, height: int = 260) -> Markup:
@@ -108,8 +118,8 @@ def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, hei
         )
     levels, marks = ([(value / top, figure(value)) for value in ticks(top)] for top in (top_y, top_x))
     label = (
-        f"Mean cumulative reward over normalised rounds of {' and '.join(name for name, _ in arms)}, with 95"
-        " % bands"
+        f"Right answers added up over training rounds, means of {' and '.join(name for name, _ in arms)},"
+        " with 95 % bands"
     )
     return _framed(label, _scale(levels, marks, *inner) + drawn, width, height)
 

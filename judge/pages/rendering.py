@@ -111,7 +111,7 @@ def _environment() -> Environment:
     environment.globals |= {"static": static, "pages": NAVIGATION, "here": ""}
     environment.globals |= {
         name: getattr(drawing, name)
-        for name in ("sparkline", "whisker", "chart", "pass_chart", "compare_chart", "bars")
+        for name in ("sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars")
     }
     return environment
 

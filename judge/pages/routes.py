@@ -133,11 +133,15 @@ def _add_board(app: FastAPI) -> None:
         front = view == BoardView(curves=CURVE_POINTS)
         first = found.standings[:CHARTED_CURVES] if front else []
         invited = service.settings.invitation and read_invitation(service.settings.invitation).name
+        tiers = {standing.record.tier for standing in found.standings}
+        # A column with one value says nothing: it is said once, above the table.
+        columns = [column for column in COLUMNS if column[1] != "Tier" or len(tiers) > 1]
         return "board.html", {
             "board": found,
             "asked": asked,
             "sorts": SORTS,
-            "columns": COLUMNS,
+            "columns": columns,
+            "shown_tiers": sorted(tiers),
             "models": _models(found.models, asked.model),
             "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
             "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,

@@ -3,6 +3,7 @@
 
 const EVERY = 5000;  // milliseconds
 const parts = new Map([...document.querySelectorAll("[data-live]")].map((part) => [part.id, part.innerHTML]));
+const [freshness, freshAt] = document.getElementById("fresh").children;
 let etag = null;
 
 function put(fresh) {
@@ -21,17 +22,29 @@ function put(fresh) {
   }
 }
 
+function fresh(words, answered) {
+  document.body.classList.toggle("lost", !answered);
+  if (freshness.textContent !== words) freshness.textContent = words;  // a screen reader reads it once
+  if (answered) freshAt.textContent = new Date().toLocaleTimeString();
+}
+
 async function look() {
   if (document.hidden) return;  // a page that nobody sees costs the judge nothing
   try {
-    const reply = await fetch(location.href, { cache: "no-cache" });  // with the ETag: 304 where nothing has changed
-    if (!reply.ok || reply.headers.get("etag") === etag) return;
-    etag = reply.headers.get("etag");
-    put(new DOMParser().parseFromString(await reply.text(), "text/html"));
-  } catch { /* the judge does not answer: what is shown stays */ }
+    const reply = await fetch(location.href, { cache: "no-cache", signal: AbortSignal.timeout(2 * EVERY) });  // with the ETag: 304 where nothing has changed
+    if (!reply.ok) throw new Error(reply.statusText);
+    if (reply.headers.get("etag") !== etag) {
+      put(new DOMParser().parseFromString(await reply.text(), "text/html"));
+      etag = reply.headers.get("etag");
+    }
+    fresh("Up to date at", true);
+  } catch {
+    fresh("The judge does not answer. This page was last up to date at", false);
+  }
 }
 
 if (parts.size) {
+  fresh("Up to date at", true);
   setInterval(look, EVERY);
   document.addEventListener("visibilitychange", look);
 }

@@ -98,6 +98,11 @@ async def test_a_page_loads_and_runs_nothing_of_others(site: httpx2.AsyncClient,
     assert len(response.content) <= 100_000
 
 
+async def test_a_tier_that_all_have_is_said_once(site: httpx2.AsyncClient) -> None:
+    text = hostile.Parsed((await site.get("/")).text).text
+    assert "all scores reported" in " ".join(text.split()) and text.count("reported") == 2  # and the filter
+
+
 async def test_what_is_asked_for_comes_back_as_text(site: httpx2.AsyncClient) -> None:
     page = hostile.Parsed((await site.get("/", params={"q": '"><script>hacked=1</script>'})).text)
     assert ("value", '"><script>hacked=1</script>') in page.attributes

@@ -200,10 +200,20 @@ def test_a_page_keeps_itself_up_to_date(site: Site) -> None:
     assert site.complaints() == []
 
 
+def test_a_page_says_when_it_was_last_up_to_date_and_that_the_judge_is_gone(tmp_path: Path) -> None:
+    shown = "document.getElementById('fresh').textContent"
+    with chromium(tmp_path / "profile") as tab:
+        with serving(str(tmp_path / "judge.sqlite3")) as (_, url):
+            tab.open(f"{url}/swarm")
+            tab.until(f"/^Up to date at .*[0-9]/.test({shown})")
+        look = "document.dispatchEvent(new Event('visibilitychange'))"
+        tab.until(f"{look} && /^The judge does not answer.*[0-9]/.test({shown})")
+
+
 def test_the_keyboard_reaches_search_filters_and_nodes(site: Site) -> None:
     site.open("/")
     reached = []
-    for _ in range(24):
+    for _ in range(25):
         site.tab.press("Tab")
         reached.append(
             site.tab.run("document.activeElement.name || document.activeElement.getAttribute('href') || ''")
