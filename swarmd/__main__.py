@@ -5,7 +5,8 @@ import sys
 
 def main() -> int:
     try:
-        from swarmd.cli.app import main as run  # here: it takes a while, and Ctrl-C may fall into it
+        # Imported here: it takes a while, and Ctrl-C may come meanwhile.
+        from swarmd.cli.app import main as run
         from swarmd.terminal import run_program
 
         return run_program("swarmd", run)

@@ -103,7 +103,8 @@ class TrainerState(_Message, frozen=True):
     state: str
     cause: str = ""
     remedy: str = ""
-    download: dict[str, Any] | None = None  # the model's, while it is under way: `Download.document`
+    # The model's download while it runs (`Download.document`).
+    download: dict[str, Any] | None = None
 
 
 class Alive(_Message, frozen=True):
@@ -120,14 +121,15 @@ class TrainerReady(_Message, frozen=True):
 
 class RoundDone(_Message, frozen=True):
     line: dict[str, Any]  # the line of metrics.jsonl
-    authors: dict[str, list[Any]]  # author -> [its round, its model], as it says itself
+    authors: dict[str, list[Any]]  # by author: its round and model, as it says
     verifier_pid: int | None
     saved: int = 0  # rounds in a checkpoint
-    affordable: bool = True  # a checkpoint may be written now, as an answer to the judge needs
-    shared: int = 0  # rollouts of ours
+    # Whether a checkpoint may be written now, as an answer to the judge needs.
+    affordable: bool = True
+    shared: int = 0  # own rollouts that were shared
     # The author of each of others' rollouts that was trained on for the first time
     used: tuple[str, ...] = ()
-    lead: Lead = Lead()  # of others over us: the daemon chooses from offers by it
+    lead: Lead = Lead()  # others' lead over us, by which the daemon chooses offers
 
 
 class Note(_Message, frozen=True):

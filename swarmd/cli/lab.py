@@ -177,7 +177,8 @@ def _shipped() -> Path:
 def _file(given: str) -> Path:
     path = Path(given).expanduser()
     shipped = _shipped() / f"{given}.toml"
-    return shipped if not path.is_file() and shipped.is_file() else path  # a results folder has the name, too
+    # A results folder may have the same name.
+    return shipped if not path.is_file() and shipped.is_file() else path
 
 
 def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "Results":

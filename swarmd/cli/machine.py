@@ -144,7 +144,8 @@ def export(
     joined, _ = recalled(resolve(config_file(config), os.environ, {"model": base_of(run.files)}), folder)
     try:
         curriculum = curriculum_of(joined).name
-    except ConfigError:  # own tasks that are gone: for the card their file's name will do
+    except ConfigError:
+        # The own tasks are gone; for the card their file's name will do.
         curriculum = Path(joined.swarm.curriculum).stem
     made = write(run.files, run.metrics, curriculum, out.expanduser().absolute(), adapter_only=adapter)
     if note := loss_of(made.origin):

@@ -215,7 +215,7 @@ def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, q
         print(said, file=sys.stderr)
 
 
-OPENER = "ui.html"  # in the state folder
+OPENER = "ui.html"  # a file in the state folder
 
 
 def ui(

@@ -36,7 +36,7 @@ def web_origin(text: str) -> str:
     Raises ValueError where it is none.
     """
     parts = urlsplit(text)
-    host, port = parts.hostname or "", parts.port  # ValueError where they are none
+    host, port = parts.hostname or "", parts.port  # raises ValueError where they are malformed
     plain = (
         text.isascii()
         and text.isprintable()

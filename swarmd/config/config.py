@@ -93,8 +93,9 @@ class GenerateConfig(_Section):
     # Of an engine that is a program of its own:
     engine_url: Annotated[
         str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")
-    ] = ""  # of one that runs already; "": the engine starts its own
-    engine_python: str = ""  # the interpreter of its own environment; "": the engine's own way to find one
+    ] = ""  # URL of a server that runs already; "": the engine starts its own
+    # The interpreter of the engine's own environment; "": the engine finds one.
+    engine_python: str = ""
     engine_memory: Annotated[float, Field(gt=0, le=1)] = 0.4  # share of the device's memory it may take
     # How long it may take to start, or to take new weights
     engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
@@ -138,7 +139,8 @@ class ReplayConfig(_Section):
     strategy: Literal[tuple(STRATEGIES)] = "uniform"  # type: ignore[valid-type]
     # Delta: share of the pool that is older rollouts with a correct answer
     positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9
-    author_share: Annotated[float, Field(gt=0, le=1)] = 0.2  # of the pool that any one other author may fill
+    # The share of the pool that one other author may fill.
+    author_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     # Rollouts older than this many of our own rounds are forgotten
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
@@ -189,7 +191,7 @@ class LimitsConfig(_Section):
 
     # Of all cores of the machine together, over minutes; all processes of the node count
     cpu: _Percent = "100 %"
-    priority: Literal["low", "normal"] = "low"  # of the trainer and its workers, for the CPU and the disk
+    priority: Literal["low", "normal"] = "low"  # for the CPU and the disk, of the trainer and its workers
     # Of a CUDA device's memory that torch may take, workers on the device together
     gpu_memory: _Percent = "100 %"
     up: _Rate = ""  # bytes a second to other nodes; libp2p alone can keep it
@@ -222,7 +224,7 @@ class WhenConfig(_Section):
             ...,
         ],
         Field(description='a list of days and hours such as "mon-fri 18:00-08:00"'),
-    ] = ()  # when it trains; (): always
+    ] = ()  # hours in which it trains; (): always
     # °C of the processor above which it pauses; 0: any
     temperature: Annotated[float, Field(ge=0, le=150)] = 0.0
 
@@ -261,7 +263,7 @@ class JudgeConfig(_Section):
         str,
         AfterValidator(judge_address),
         Field(description="a web address such as http://127.0.0.1:8400, or auto"),
-    ] = ""  # "": not judged; "auto": by one that is advertised in the swarm
+    ] = ""  # "": not judged; "auto": by a judge advertised in the swarm
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
     name: Annotated[str, Field(max_length=40)] = ""  # shown on the leaderboard after the nickname
 
@@ -291,7 +293,8 @@ class NodeConfig(_Section):
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
     metrics: MetricsConfig = MetricsConfig()
-    notify: Literal["off", "on"] = "off"  # on the desktop: stopped with an error, paused for long, finished
+    # Desktop notifications: stopped with an error, paused for long, finished.
+    notify: Literal["off", "on"] = "off"
     profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
     # None: drawn at the first start and kept with the state
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None

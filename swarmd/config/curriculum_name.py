@@ -6,7 +6,7 @@ from pathlib import Path
 from swarmd.config.messages import nearest
 
 BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
-FILES = (".py", ".jsonl")  # of own tasks
+FILES = (".py", ".jsonl")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
 EXPECTED = (
     f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks that an installed package offers"

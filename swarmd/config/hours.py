@@ -19,9 +19,9 @@ class Window:
     A window that ends earlier than it begins ends on the next day.
     """
 
-    days: frozenset[int]  # on which it begins; 0: Monday
+    days: frozenset[int]  # days on which it begins; 0: Monday
     begin: int
-    end: int  # above `begin`; more than a day's minutes: of the next day
+    end: int  # above `begin`; beyond a day's minutes: on the next day
 
 
 def window(text: str) -> Window:

@@ -28,7 +28,7 @@ SCHEME: Final = "swarm:"
 # What still fits a QR code.
 MAX_CHARACTERS: Final = 2000
 MAX_ADDRESSES: Final = 8
-_PLAIN: Final = ":/@._-+"  # beside letters and digits
+_PLAIN: Final = ":/@._-+"  # characters that need no escape, beside letters and digits
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
@@ -42,8 +42,10 @@ class Invitation:
     """The fields of an invitation, checked for form; "" and () mean not given."""
 
     name: str
-    curriculum: str = ""  # one of swarmd's, or the name of own tasks, which the invited node has to have
-    digest: str = ""  # of the swarm (exchange/swarm_id.py): other versions and other tasks have another
+    # A curriculum of swarmd, or the name of own tasks, which the invited node has to have.
+    curriculum: str = ""
+    # The swarm's digest (exchange/swarm_id.py), which differs by version and tasks.
+    digest: str = ""
     model: str = ""  # a short name or a repository of the hub; never a folder
     bootstrap: tuple[str, ...] = ()
     judge: str = ""  # a web address, or "auto"

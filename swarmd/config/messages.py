@@ -56,7 +56,8 @@ def _bare(annotation: Any) -> Any:
 
 def _bounds(field: FieldInfo) -> Iterator[Any]:
     yield from field.metadata
-    for part in get_args(field.annotation):  # an optional value's own
+    for part in get_args(field.annotation):
+        # The parts of an optional value's type.
         for inner in getattr(part, "__metadata__", ()):
             yield from inner.metadata if isinstance(inner, FieldInfo) else (inner,)
 
@@ -108,7 +109,8 @@ def shown(value: Any) -> str:
             if isinstance(value, str | int | float | list | tuple)
             else str(value)
         )
-    except (ValueError, RecursionError):  # a number of thousands of digits; lists nested a hundred deep
+    except (ValueError, RecursionError):
+        # A number has thousands of digits, or lists are nested a hundred deep.
         text = "something without measure"
     return printable(
         text if len(text) <= _MAX_QUOTED_CHARACTERS else text[: _MAX_QUOTED_CHARACTERS - 1] + "…"

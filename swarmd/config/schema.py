@@ -22,7 +22,7 @@ from swarmd.errors import ConfigError
 from swarmd.terminal import printable
 
 Tree = TypeVar("Tree")
-INVITED = "the invitation"  # the origin of what one sets (invitation.py)
+INVITED = "the invitation"  # the origin of settings from an invitation
 MAX_FILE_BYTES = 1024 * 1024
 _SHOWN = 40  # mistakes; a file with more is not a configuration
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -43,10 +43,11 @@ class Schema(Generic[Tree]):
     """A tree of settings with one level of sections, and the names by which it is set."""
 
     tree: type[Tree]  # a pydantic class
-    prefix: str  # of environment variables
+    prefix: str  # the prefix of environment variables
     others: str  # a pattern: variables with this prefix that are no settings of this program
-    remedy: str  # where there is no usable file
-    flags: Mapping[str, str] = field(default_factory=dict)  # without hyphens -> key; variables have them, too
+    remedy: str  # what to do where there is no usable file
+    # Flags without hyphens, and their keys; environment variables have these names, too.
+    flags: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> Mapping[str, FieldInfo]:
@@ -117,7 +118,8 @@ class Schema(Generic[Tree]):
             number = int(line[1]) if line else text.count("\n") + 1
             mistakes.append(f"{path}:{number}: not valid TOML: {printable(message)}")
             return
-        except (ValueError, RecursionError):  # numbers of thousands of digits; arrays nested thousands deep
+        except (ValueError, RecursionError):
+            # Numbers have thousands of digits, or arrays are nested thousands deep.
             mistakes.append(f"{path}: not a configuration: a number or a nesting without measure")
             return
         places = {key: f"{path}:{line}" for key, line in _lines(text).items() if line}
@@ -147,7 +149,8 @@ class Schema(Generic[Tree]):
         except UnicodeDecodeError as error:
             line = error.object[: error.start].count(b"\n") + 1
             raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        except (OSError, ValueError) as error:
+            # A ValueError means that the path has a NUL in it.
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
                 f"{printable(str(path))}: cannot be read: {reason}. Name a file that you can read with"

@@ -23,7 +23,8 @@ from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically
 from swarmd.trainer.checkpoint import saved_in
 
-REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")  # by their flags
+# The flags whose values are remembered.
+REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")
 _KEYS: Final[Mapping[str, str]] = {flag: FLAGS[flag] for flag in REMEMBERED} | {
     f"limits.{name}": f"limits.{name}" for name in LIVE
 }

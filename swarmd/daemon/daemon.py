@@ -61,7 +61,8 @@ REDRAW_S = 0.5
 REPORT_EVERY_S = 1.0
 # How long a question for the node's addresses waits until the network listens.
 LISTEN_TIMEOUT_S = 25.0
-ASKED = {  # why the node stops, in the words of who runs it
+# Why the node stops, in its operator's words.
+ASKED = {
     signal.SIGINT: "you pressed Ctrl-C",
     signal.SIGTERM: "the system or another program asked it to",
     signal.SIGHUP: "its terminal was closed",
@@ -76,7 +77,8 @@ def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable
     works: called when the curriculum is found, the network is up and the model is loaded; again after each
     restart of the trainer.
     """
-    set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
+    # Standard error is left to the view.
+    set_up_logging(state.path / LOG_FILE, stderr=False)
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
         daemon = Daemon(config, state.path, view, works)
@@ -208,7 +210,8 @@ class Daemon:
 
     def shutdown(self) -> None:
         """Show how the node ended. Raises SwarmdError where the trainer failed."""
-        if self.status.state != "stopped" and self.child.failed is None:  # the process was killed
+        if self.status.state != "stopped" and self.child.failed is None:
+            # The process was killed.
             lost = (
                 f"{many(self.status.round, 'round')}, {self.status.saved} of them saved"
                 if self.child.ready
@@ -234,7 +237,8 @@ class Daemon:
         """Give the gatherer an admitted envelope. What is not text is only counted."""
         modality = wire.modality_of(envelope.kind)
         if modality is None:
-            return  # a kind of a later version
+            # It is a kind of a later version.
+            return
         self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
         self.publisher.hear(envelope)
         if modality == wire.TEXT:

@@ -58,12 +58,13 @@ class TrainerChild:
         )
         self._watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
-        self._ending = ""  # why it ended, where we know better than its exit status
+        # Why it ended, where we know more than its exit status.
+        self._ending = ""
         self.pid: int | None = None
         self.restarts = 0
         self.failed: link.TrainerFailed | None = None
         self.finished = False
-        self.ready = False  # the model is loaded, and rounds are run
+        self.ready = False  # whether the model is loaded and rounds run
         self._stopping = False
         self._told_to_stop = trio.Event()
         self._deaths = Deaths()
@@ -104,7 +105,8 @@ class TrainerChild:
         while True:
             try:
                 process, ours = await self._start()
-            except OSError as error:  # no more processes or open files, or its log cannot be written
+            except OSError as error:
+                # There are no more processes or open files, or the log cannot be written.
                 cause = f"it cannot be started: {error}"
             else:
                 status = await self._talk_until_end(process, ours)
@@ -132,11 +134,13 @@ class TrainerChild:
         Raises OSError.
         """
         self.ready = False
-        with contextlib.suppress(FileNotFoundError):  # the log of the run before is kept
+        with contextlib.suppress(FileNotFoundError):
+            # The log of the run before is kept.
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self.log_file.open("ab") as output:  # so that it can be cut while it is written
+            with theirs, self.log_file.open("ab") as output:
+                # Opened to append, so that it can be cut while it is written.
                 process = await trio.lowlevel.open_process(
                     # -P: no file of the working folder is imported
                     [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
@@ -144,7 +148,7 @@ class TrainerChild:
                     stdout=output,
                     stderr=output,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C goes to the daemon, which tells the trainer
+                    start_new_session=True,  # so Ctrl-C goes to the daemon alone, which tells the trainer
                     # Where other programs compute as well, threads that spin while they wait for each other
                     # take four times as long.
                     env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
@@ -157,7 +161,8 @@ class TrainerChild:
     async def _talk_until_end(self, process: trio.Process, ours: socket.socket) -> int:
         """Talk to the process until it ends; returns its exit status."""
         self.pid, self._stuck, self._ending = process.pid, None, ""
-        if self._stopping:  # the stop came while the process was being started
+        if self._stopping:
+            # The stop came while the process was being started.
             self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:
@@ -182,7 +187,8 @@ class TrainerChild:
             async for data in stream:
                 try:
                     messages = unpacker.feed(data)
-                except ValueError as error:  # msgspec's are
+                except ValueError as error:
+                    # msgspec's errors are ValueErrors.
                     self._ending = (
                         f"it is of another version of swarmd than the daemon ({error}): stop the node and"
                         " join again"
@@ -245,7 +251,8 @@ def _keep_short(log_file: Path) -> None:
     with contextlib.suppress(OSError):
         if log_file.stat().st_size <= LOG_BYTES:
             return
-        with contextlib.suppress(OSError):  # a full disk: cut all the same
+        with contextlib.suppress(OSError):
+            # On a full disk it is cut all the same.
             shutil.copyfile(log_file, log_file.with_name(log_file.name + ".1"))
         os.truncate(log_file, 0)
 

@@ -23,21 +23,21 @@ _RECENT_ROUNDS: Final = 20
 class StuckLimits:
     """Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded."""
 
-    silent: float = 15.0  # without a word from the process, until it counts as stuck
+    silent: float = 15.0  # silence of the process until it counts as stuck
     # The same until its first round has ended: imports hold up every thread of a process
     importing: float = 300.0
     silent_end: float = 300.0  # until it is killed
-    hanging: float = 300.0  # without the end of a round, until it counts as stuck
+    hanging: float = 300.0  # time without the end of a round until it counts as stuck
     hanging_end: float = 1800.0  # until it is killed
     rounds: float = 5.0
-    rounds_end: float = 20.0  # of a loop that hangs while its process speaks
+    rounds_end: float = 20.0  # in slowest rounds, until a hanging loop is killed
 
 
 @dataclass(frozen=True)
 class Stuck:
     cause: str
     remedy: str
-    hopeless: bool = False  # the trainer has to be killed and started again
+    hopeless: bool = False  # whether the trainer has to be killed and restarted
 
 
 class Watchdog:

@@ -101,7 +101,7 @@ class AcknowledgementCounter:
     """
 
     def __init__(self) -> None:
-        self.rollouts = 0  # shared since the start
+        self.rollouts = 0  # rollouts shared since the start
         # Peer -> number of its last message, rollouts
         self._by: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 

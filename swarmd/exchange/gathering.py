@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 class _Fetch:
     item: Offered
     scope: trio.CancelScope
-    since: float  # seconds, the gatherer's clock
-    replies: HolderReplies  # what its providers said so far
-    late: bool = False  # it holds no place in the round any more
+    since: float  # seconds of the gatherer's clock
+    replies: HolderReplies  # the holders' replies so far
+    late: bool = False  # whether it no longer holds a place in the round
 
 
 class Tried(Protocol):
@@ -80,7 +80,7 @@ class Gatherer:
         self._member, self._board, self._wanted, self._specialties = member, board, wanted, specialties
         self._hand_on, self._clock, self._rng, self._choice = hand_on, clock, rng, choice
         self._serving, self._tried = serving or Serving(wanted), tried
-        self._wanting = wanted  # rollouts of this round that are not here yet
+        self._wanting = wanted  # rollouts that this round still lacks
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
         self.gathered, self.missed = 0, 0
@@ -207,7 +207,8 @@ class Gatherer:
         finally:
             del self._under_way[item.id]
         if fetch.replies.get(item.author) is HolderReply.NO or blob is None:
-            self._unserved(fetch)  # whoever else has it: an offer without the blob behind it is a failure
+            # Whoever else has the blob: an offer without a blob behind it is a failure.
+            self._unserved(fetch)
         if blob is not None and self._take(item, blob):
             # Else others had it, and it may not have been asked
             if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
@@ -226,13 +227,15 @@ class Gatherer:
         log.info("%s does not serve what it offered: %s", author, said.value if said else "not asked")
         given = now - fetch.since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE_S):
-            return  # the author had no time to answer
+            # The author had no time to answer.
+            return
         self._tried(author, served=False)
         patient = given >= MIN_FETCH_S or not fetch.scope.cancelled_caught
         connected = patient and any(peer.id == author for peer in self._member.peers())
         cost = self._serving.cost(said, connected, now)
         if cost == HARD:
-            self._board.take_down(author)  # its later offers count again
+            # The author's later offers count again.
+            self._board.take_down(author)
         if self._serving.failed(author, cost, fetch.since, now) and cost == HARD:
             self._member.report(author, Reason.UNSERVED)
 
@@ -244,7 +247,8 @@ class Gatherer:
             self._member.report(item.author, found)
             self._tried(item.author, served=False)
             if found is Reason.NOT_ITS_OWN:
-                self._board.reopen(item)  # for its author
+                # So that its real author can offer it.
+                self._board.reopen(item)
             return False
         body, _ = found
         self.gathered += 1

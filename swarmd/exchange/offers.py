@@ -80,7 +80,7 @@ class Offered:
     size: int  # bytes of the blob
     via: PeerId | None  # the peer that handed the offer to us
     group: str = ""  # the author's network group, as the envelope said it
-    round: int = 0  # the trainer's round in which the offer came; set by the board
+    round: int = 0  # our round in which the offer came; set by the board
 
 
 def encode(
@@ -181,7 +181,8 @@ def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
     if isinstance(found, Reason):
         return found
     if [rollout.ref for rollout in found.rollouts] != [item.ref]:
-        return Reason.MISLABELLED  # or a false label would draw those who lack a specialty
+        # Or a false label would attract those who lack a specialty.
+        return Reason.MISLABELLED
     return parsed.body, found.rollouts[0]
 
 
@@ -219,7 +220,7 @@ class Board:
     ) -> None:
         self._trainable = trainable
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
-        self.round = 0  # the trainer's; 0: not known yet
+        self.round = 0  # the trainer's round; 0: not known yet
         self._offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
         self._holders: Holders[bytes] = Holders()

@@ -67,11 +67,11 @@ class Heard:
     """The offers heard lately, by author, each weighed by what it is worth."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, PeerId]] = deque()  # of the SHORT_S seconds
-        self._past: deque[tuple[float, PeerId]] = deque()  # of the LONG_S ones
+        self._recent: deque[tuple[float, PeerId]] = deque()  # offers of the last SHORT_S
+        self._past: deque[tuple[float, PeerId]] = deque()  # offers of the last LONG_S
         self._recent_of: Counter[PeerId] = Counter()
         self._past_of: Counter[PeerId] = Counter()
-        self._group: dict[PeerId, str] = {}  # of those in _past_of
+        self._group: dict[PeerId, str] = {}  # groups of the authors in _past_of
         self._proven: OrderedDict[PeerId, None] = OrderedDict()
         # Fetches of the LONG_S seconds from authors that never served before; came it?
         self._tries: deque[tuple[float, bool]] = deque()
@@ -157,7 +157,7 @@ class Pacing:
         # When the last one was sent; the next follows after _gap / pace
         self._sent_at, self._gap = -math.inf, 1.0
         self._correct_at = 0.0
-        self._waited = False  # since the last correction an offer had to wait
+        self._waited = False  # whether an offer had to wait since the last correction
 
     def may_send(self, now: float) -> bool:
         """Return whether a waiting offer may be sent now. It is asked again and again while one waits."""

@@ -62,7 +62,7 @@ class RolloutExchange:
         self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE_BYTES
     ) -> None:
         self.transport, self.model, self.curriculum, self._whole = transport, model, curriculum, whole
-        self.shared = 0  # rollouts
+        self.shared = 0  # rollouts shared so far
         # Author -> (its last round, its model), as it says itself
         self.authors: dict[PeerId, tuple[int, str]] = {}
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
@@ -80,7 +80,8 @@ class RolloutExchange:
         refused: Counter[str] = Counter()
         for received in self.transport.received():
             if received.kind != wire.KIND:
-                continue  # of a later version
+                # A kind of a later version.
+                continue
             decoded = wire.decode(received.body, received.author)
             if isinstance(decoded, Reason):
                 refused[decoded.value] += 1

@@ -50,11 +50,11 @@ MAX_AUTHORS = 4096
 @dataclass(slots=True)
 class _Record:
     credit: int = STRANGER_CREDIT
-    serves: bool = False  # it has served
-    failing: bool = False  # it has failed since it last served
-    failed_at: float = -1.0  # the last failure that counted
+    serves: bool = False  # whether it has served
+    failing: bool = False  # whether it has failed since it last served
+    failed_at: float = -1.0  # when the last failure that counted began
     again_at: float = 0.0  # set aside until then
-    aside: float = FIRST_ASIDE_S  # seconds, the next time
+    aside: float = FIRST_ASIDE_S  # seconds it is set aside the next time
 
 
 class Serving:
@@ -64,10 +64,10 @@ class Serving:
         self._wanted = wanted
         self._served_at = -math.inf  # when any author last served
         self._share = max(1, int(STRANGERS_SHARE * wanted))
-        self._places = self._share  # for strangers, in this round
+        self._places = self._share  # places for strangers in this round
         self._strangers = STRANGERS_CREDIT
         self._authors: OrderedDict[PeerId, _Record] = OrderedDict()
-        self._tried: set[PeerId] = set()  # in this round, of those on trial
+        self._tried: set[PeerId] = set()  # authors on trial that were tried in this round
 
     def next_round(self) -> None:
         self._places = self._share

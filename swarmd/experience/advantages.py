@@ -122,4 +122,5 @@ WEIGHS: Mapping[str, Weighting] = {
     "paper": paper, "positive": positive, "right": right_one, "truncated": truncated, "own": own_baseline,
     "own-positive": own_baseline_positive,
 }  # fmt: skip
-BY_LIKELIHOOD = {"truncated"}  # of WEIGHS: costs a forward pass over what others wrote
+# Rows of WEIGHS that cost a forward pass over what others wrote.
+BY_LIKELIHOOD = {"truncated"}

@@ -122,7 +122,8 @@ def _fill(
     if kind_of is not None:
         candidates = _varied(candidates, in_all or n, author_of, kind_of, had, rng, in_order=in_order)
     if len(candidates) <= n:
-        return list(candidates)  # all caps would be raised until these fit
+        # All caps would be raised until these fit.
+        return list(candidates)
     authors = [author_of(candidate) for candidate in candidates]
     beyond = _beyond_the_middle(authors, rng, in_order=in_order)
     heard = sorted(set(range(len(candidates))) - set(beyond))
@@ -135,7 +136,8 @@ def _fill(
     for i in order:
         (chosen if room.take(authors[i]) else waiting).append(i)
         if len(chosen) == n:
-            break  # before the next is drawn
+            # Stop before the next is drawn.
+            break
     while len(chosen) < n and waiting:
         room.raised = 1 + min(room.over(authors[i]) for i in waiting)
         still: list[int] = []

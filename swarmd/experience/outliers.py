@@ -34,8 +34,8 @@ class Traits(NamedTuple):
 
     length: float  # characters
     token: float  # surprise of the least likely token
-    stretch: float  # of the least likely STRETCH_TOKENS tokens in a row: their mean
-    mean: float  # of all tokens
+    stretch: float  # mean surprise of the least likely STRETCH_TOKENS in a row
+    mean: float  # mean surprise of all tokens
 
 
 # No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from
@@ -49,7 +49,7 @@ NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", 
 class GateState:
     """The gate's state. It survives restarts with the checkpoint, so a resumed run judges as before."""
 
-    round: int = 0  # the last that was learnt from
+    round: int = 0  # the last round that was learnt from
     own: tuple[Traits, ...] = ()  # oldest first
 
 
@@ -57,10 +57,10 @@ class GateState:
 class Gate:
     """Keeps the traits of our own completions, and tests whether another's is far outside of them."""
 
-    margin: float = 1.5  # times what all but one in a hundred of our own stay below
+    margin: float = 1.5  # times the level that 99 % of our own stay below
     # Where the answer in a text ends: nothing behind it earned the reward
     answer_end: Callable[[str], int | None] = lambda _: None
-    acts: bool = True  # False: what is odd is counted and trained on all the same
+    acts: bool = True  # False: odd rollouts are counted, but trained on
     # Rollouts refused (or only flagged), by trait, since `take_refused`
     refused: Counter[str] = field(default_factory=Counter)
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT_COMPLETIONS))

@@ -30,8 +30,9 @@ class PoolLimits:
     own: PeerId  # our peer id
     max_age: int  # our own rollouts are kept so many rounds at most
     positive_bias: float = 0.0  # delta: share of the older ones with a correct completion
-    external_share: float = 1.0  # of all others together, so that others do not crowd out our own
-    author_share: float = 1.0  # of any one other author
+    # The share of all others together, so that they do not crowd out our own.
+    external_share: float = 1.0
+    author_share: float = 1.0  # share of any one other author
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class PoolEntry:
     scored: Scored
     uses: int = 0  # how often it was trained on
     last_use: int = 0  # the update (counted from 1) that trained on it last; 0: none
-    since: int = 0  # updates before it was generated, or heard
+    since: int = 0  # updates made before it was generated or heard
 
 
 def heard_in(heard: int, round_number: int) -> int:

@@ -69,7 +69,7 @@ class Replay:
 
     pool: Pool
     schedule: ReplaySchedule
-    strategy: str  # of STRATEGIES
+    strategy: str  # a name in STRATEGIES
     batch: int  # B: rollouts of one update, at most
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int

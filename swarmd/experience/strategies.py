@@ -35,7 +35,7 @@ class Success:
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
-    last: dict[str, int] = field(default_factory=dict)  # our own round in which the newest came
+    last: dict[str, int] = field(default_factory=dict)  # our round in which the newest came, by specialty
 
     def saw(self, rollouts: Sequence[Scored], number: int = 0) -> None:
         """Take in a round's rollouts, with the rewards of the whole group of each."""
@@ -143,7 +143,7 @@ class Take(NamedTuple):
 
     # What of the pool is drawn from. Of what is on offer the rewards are not known: all of it may be fetched
     keeps: Share
-    weights: Weights  # of what is kept, and of offers
+    weights: Weights  # weights of pooled rollouts, and of offers
 
 
 def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
@@ -213,7 +213,7 @@ class Sharing:
 
     settings: SharingSettings = field(default_factory=SharingSettings)
     success: Success = field(default_factory=Success)  # our own
-    others: Success = field(default_factory=Success)  # of what came of theirs, by our own verifier
+    others: Success = field(default_factory=Success)  # others' success, by our own verifier
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))
     # `protocols.LogprobPolicy`; None: the policy gives none
     logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None

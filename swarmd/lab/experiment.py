@@ -66,9 +66,9 @@ class _Strict(BaseModel):
 
 
 class _Evaluation(_Strict):
-    every: Annotated[int, Field(ge=0)] = 0  # rounds between two; 0: at the end alone
-    questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out ones, the same for every run; 0: none
-    answers: Annotated[int, Field(ge=1, le=1024)] = 8  # to each, sampled
+    every: Annotated[int, Field(ge=0)] = 0  # rounds between two evaluations; 0: only at the end
+    questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out, the same for every run; 0: none
+    answers: Annotated[int, Field(ge=1, le=1024)] = 8  # sampled answers to each
 
 
 _Sets = Literal["offered", "whole"]

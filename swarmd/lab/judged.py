@@ -47,7 +47,7 @@ class JudgedSwarm(PlayedSwarm):
         compared: the setting and what it is compared with, as part of the model's name.
         """
         super().__init__(setting, seed, reward)
-        self._trained = [0] * len(self.nodes)  # rounds of each node
+        self._trained = [0] * len(self.nodes)  # rounds that each node has trained
         self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
         self._judges = []
         for number, config in enumerate(setting.nodes):

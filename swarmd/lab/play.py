@@ -129,11 +129,11 @@ class PlayedSwarm:
             len(configs), setting.present, setting.away, random.Random(f"{seed} absences")
         )
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
-        self.said: RoundOutput = []  # in the last round
+        self.said: RoundOutput = []  # what the nodes gave in the last round
         self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
         self._exchanges: list[NotedExchange] = []
-        self._fetching: list[FetchingMember] = []  # none where sets are gossiped whole
+        self._fetching: list[FetchingMember] = []  # empty where sets are gossiped whole
         for number in self._places:
             config = configs[number]
             me, joined = self._join(number, config, whole=setting.whole)
@@ -329,7 +329,8 @@ def lines_of(
                 if questions and (number % every == 0 or number == experiment.rounds):
                     line["evaluation"] = swarm.evaluate(questions, experiment.evaluate_answers, number)
                 cpu = swarm.cpu() - begun
-                line["cpu"] = round(cpu, 3)  # seconds so far: the only figure that another run would not have
+                # CPU seconds so far: the only figure that differs when the run is played again.
+                line["cpu"] = round(cpu, 3)
                 yield line
                 if saves:
                     saves.after(number, swarm, cpu)

@@ -48,7 +48,7 @@ class BadResults(SwarmdError):
 
 @dataclass(frozen=True, order=True)
 class Run:
-    setting: str  # its slug
+    setting: str  # the setting's slug
     seed: int
 
 
@@ -236,7 +236,8 @@ class Results:
                     raise BadResults(f"{final} is finished: another process has played this run meanwhile.")
                 yield lines
                 lines.mark()
-                part.replace(final)  # while it is ours: who waits for it must find it finished
+                # Renamed while the file is ours: whoever waits for it must find it finished.
+                part.replace(final)
         except OSError as error:
             raise BadResults(
                 f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some"

@@ -38,13 +38,13 @@ class RunsProgress:
     Rounds of virtual time count, as all runs of an experiment have about as many to play.
     """
 
-    total: int  # runs, those that were there already included
-    rounds: int  # of each run
+    total: int  # all runs, also those that were there already
+    rounds: int  # rounds of each run
     clock: Callable[[], float] = time.monotonic
     done: int = 0
     failed: int = 0
     playing: dict[Run, int] = field(default_factory=dict)  # rounds behind each run under way
-    _played: int = 0  # rounds, since `_begun`
+    _played: int = 0  # rounds played since `_begun`
     _begun: float | None = None
 
     def advanced(self, run: Run, number: int) -> None:
@@ -188,7 +188,8 @@ async def _one(
     code, words = process.returncode, said.decode(errors="replace").strip()
     if code:
         return last_words(code, words)
-    if words:  # of own tasks that failed, or of a save that could not be used
+    if words:
+        # Own tasks failed, or a save could not be used.
         log.warning("%s, seed %d: %s", run.setting, run.seed, words)
     return None
 

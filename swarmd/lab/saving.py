@@ -42,11 +42,11 @@ class NodeOutput(msgspec.Struct, array_like=True):
 
     shared: Sequence[Rollout] = ()
     charged: Sequence[PeerId] = ()
-    informative: int = 0  # of its own rollouts
-    lead: Lead = Lead()  # of others over it, after the round
+    informative: int = 0  # own rollouts with an advantage
+    lead: Lead = Lead()  # others' lead over it after the round
 
 
-RoundOutput = Sequence[NodeOutput | None]  # of one round, by node; None: it was away
+RoundOutput = Sequence[NodeOutput | None]  # the nodes' outputs in one round; None: away
 _decoder = msgspec.json.Decoder(list[NodeOutput | None])
 
 
@@ -54,7 +54,7 @@ class SavedRun(msgspec.Struct, frozen=True):
     """A save without the nodes' checkpoints."""
 
     round: int
-    cpu: float  # seconds so far
+    cpu: float  # CPU seconds so far
     nodes: int
     lines: Mark
     said: Mark

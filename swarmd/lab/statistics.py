@@ -33,7 +33,7 @@ class SeedInterval:
     """A mean over seeds with its 95 % interval (Student's t); one seed has no interval."""
 
     mean: float
-    half: float | None  # half the interval's width
+    half: float | None  # half of the interval's width
     n: int
 
     @property
@@ -80,12 +80,13 @@ class RunFigures:
     passes: Mapping[int, Mapping[int, float]]  # round -> k -> pass@k, mean over nodes and questions
     # Round -> rollouts a node trained on so far, and MU times those it generated; of the rounds of `passes`
     compute: Mapping[int, float]
-    off_policy: tuple[float, ...]  # age in updates of what the pool gave to a node's batch, by round and node
+    # Age, in updates, of the rollouts that the pool gave to batches, by round and node.
+    off_policy: tuple[float, ...]
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
     # Share of the answers at the end that show the poison; None: there are no hostile peers
     marked: float | None
     late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds; NaN: it was away
-    pass_1_by_node: tuple[float, ...]  # at the end; (): not looked at
+    pass_1_by_node: tuple[float, ...]  # pass@1 at the end; (): not measured
 
 
 def figures(

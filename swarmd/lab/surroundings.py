@@ -95,7 +95,7 @@ class FetchingMember:
         return self._member.refused()
 
 
-MARK: Final = "evil"  # the poison
+MARK: Final = "evil"  # the poisoners' word
 # Draws of another question of the same kind with another answer.
 TRIES: Final = 100
 

@@ -50,7 +50,7 @@ _MARKS = {
     "stopping": "magenta",
     "stopped": "magenta",
 }
-_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
+_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # for a round's stages, in their order
 
 
 class LiveView:
@@ -65,7 +65,8 @@ class LiveView:
         self._live = Live(
             self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True
         )
-        self._drawn: tuple[float, object] = (-math.inf, None)  # when, and what must be drawn anew at once
+        # When it was drawn last, and the part whose change is drawn at once.
+        self._drawn: tuple[float, object] = (-math.inf, None)
         self._live.start(refresh=True)
 
     def status(self, document: Mapping[str, Any]) -> None:
@@ -94,7 +95,8 @@ class LiveView:
     def close(self) -> None:
         if not self._live.is_started:
             return
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+        with contextlib.suppress(OSError, ValueError):
+            # The terminal is gone.
             self._live.stop()
             self._console.print(self._page)
 
@@ -119,7 +121,8 @@ class LivePage:
             return
         width, height = options.max_width - 4, options.size.height
         header, facts = _header(document, self._clock(), width), _facts(document, width - _NAME_COLUMNS)
-        fixed = 2 + header.plain.count("\n") + 1  # the frame and the header
+        # Lines that the frame and the header take.
+        fixed = 2 + header.plain.count("\n") + 1
         rows = _wrapped(facts, width - _NAME_COLUMNS, max(0, height - fixed - 1 - len(facts)))[
             : max(0, height - fixed)
         ]
@@ -343,7 +346,8 @@ def braille(values: Sequence[float], width: int, rows: int, low: float, high: fl
         start = (
             level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
         )
-        for dot in range(min(start, level), max(start, level) + 1):  # joined to the column before
+        for dot in range(min(start, level), max(start, level) + 1):
+            # The dots are joined to the column before.
             cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
         before = level
     return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]

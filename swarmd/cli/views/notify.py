@@ -22,7 +22,7 @@ _SCRIPT: Final = (
 )
 
 
-Send = Callable[[str, str], threading.Thread | None]  # a title and a text; it does not block
+Send = Callable[[str, str], threading.Thread | None]  # called with title and text; does not block
 
 
 class NotifyView:
@@ -31,7 +31,7 @@ class NotifyView:
     def __init__(self, view: View, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self._view, self._send, self._clock = view, send, clock
         self._paused_at: float | None = None
-        self._told = False  # of this pause
+        self._told = False  # whether this pause was told
         self._document: Mapping[str, Any] = {}
 
     def status(self, document: Mapping[str, Any]) -> None:
@@ -103,4 +103,5 @@ def _run(command: Sequence[str]) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return  # a desktop that does not answer is no fault of the node
+        # A desktop that does not answer is no fault of the node.
+        return

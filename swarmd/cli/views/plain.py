@@ -29,8 +29,8 @@ class MinuteOfRounds:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last = clock, -ROUNDS_EVERY_S
-        self._round: Mapping[str, Any] | None = None  # the newest one that no line was about
-        self._count = 0  # of those
+        self._round: Mapping[str, Any] | None = None  # the newest round that no line told of
+        self._count = 0  # rounds that no line told of
 
     def add(self, line: Mapping[str, Any]) -> None:
         self._round, self._count = line, self._count + 1
@@ -63,7 +63,8 @@ class PlainView:
             "where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else ""
         )
         if document.get("state") not in ("training", "starting"):
-            self._tell_rounds()  # before what ends them
+            # Tell of the rounds before the event that ends them.
+            self._tell_rounds()
         self._once("state", state_sentence(document))
         if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING_EVERY_S:
             self.talk(f"{document['state']}: {document['cause']}{longer}")
@@ -137,7 +138,7 @@ class JsonView:
     def __init__(self, out: IO[str], people: PlainView) -> None:
         self._out: IO[str] | None = out
         self._people = people
-        self._left_out = 0  # lines, since one was last written
+        self._left_out = 0  # lines left out since one was last written
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._people.status(document)
@@ -179,5 +180,6 @@ def _full(stream: IO[str]) -> bool:
     """Return whether a write would block: a pipe with under PIPE_BUF (4 KiB) free, or a stopped terminal."""
     try:
         return not select.select([], [stream], [], 0)[1]
-    except (OSError, ValueError):  # closed, or not a file: the write itself will tell
+    except (OSError, ValueError):
+        # The stream is closed, or no file: the write itself will tell.
         return False

@@ -20,7 +20,7 @@ BEHIND_S = 240.0
 # How far a clock may be ahead. Frames from more than `replays.AHEAD_S` in the future are refused, and an
 # answer takes its time.
 AHEAD_S = 20.0
-_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm
+_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that every swarm has
 # One such frame shows that its author runs something else
 _SURE_OF = frozenset({Reason.OTHER_MODALITY, Reason.WRONG_VERSION})
 
@@ -38,32 +38,35 @@ class Trouble:
 class Facts:
     """The facts that `isolation_watch` gathers for a diagnosis."""
 
-    name: str  # the swarm's
+    name: str  # the swarm's name
     curriculum: str
-    digest: str = ""  # of our swarm
-    runs: str = ""  # version of swarmd, and of what makes the tasks
-    heard: bool = False  # somebody is heard
-    offline: bool = False  # this machine has no route to any bootstrap address, nor to the internet
-    connected: int = 0  # members
-    helpers: int = 0  # of them, those that say that they train nothing
-    unknown: int = 0  # of them, those that said nothing when asked: they may train
+    digest: str = ""  # digest of our swarm
+    runs: str = ""  # versions of swarmd and of what makes the tasks
+    heard: bool = False  # whether somebody is heard
+    # Whether this machine has no route to any bootstrap address, nor to the internet.
+    offline: bool = False
+    connected: int = 0  # connected members
+    helpers: int = 0  # connected members that say that they train nothing
+    # Connected members that did not answer: they may train.
+    unknown: int = 0
     companions: int = 0  # other members of our curriculum that somebody sees, at least
     others: Mapping[str, int] = field(default_factory=dict)  # nodes that peers see, by other curriculum
-    answered: Collection[PeerId] = ()  # of the peers asked, those that answered at all
+    answered: Collection[PeerId] = ()  # peers that answered when asked
     introduced: Sequence[Introduced] = ()  # what peers say of themselves
     bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
     hung_up: Sequence[str] = ()  # bootstrap addresses that answer, and end each connection of ours
-    refused: Mapping[Reason, int] = field(default_factory=dict)  # frames, since somebody was heard last
-    settled: bool = True  # there was time to connect, and to be seen by others
+    # Refused frames since somebody was heard last.
+    refused: Mapping[Reason, int] = field(default_factory=dict)
+    settled: bool = True  # whether there was time to connect and be seen
 
 
 class Stage(IntEnum):
     """When a cause is said first; at a later stage it still is."""
 
-    HEARD = 0  # also while peers are heard
-    AT_ONCE = 1  # while nobody is
-    SETTLED = 2  # after time to connect, and to be seen by others
-    PATIENT = 3  # when nobody was heard for longer than rounds take
+    HEARD = 0  # told also while peers are heard
+    AT_ONCE = 1  # told at once while nobody is heard
+    SETTLED = 2  # told after time to connect and be seen
+    PATIENT = 3  # told when nobody was heard for longer than rounds take
 
 
 # What is filled into a row; None: the cause is another one.
@@ -75,9 +78,9 @@ class Cause:
     """A row of the table. In `says` and `remedy`, {names} are filled in."""
 
     says: str
-    found: str  # how
+    found: str  # how it is found
     remedy: str
-    stage: Stage | None = None  # None: found elsewhere, and said at once
+    stage: Stage | None = None  # None: found elsewhere, and told at once
     fits: Callable[[Facts], Blanks] = lambda _: None
 
     def trouble(self, **blanks: object) -> Trouble:
@@ -372,7 +375,8 @@ def certain(facts: Facts) -> Trouble | None:
 def why_alone(facts: Facts) -> Trouble:
     """Return the most likely cause of hearing no peer for long."""
     found = _first(facts, Stage.PATIENT)
-    assert found is not None  # the last row fits always
+    # The last row always fits.
+    assert found is not None
     return found
 
 

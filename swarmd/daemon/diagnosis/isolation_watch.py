@@ -77,7 +77,8 @@ class IsolationWatch:
         self._knocked: dict[str, Mapping[str, Any]] = {}  # address -> who answers there
         # Address -> searches in a row in which it answered, and its peer would not be asked
         self._would_not: Counter[str] = Counter()
-        self._refused_before: Counter[Reason] = Counter()  # up to the moment at which somebody was heard last
+        # Refused frames up to the moment when somebody was last heard.
+        self._refused_before: Counter[Reason] = Counter()
         self._connected: frozenset[PeerId] = frozenset()
         self._lost: dict[PeerId, float] = {}  # peers whose connection ended, and when
         self.trouble: Trouble | None = None
@@ -87,7 +88,8 @@ class IsolationWatch:
         knock_at, heard_before, offset = alone_since + KNOCK_FIRST_S, False, self._offset()
         while True:
             now = trio.current_time()
-            if self.member.away:  # the node has left by itself, and its status says why
+            if self.member.away:
+                # The node has left by itself, and its status says why.
                 self._say(None)
                 alone_since, knock_at = now, now + KNOCK_FIRST_S
                 await trio.sleep(CHECK_EVERY_S)
@@ -212,7 +214,8 @@ class IsolationWatch:
                 nursery.start_soon(one, address, peer)
         alone = len(connected) == 1 and not self._roster.any_usable(self._clock())
         if alone and not any(entry["answers"] for entry in self._knocked.values()):
-            return  # the trouble says it
+            # The trouble tells it already.
+            return
         for entry in changed:
             trouble = dead_bootstrap(entry)
             again = f"bootstrap address {where(entry)} answers again"

@@ -21,7 +21,8 @@ from swarmd.daemon.diagnosis.isolation import (
     dead_bootstrap,
 )
 
-Survey = Mapping[str, Any]  # JSON, because it may come from the running node; keys as `survey` writes them
+# A survey as JSON, because it may come from the running node; `survey` writes it.
+Survey = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    reachable: bool | None  # from the internet; None: nobody could say
-    takes_part: bool  # whether it is, or could be, in the swarm
+    reachable: bool | None  # whether from the internet; None: nobody could say
+    takes_part: bool  # whether the node is, or could be, in the swarm
     summary: str
     findings: Sequence[Finding]
 

@@ -24,14 +24,14 @@ _NEWEST_SHARE = 0.3
 class AuthorRecord:
     """A record of one author."""
 
-    last: float  # when it was heard last
+    last: float  # when the author was last heard
     quiet: float = FIRST_SILENCE_S  # seconds after which it is no longer heard
-    frames: int = 0  # let in
-    rejected: int = 0  # let in, and then found bad by the trainer
+    frames: int = 0  # admitted frames
+    rejected: int = 0  # admitted frames that the trainer found bad
     round: int | None = None  # the author's own round number
     model: str | None = None
-    usable: bool = False  # has sent something that this node can use
-    gone: bool = False  # disconnected for long, and not heard since
+    usable: bool = False  # whether it sent something that this node can use
+    gone: bool = False  # whether it disconnected long ago and was not heard since
 
 
 class Roster:
@@ -70,7 +70,8 @@ class Roster:
         """Record that the trainer trained on a rollout of this author."""
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
-            if len(self._useful) > self._kept * 3 // 4:  # room for newcomers
+            if len(self._useful) > self._kept * 3 // 4:
+                # Leave room for newcomers.
                 self._useful.popitem(last=False)
 
     def bad(self, peer: PeerId) -> None:

@@ -40,7 +40,8 @@ class StatusBoard:
             engine,
         )
         self.state, self.cause, self.remedy = "starting", "starting the trainer", "wait: usually 1 s"
-        self.started_at = self.since = time.time()  # since: it is in this state for this cause
+        # `since` is the time of the last change of state or cause.
+        self.started_at = self.since = time.time()
         self.limits = {
             key: value
             for key, value in flatten(config).items()
@@ -48,11 +49,11 @@ class StatusBoard:
         }
         self.model: Mapping[str, Any] = {"name": config.model.name}
         self.round = 0
-        self.saved = 0  # rounds in a checkpoint: kill -9 loses those after it
+        self.saved = 0  # rounds in a checkpoint; kill -9 loses later ones
         self.verifier_pid: int | None = None
-        self.download: Mapping[str, Any] | None = None  # the model's, while it is under way
+        self.download: Mapping[str, Any] | None = None  # the model's download, while it runs
         self.last: Mapping[str, Any] | None = None
-        self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
+        self.kl: Mapping[str, Any] | None = None  # the last measured KL, and its round
         self.rewards: deque[float | None] = deque(maxlen=KEPT_REWARDS)
         # Rollouts of others in the batches of these rounds
         self.external: deque[int] = deque(maxlen=KEPT_REWARDS)
@@ -87,11 +88,13 @@ class StatusBoard:
     def round_done(self, done: link.RoundDone) -> None:
         self.saved = done.saved
         if self.state == "training":
-            self.say("training", "", "")  # the first round is over
+            # The first round is over.
+            self.say("training", "", "")
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
         self.external.append(done.line.get("external", 0))
-        if done.line.get("kl") is not None:  # not every update measures the KL
+        if done.line.get("kl") is not None:
+            # Not every update measures the KL.
             self.kl = {"round": self.round, "value": done.line["kl"]}
         for author, said in done.authors.items():
             self.roster.says(PeerId(author), said[0], said[1])

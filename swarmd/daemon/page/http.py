@@ -57,7 +57,8 @@ async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
             trio.TooSlowError,
             h11.LocalProtocolError,
         ):
-            pass  # the client is gone, or does not read
+            # The client is gone, or does not read.
+            pass
         except* Exception:
             log.exception("a request to the node's page failed")
 

@@ -39,7 +39,8 @@ _BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Stop": ("stop", {}),
 }
 _ALWAYS = ("Invite others", "Stop")
-_COSTS = (  # title, key of the usage, what it is divided by, digits
+# Title, key of the usage, divisor, digits.
+_COSTS = (
     ("CPU hours", "cpu_seconds", 3600, 3),
     ("kWh, estimated", "energy_wh", 1000, 2),
     ("MB sent", "bytes_up", 1e6, 1),
@@ -47,7 +48,8 @@ _COSTS = (  # title, key of the usage, what it is divided by, digits
     ("GB written", "bytes_written", 1e9, 2),
 )
 _NO_LIMIT = ("100 %", "normal")
-_LIMIT_LABELS: Mapping[str, tuple[str, str]] = {  # key of the configuration: label, and the value's form
+# By key of the configuration: the label, and the value's form.
+_LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "limits.cpu": ("Share of the CPU", "{}"),
     "limits.priority": ("Priority", "{}"),
     "limits.gpu_memory": ("Share of the GPU's memory", "{}"),

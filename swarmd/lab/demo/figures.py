@@ -26,9 +26,9 @@ class Curve:
     """One node's run."""
 
     name: str
-    lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl
+    lines: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
     lost_at: int | None = None  # the round after which it was killed
-    alone: bool = False  # it shares with nobody
+    alone: bool = False  # whether it shares with nobody
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:

@@ -47,7 +47,7 @@ class LocalNode:
     folder: Path
     command: Sequence[str]
     peer_id: str
-    variables: dict[str, str]  # of its environment: settings that have no flag
+    variables: dict[str, str]  # settings that have no flag, for its environment
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -132,7 +132,8 @@ def local_swarm(
     finally:
         for node in swarm:
             if node.process is not None and node.running:
-                node.process.send_signal(signal.SIGTERM)  # all at once, then wait for each
+                # Signal all at once, then wait for each.
+                node.process.send_signal(signal.SIGTERM)
         for node in swarm:
             if node.process is not None:
                 end(node.process)
@@ -169,7 +170,8 @@ def free_ports(count: int) -> list[int]:
         ports: list[int] = []
         while len(ports) < count:
             one, port = stack.enter_context(socket.socket()), secrets.choice(UNASKED_PORTS)
-            with contextlib.suppress(OSError):  # somebody has it
+            with contextlib.suppress(OSError):
+                # Somebody has the port.
                 one.bind(("127.0.0.1", port))
                 ports.append(port)
         return ports
