@@ -26,7 +26,8 @@ def tell(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # no terminal: programs and files get whole lines
+    except (OSError, ValueError):
+        # This is no terminal: programs and files get whole lines.
         columns = 0
     for line in text.split("\n"):
         pieces = (

@@ -40,7 +40,7 @@ class TaskRef:
 class Task:
     ref: TaskRef
     question: str
-    entry: Mapping[str, Any]  # the generator's own record: what the scorer needs
+    entry: Mapping[str, Any]  # the generator's record, which the scorer needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Author:
     """The author of received rollouts, with its network group as our node knows it (`p2p.netgroup`)."""
 
     id: PeerId
-    group: str = ""  # empty: we were never connected to it
+    group: str = ""  # "": we were never connected to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Scored:
     """A rollout with the rewards that *this* node gave it. An author's own rewards never get here."""
 
     rollout: Rollout
-    question: str  # regenerated here
+    question: str  # the question, regenerated here
     rewards: tuple[float, ...]  # one per completion, 0.0 or 1.0
     round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
@@ -126,7 +126,8 @@ class Lead:
     """
 
     by: Mapping[str, float] = field(default_factory=dict)  # specialty -> -1 to 1
-    elsewhere: float = 0.0  # above 0; in a specialty of which too little of others was scored lately
+    # The lead, above 0, where too little of others was scored lately.
+    elsewhere: float = 0.0
 
     def of(self, specialty: str) -> float:
         return self.by.get(specialty, self.elsewhere)
@@ -155,10 +156,11 @@ class Figure:
     at: str
     means: str
     unit: str = ""
-    keys: Mapping[str, str] = field(default_factory=dict)  # of a mapping whose keys are known: key -> meaning
+    keys: Mapping[str, str] = field(default_factory=dict)  # for a mapping with known keys: key -> meaning
 
 
-STAGES: Mapping[str, str] = {  # of a round: what its seconds are spent on
+# What a round's seconds are spent on.
+STAGES: Mapping[str, str] = {
     "generate": "answering our own questions; with `[workers]` waiting for generators",
     "score": "rewards from the verifier, and drawing batches",
     "share": "encoding our rollouts and handing them to the daemon",
@@ -245,7 +247,7 @@ class RoundReport:
             "replays_mean", "how often the pool's rollouts had been trained on before, mean; 0 without replay"
         ),
     ]
-    external_authors: tuple[PeerId, ...]  # of the batch
+    external_authors: tuple[PeerId, ...]  # authors of others' rollouts in the batch
     first_used: tuple[PeerId, ...] = ()  # authors of others' rollouts that were trained on for the first time
     updates: Annotated[int, Figure("updates", "updates made in this round")] = 1
     since_use_mean: Annotated[

@@ -179,9 +179,8 @@ class Pacing:
         if paced:
             self._correct_at = now + CORRECT_EVERY_S
             self.pace *= self._factor(authors, short, long)
-            if (
-                authors <= 2 * FEW_AUTHORS
-            ):  # or some could stay silent, unheard, beside FEW_AUTHORS that are free
+            if authors <= 2 * FEW_AUTHORS:
+                # Or some could stay silent, unheard, beside FEW_AUTHORS that are free.
                 self.pace = max(self.pace, FIRST_PACE * self.target)
             self._waited = False
         elif authors > FEW_AUTHORS and max(short, long) > self.target / 2:

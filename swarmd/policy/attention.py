@@ -169,7 +169,7 @@ class Span:
 
     start: int
     length: int
-    prefix: tuple["Span", ...] = ()  # in order; of them only start and length count
+    prefix: tuple["Span", ...] = ()  # in order; only their start and length count
 
     @property
     def position(self) -> int:
@@ -218,7 +218,8 @@ class PackedLayout:
                 first = before + row * tile.queries
                 place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
             before += len(tile.spans) * tile.queries
-        self._place = place.to(device)  # [T]: where in the tiles' outputs, laid end to end, each token's is
+        # [T]: the place of each token's output in the tiles' outputs, laid end to end.
+        self._place = place.to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:  # noqa: ARG002  the same in every layer
         outs = [tile.attend(query, key, value, rules) for tile in self._tiles]

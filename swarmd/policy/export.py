@@ -36,7 +36,7 @@ from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import policy_files
 from swarmd.state.logs import installed_version
 
-APACHE: Final = "apache-2.0"  # of every model that has a short name
+APACHE: Final = "apache-2.0"  # the licence of every model that has a short name
 # The first and last reward are the mean of so many rounds at either end.
 EDGE_ROUNDS: Final = 10
 
@@ -46,11 +46,11 @@ class Figures:
     """The figures of a run, from its metrics.jsonl; None where that has no value."""
 
     rounds: int
-    hours: float  # of the rounds themselves
-    reward_first: float | None  # mean reward of the node's own completions, over the first rounds
+    hours: float  # hours of the rounds themselves
+    reward_first: float | None  # mean reward of own completions in the first rounds
     reward_last: float | None
-    edge: int  # rounds each of the two is the mean of
-    external_share: float | None  # of the rollouts that were trained on
+    edge: int  # rounds over which each of the two is a mean
+    external_share: float | None  # others' share of the rollouts trained on
     tokens_generated: int
     tokens_trained: int
     judge_score: float | None  # pass@1 of the last evaluation
@@ -68,7 +68,7 @@ class Origin:
     adapter_only: bool
     dtype: str
     curriculum: str
-    version: str  # of swarmd
+    version: str  # swarmd's version
     # Share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged
     lost: float | None = None
 
@@ -225,7 +225,8 @@ def _percent(value: float | None) -> str:
     return "none" if value is None else f"{100 * value:.0f} %"
 
 
-FILES: Final = ("policy.json", "weights.safetensors")  # of a checkpoint: all that an export needs
+# The files of a checkpoint that an export needs.
+FILES: Final = ("policy.json", "weights.safetensors")
 
 
 class CannotExport(SwarmdError):

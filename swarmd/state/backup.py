@@ -70,7 +70,7 @@ class BadBackup(SwarmdError):
 @dataclass(frozen=True, slots=True)
 class Restored:
     peer_id: str
-    round: int | None  # of the checkpoint; None: only the key
+    round: int | None  # round of the checkpoint; None: only the key
     kept: Sequence[Path]  # the folders that hold the replaced files
 
 
@@ -167,7 +167,8 @@ def _take_place(draft: Path, folder: Path, *, with_training: bool) -> list[Path]
         if old.exists():
             kept.append(durable.keep_aside(old))
         if new.exists():
-            durable.name_folder(new, old)  # or a file: metrics.jsonl may be larger than the memory
+            # Or a file, renamed because metrics.jsonl may be larger than the memory.
+            durable.name_folder(new, old)
     return kept
 
 

@@ -92,5 +92,6 @@ def write_report(files: Mapping[str, str], to: Path) -> None:
         raise ConfigError(f"{to} exists already. Name another file with --out.") from None
     except OSError as error:
         with suppress(OSError):
-            to.unlink()  # the part that there was room for
+            # Remove the part that there was room for.
+            to.unlink()
         raise CannotRecord.to(to, error) from None

@@ -276,7 +276,8 @@ class Leaving:
                 raise CannotRecord(
                     f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand."
                 ) from None
-        with contextlib.suppress(OSError):  # others' files are there, or it is a mount point
+        with contextlib.suppress(OSError):
+            # Other files are in the folder, or it is a mount point.
             self.folder.rmdir()
 
 

@@ -178,5 +178,6 @@ def _is_another(path: Path, file: IO[str]) -> bool:
     try:
         there, ours = path.stat(), os.fstat(file.fileno())
     except OSError:
-        return False  # between the two steps of a rotation
+        # We are between the two steps of a rotation.
+        return False
     return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino) or ours.st_size < file.buffer.tell()  # type: ignore[attr-defined]

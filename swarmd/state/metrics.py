@@ -175,7 +175,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, resumed_round: int) -> None:
         self.path = path
-        self.notes: list[str] = []  # for the operator
+        self.notes: list[str] = []  # notes for the operator
         try:
             there = _cut(path, resumed_round)
             if there is None:
@@ -237,7 +237,8 @@ def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]
         with path.open("rb") as file:
             if last is not None and (begin := file.seek(0, os.SEEK_END) - last * _LONG_LINE_BYTES) > 0:
                 file.seek(begin)
-                file.readline()  # the rest of one
+                # Skip the rest of a line.
+                file.readline()
             elif last is not None:
                 file.seek(0)
             data = file.read()
@@ -276,7 +277,8 @@ def _cut(path: Path, round_number: int) -> int | None:
         with path.open("rb") as file:
             for raw in file:
                 if not raw.endswith(b"\n"):
-                    break  # torn: the file's end
+                    # A torn line is the file's end.
+                    break
                 line = _parsed(raw)
                 if line is None or line["round"] <= before:
                     return None

@@ -32,7 +32,7 @@ class UserService:
     content: bytes
     start: Sequence[Sequence[str]]
     stop: Sequence[str]
-    active: Sequence[str]  # exit code 0 where it runs, or is loaded
+    active: Sequence[str]  # a command with exit code 0 where it runs or is loaded
     note: str = ""  # what else the user has to do
 
     def install(self) -> bool:

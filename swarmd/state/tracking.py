@@ -128,14 +128,16 @@ class Follower:
                 file.seek(self._at)
                 for data in file:
                     if not data.endswith(b"\n"):
-                        return  # still being written
+                        # The line is still being written.
+                        return
                     self._at += len(data)
                     line = json.loads(data)
                     if line["round"] > self._round:
                         self._round = line["round"]
                         yield line
         except (OSError, ValueError, KeyError, TypeError):
-            return  # not there yet, or damaged: the node says so itself
+            # The file is not there yet, or damaged; the node says so itself.
+            return
 
 
 def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> None:
@@ -157,7 +159,8 @@ def main() -> None:
     folder, peer, name = sys.argv[1:]
     parent, stopped = os.getppid(), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends us
+    # Ctrl-C is for the node, which ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow(Path(folder), peer, name, lambda: not stopped and os.getppid() == parent)
 
 

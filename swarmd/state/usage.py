@@ -25,9 +25,9 @@ DAYS_KEPT, MONTHS_KEPT = 62, 36
 class Usage(msgspec.Struct, frozen=True):
     """An amount of everything that is counted. None: it cannot be read on this machine."""
 
-    cpu_seconds: float = 0.0  # of all processes of the node
+    cpu_seconds: float = 0.0  # CPU time of all processes of the node
     energy_wh: float | None = None  # an estimate (docs/guest.md)
-    bytes_up: int = 0  # of the swarm's connections
+    bytes_up: int = 0  # bytes of the swarm's connections
     bytes_down: int = 0
     bytes_written: int | None = None  # to disk
 
@@ -124,7 +124,8 @@ class UsageLedger:
             return msgspec.json.decode(self._path.read_bytes(), type=_Ledger)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        except (OSError, ValueError, RecursionError) as error:
+            # msgspec's errors are ValueErrors.
             with contextlib.suppress(OSError):
                 log.warning(
                     "%s is damaged (%s) and is now %s; counting begins anew",

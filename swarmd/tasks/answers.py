@@ -15,14 +15,14 @@ class GradeReason(Enum):
 
     CORRECT = "correct"
     WRONG = "wrong"
-    NO_ANSWER = "no answer"  # no <answer>…</answer> in it
+    NO_ANSWER = "no answer"  # there is no <answer>…</answer>
     TOO_LONG = "too long"  # the completion, or its answer
     UNSAFE = "unsafe characters"
     TIMEOUT = "timeout"  # scoring took too long; the scoring process was killed
     CRASHED = "crashed"  # the scoring process died
     SKIPPED = "skipped"  # two answers of this rollout killed a scoring process; the rest is not tried
-    NO_TASK = "no such task"  # not in this curriculum
-    FAULT = "fault of the task plug-in"  # it raised, or gave no number from 0 to 1
+    NO_TASK = "no such task"  # the curriculum has no such task
+    FAULT = "fault of the task plug-in"  # the plug-in raised, or gave no number from 0 to 1
 
     @property
     def reward(self) -> float:

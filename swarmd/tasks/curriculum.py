@@ -84,7 +84,8 @@ class Curriculum:
         """Return the answer of a completion, checked, or why it cannot be scored."""
         return answers.read(specialty, text)
 
-    @cached_property  # asked for with each request, and a package's version is a file to be read
+    # Cached: it is needed with each request, and a package's version is a file to be read.
+    @cached_property
     def questions(self) -> str:
         """16 hex digits of (configurations, TASKS_VERSION, reasoning-gym version).
 

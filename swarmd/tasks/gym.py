@@ -14,7 +14,8 @@ class Deferred(ModuleType):
     """A module that is imported at its first use."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by the import system: not a use
+        if name.startswith("__"):
+            # The import system asks for these; that is not a use.
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]

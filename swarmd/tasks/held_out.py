@@ -32,7 +32,7 @@ class Regenerating(Protocol):
 class Terms:
     """The public terms of a window: all but its seed."""
 
-    curriculum: str  # digest
+    curriculum: str  # the curriculum's digest
     number: int  # 1, 2, 3 …
     opens: int  # seconds since 1970
     closes: int

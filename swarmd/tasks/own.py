@@ -35,7 +35,8 @@ class OwnCurriculum(Curriculum):
     One source makes questions and scores answers: nodes with different sources never meet.
     """
 
-    source: str = ""  # a .py or .jsonl file, or the name that an installed package offers
+    # A .py or .jsonl file, or the name that an installed package offers.
+    source: str = ""
     plugin: PluginDescription | None = None
 
     @classmethod

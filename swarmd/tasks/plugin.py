@@ -100,7 +100,8 @@ class LoadedPlugin:
 
     def _grade(self, facts: Any, answer: str) -> GradeReason:
         score = self._guarded("score", facts, answer)
-        if not isinstance(score, int | float) or not 0 <= score <= 1:  # refuses nan, too
+        if not isinstance(score, int | float) or not 0 <= score <= 1:
+            # This refuses NaN, too.
             raise TaskFault(f"score gave {_shown(score)}, not a number from 0 to 1")
         return GradeReason.CORRECT if score >= PASS_SCORE else GradeReason.WRONG
 
@@ -156,7 +157,8 @@ def _run_file(path: Path, content: bytes) -> Any:
     spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    # Dataclasses look up their module.
+    sys.modules[name] = module
     try:
         loader.exec_module(module)
     except BaseException as error:

@@ -20,7 +20,7 @@ from swarmd.tasks.sandbox.pipe import MAX_OWN_ANSWER_CHARACTERS, MAX_OWN_QUESTIO
 from swarmd.tasks.sandbox.worker import PluginRefused
 
 HELD_OUT_SHARE = 0.1
-SPECIALTY = "questions"  # of lines that name none
+SPECIALTY = "questions"  # the specialty of lines that name none
 # Mistakes that are listed.
 _MAX_MISTAKES = 5
 

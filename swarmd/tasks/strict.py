@@ -78,5 +78,6 @@ def _factor(left: list[str]) -> Fraction:
     if sign != "(":
         return Fraction(sign)
     value = _sum(left)
-    left.pop()  # the closing parenthesis
+    # Skip the closing parenthesis.
+    left.pop()
     return value

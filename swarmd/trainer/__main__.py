@@ -35,7 +35,8 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     daemon = TrainerLink(sock, on_eof=lambda: os._exit(1))
     start = daemon.open()
-    set_up_logging(None, stderr=True)  # the daemon leads standard error into trainer.log
+    # The daemon writes standard error to trainer.log.
+    set_up_logging(None, stderr=True)
     log_with(peer=start.peer_id)
     try:
         config = NodeConfig.model_validate_json(start.config)
@@ -66,7 +67,8 @@ def main() -> None:
         daemon.tell(link.TrainerFailed(str(error), error.exit_code))
     finally:
         daemon.close()
-        gc.freeze()  # the end of a process looks through the rest: more than a second
+        # At its end a process collects what is not frozen, which takes over a second.
+        gc.freeze()
 
 
 if __name__ == "__main__":

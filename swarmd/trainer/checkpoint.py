@@ -39,7 +39,7 @@ from swarmd.experience.replay_schedule import GuardState
 from swarmd.experience.strategies import Success
 from swarmd.types import Scored
 
-Content = bytes | memoryview  # of a file
+Content = bytes | memoryview  # the content of a file
 
 SCHEMA = 1
 KEPT_CHECKPOINTS = 2
@@ -63,12 +63,12 @@ class RunState:
     task_rng: tuple[int, tuple[int, ...], float | None]  # random.Random.getstate()
     batch_rng: tuple[int, tuple[int, ...], float | None]
     pool: tuple[Scored, ...]
-    uses: tuple[int, ...]  # how often each of the pool was trained on
+    uses: tuple[int, ...]  # how often each rollout of the pool was trained on
     schema: int = SCHEMA
     # Of replay:
-    last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
-    updates: int = 0  # so far, as the pool counts them
-    since: tuple[int, ...] = ()  # updates before each of the pool was generated, or heard
+    last_uses: tuple[int, ...] = ()  # the last update that trained on each
+    updates: int = 0  # updates so far, as the pool counts them
+    since: tuple[int, ...] = ()  # updates before each was generated or heard
     # Updates before each of the last rounds (`Pool.before`)
     before: Mapping[int, int] = field(default_factory=dict)
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
@@ -106,7 +106,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, needs: Collection[str] = (), most: int | None = None) -> None:
         self.folder, self._needs, self._most = folder, {"run.msgpack", *needs}, most
-        self.size = 0  # bytes of the one written last
+        self.size = 0  # bytes of the newest checkpoint
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         """Write a checkpoint durably, and remove all but the two newest.
@@ -217,7 +217,8 @@ def folder_bytes(folder: Path) -> int:
     found = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                # It was removed meanwhile.
                 found += (Path(path) / name).lstat().st_size
     return found
 
@@ -233,8 +234,8 @@ class Timetable:
 
     every: float
     bytes_a_day: float
-    last: float  # when the last save began, or the run
-    paid: float = -math.inf  # when what was written is within the limit again
+    last: float  # when the last save or the run began
+    paid: float = -math.inf  # when the bytes written are within the limit again
 
     def due(self, now: float) -> bool:
         return now >= self.last + self.every and self.affordable(now)
@@ -301,7 +302,8 @@ class Saver:
         if self._begun is None:
             return
         save, future = self._begun
-        failure = future.exception()  # waits
+        # This waits for the thread.
+        failure = future.exception()
         if isinstance(failure, SwarmdError):
             save()
         elif failure is not None:

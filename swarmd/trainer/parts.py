@@ -46,13 +46,14 @@ class RoundParts(ReceivingParts):
     clock: Callable[[], float]  # seconds, any epoch
     questions: int = 4  # I
     external: int = 4  # J
-    resample: int = 0  # times that we ask again in place of what has no advantage
+    resample: int = 0  # tries for other questions where no advantage came
     trains: bool = True  # False: a frozen policy that answers and shares
     # Updates a round; one, unless replay is on
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)
     # Log-probabilities of first use, for what replay reuses
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
-    fitting: Fitting | None = None  # of the batch's filters: what our model can be trained on; None: all
+    # The filter for what our model can be trained on; None: all.
+    fitting: Fitting | None = None
     # Of the batch's filters: what may be trained on; None: all that has an advantage
     gate: Gate | None = None
     generators: Answers | None = None  # None: a round generates its own answers

@@ -54,7 +54,7 @@ class Measured:
     generate: float
     train: float
     mu: float  # median of the rounds' ratios
-    low: float  # least and greatest of them
+    low: float  # the smallest ratio, and the largest
     high: float
     rounds: int
 
@@ -71,9 +71,11 @@ class ReplayPlan:
     new: int  # R: rollouts generated a round
     size: int  # N
     batch: int  # rollouts of one update
-    updates: int  # a round; batch · updates is what the theorem calls B
-    gamma: float  # compute of such a round over that of one that generates all it trains on
-    same_progress: float  # cost to the same point over that without reuse, as the theorem has it
+    updates: int  # updates a round; batch · updates is the theorem's B
+    # The compute of such a round over that of one that generates all it trains on.
+    gamma: float
+    # The cost of the same progress over that without reuse, by the theorem.
+    same_progress: float
 
 
 def measure(

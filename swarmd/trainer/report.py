@@ -17,7 +17,7 @@ class Step:
     """One update and what it was made of."""
 
     batch: Sequence[Scored]
-    before: Sequence[PoolEntry]  # the pool's state of each of its rollouts before this update
+    before: Sequence[PoolEntry]  # the pool's entries before this update
     update: UpdateReport
 
 

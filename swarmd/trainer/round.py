@@ -36,7 +36,8 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
         # Rewards are ours, never the author's
         theirs = score_others(t, parts, received) if parts.external and parts.trains else []
     fresh = take_in(t, parts, local, theirs)
-    parts.pool.add_own(local)  # nothing, unless replay is on
+    # This adds nothing, unless replay is on.
+    parts.pool.add_own(local)
 
     resting = parts.schedule.state.resting
     best = sorted(local, key=lambda s: not s.informative)[: parts.questions] if parts.resample else local
@@ -111,7 +112,8 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         for r in rollouts
         if (r.author, r.ref) not in parts.pool and not too_old(r.heard, t, parts.pool.max_age)
     ]
-    if len(new) > SCORED_PER_ROUND:  # under caps, or a crowd's would be all that we look at
+    if len(new) > SCORED_PER_ROUND:
+        # Capped, or we would score nothing but a crowd's rollouts.
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: parts.swarm.author(new[i].author), parts.batch_rng)
         new = [new[i] for i in sorted(chosen)]

@@ -32,8 +32,8 @@ class NothingSaved(SwarmdError):
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     round: int  # rounds behind the checkpoint
-    files: Mapping[str, bytes]  # those that were asked for
-    metrics: Sequence[Mapping[str, Any]]  # of the rounds behind it
+    files: Mapping[str, bytes]  # the files that were asked for
+    metrics: Sequence[Mapping[str, Any]]  # lines of the rounds behind it
 
 
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:

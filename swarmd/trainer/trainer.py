@@ -69,13 +69,13 @@ class Trainer:
     metrics: MetricsFile
     round: int  # rounds behind us
     timetable: Timetable
-    saved: int  # of them in a checkpoint, or on the way there
+    saved: int  # rounds in a checkpoint, or being saved
     durable: int  # rounds that are in a checkpoint on disk
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
-    starved: bool = False  # waiting for others' rollouts has been said
+    starved: bool = False  # whether waiting for others' rollouts was reported
     slowed: bool = False  # whether it was reported that checkpoints come less often than configured
     workers: WorkerGroup | None = None  # other processes that generate or train (`[workers]`)
-    waited: float = 0.0  # seconds for their rollouts, since the last round
+    waited: float = 0.0  # seconds waited for their rollouts since the last round
 
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave.
@@ -224,7 +224,8 @@ class Trainer:
         state = run_state(self.round, self.seed, self.parts)
         if self.policy.state_bytes <= MAX_COPIED_BYTES:
             self._write_when_room(partial(self.saver.begin, state, tuple(self.policy.files())))
-            self.durable = self.saved  # the one before
+            # The save before this one is durable now.
+            self.durable = self.saved
         else:
             self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
             self.durable = self.round
@@ -280,7 +281,8 @@ class Trainer:
     def _answer_judge(self) -> None:
         question = self.link.question()
         if question is not None:
-            self._save_all()  # the judge's figure is that of weights which cannot be lost
+            # The judge's figure must be of weights that cannot be lost.
+            self._save_all()
             answer = self.policy.answer(question.text)
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 

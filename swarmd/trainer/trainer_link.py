@@ -109,7 +109,8 @@ class TrainerLink:
 
         on_rest: told now, and from now on by the reading thread, whether to rest.
         """
-        with self._changed:  # so that nothing is said in between
+        with self._changed:
+            # Held, so that nothing is said in between.
             self._on_rest = on_rest
             on_rest(self.must_rest)
 
@@ -142,15 +143,18 @@ class TrainerLink:
             self._closing = True
             self._written.notify()
         self._writer.join(seconds)
-        with contextlib.suppress(OSError):  # the daemon's end is gone already
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reading thread; close alone would not
+        with contextlib.suppress(OSError):
+            # The daemon's end is gone already.
+            # This wakes the reading thread; close alone would not.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     # The threads.
 
     def _read(self) -> None:
         unpacker = link.from_daemon()
-        with contextlib.suppress(OSError):  # the daemon's end is gone: the same as end of file
+        with contextlib.suppress(OSError):
+            # The daemon's end is gone: the same as end of file.
             while data := self._socket.recv(1 << 16):
                 for message in unpacker.feed(data):
                     with self._changed:
@@ -189,4 +193,5 @@ class TrainerLink:
             try:
                 self._socket.sendall(link.pack(message or link.Alive()))
             except OSError:
-                return  # the reading thread sees the same end and acts on it
+                # The reading thread sees the same end and acts on it.
+                return

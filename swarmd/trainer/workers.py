@@ -117,7 +117,7 @@ class LagMeter:
 
 @dataclass
 class WorkerGroup:
-    policy: LanguagePolicy  # whose update is a step of all trainers
+    policy: LanguagePolicy  # its update is a step of all trainers
     generators: Generators
     trainers: Trainers | None
     handover: WeightWriter

@@ -47,9 +47,10 @@ class Generators:
         self._start, self._flow, self._most = start, flow, most
         self._children: list[WorkerProcess | None] = [None] * count
         self._working: set[int] = set()  # generators that have loaded their model
-        self._changed = threading.Condition()  # guards everything here, the flow too
+        # Guards everything here, the flow too.
+        self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._resting: set[str] = set()  # why they rest
+        self._resting: set[str] = set()  # reasons to rest
         self._failure: SwarmdError | None = None
         self._bug: Exception | None = None
         self._threads = [
@@ -57,7 +58,7 @@ class Generators:
             for i in range(count)
         ]
         self.restarts = 0
-        self.seconds = 0.0  # of computing, all of them together
+        self.seconds = 0.0  # seconds of computing, of all generators together
         self.rollouts = 0  # rollouts finished so far
 
     def __enter__(self) -> Self:
@@ -157,7 +158,8 @@ class Generators:
                     ended,
                 )
                 self._closing.wait(death.backoff)
-        except Exception as error:  # ours: drawing a task, say. Heard by the loop, in `wait`
+        except Exception as error:
+            # It is a fault of ours, as in drawing a task. `wait` raises it in the loop.
             with self._changed:
                 self._bug = error
                 self._changed.notify_all()
@@ -168,7 +170,8 @@ class Generators:
         with self._changed:
             self._children[number] = child
             self.restarts += life > 0
-            if self._resting:  # told here, or a `rest(False)` that comes now would be heard before it
+            if self._resting:
+                # Told here, or a `rest(False)` that comes now would arrive before it.
                 child.send(Rest())
         if self._closing.is_set():
             return False, child.end()

@@ -30,9 +30,9 @@ class Begin(_Message, frozen=True):
     """The first message: everything a worker needs to know."""
 
     config: str  # NodeConfig as JSON
-    seed: int  # of what it samples
+    seed: int  # seed of what it samples
     folder: str  # the folder in which weights are published
-    sharing: int  # processes of this run on its device, itself included
+    sharing: int  # processes of this run on its device, with itself
 
 
 class Ask(_Message, frozen=True):
@@ -53,7 +53,8 @@ class Join(_Message, frozen=True):
     """Take the weights and optimizer of this folder, and meet the other trainers."""
 
     state: str  # folder of a saved policy
-    meeting: str  # a file for the process group to meet in; each meeting has its own
+    # A file for the process group to meet in; each meeting has its own.
+    meeting: str
     rank: int
     size: int
 
@@ -62,7 +63,7 @@ class Share(_Message, frozen=True):
     """One step of all trainers, and this worker's share of it."""
 
     rows: bytes  # policy/parallel/data_parallel.py reads it
-    check: bool  # tell what the weights are then
+    check: bool  # whether to return a digest of the weights
 
 
 # Worker to trainer.
@@ -73,13 +74,13 @@ class WorkerReady(_Message, frozen=True):
 
 
 class FinishedAnswers(_Message, frozen=True):
-    answers: list[tuple[int, Generation]]  # id and what came of it; the tokens tell their versions
-    seconds: float  # of computing
+    answers: list[tuple[int, Generation]]  # id and generation; the tokens tell their versions
+    seconds: float  # seconds of computing
 
 
 class Stepped(_Message, frozen=True):
-    updates: int  # behind its weights now
-    digest: int | None  # of them, where it was asked for
+    updates: int  # updates behind its weights now
+    digest: int | None  # digest of the weights, where it was asked for
 
 
 class Fatal(_Message, frozen=True):
@@ -127,7 +128,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the channel and wake a pending `receive`, here and at the other end."""
-        with contextlib.suppress(OSError):  # the other end is gone already
+        with contextlib.suppress(OSError):
+            # The other end is gone already.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -136,7 +138,8 @@ class Channel:
         while len(data) < count:
             try:
                 piece = self._socket.recv(min(count - len(data), 1 << 20))
-            except OSError:  # closed here, or torn down there: the same as end of file
+            except OSError:
+                # Closed here, or torn down there: the same as end of file.
                 return None
             if not piece:
                 return None

@@ -28,7 +28,8 @@ class _Asked:
 class _Finished:
     task: Task
     answers: Generation
-    takes: int  # rounds that had taken something before
+    # Rounds that had taken rollouts before.
+    takes: int
 
 
 class QuestionQueue:
@@ -45,7 +46,8 @@ class QuestionQueue:
             questions in flight and finished at which no more are handed out.
         """
         self._draw, self._ahead, self._enough = draw, ahead, enough
-        self._waiting: deque[_Asked] = deque()  # put back; asked again before any new one
+        # Questions that were put back; they are asked before any new one.
+        self._waiting: deque[_Asked] = deque()
         self._out: dict[int, dict[int, _Asked]] = {}  # generator -> id -> question
         self._finished: deque[_Finished] = deque()  # oldest first
         self._takes = 0

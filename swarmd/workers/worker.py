@@ -85,11 +85,12 @@ class WorkerLink:
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._may_work = threading.Event()
         self._may_work.set()
-        self._left: list[tuple[int, str]] = []  # questions that were not asked for yet
+        self._left: list[tuple[int, str]] = []  # questions that `questions` has not returned yet
         threading.Thread(target=self._hear, name="trainer", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        self._channel.send(message)  # to nobody: `_hear` sees the same end and acts on it
+        # If nobody receives it, `_hear` sees the same end and acts on it.
+        self._channel.send(message)
 
     def rest(self) -> float:
         """Wait here for as long as we are to rest. Returns the seconds that took."""
@@ -118,12 +119,14 @@ class WorkerLink:
                     self._may_work.set()
                 case _:
                     self.messages.put(message)
-        os._exit(0)  # the trainer is gone, or done with us; what we have in hand is nobody's
+        # The trainer is gone, or done with us; nobody wants what we have in hand.
+        os._exit(0)
 
 
 def run(work: Callable[[Begin, WorkerLink], None]) -> None:
     """Run `work` as a worker process: logging, the link to the trainer, and errors sent back over it."""
-    set_up_logging(None, stderr=True)  # the trainer's standard error, and so trainer.log
+    # It is the trainer's standard error, and so trainer.log.
+    set_up_logging(None, stderr=True)
     inside = WorkerLink(Channel(socket.socket(fileno=int(sys.argv[1]))))
     begin = inside.messages.get()
     assert isinstance(begin, Begin)

@@ -77,7 +77,7 @@ class ContinuousEngine(BuiltInEngine):
             top_k=0 if sampling.temperature else None,
             top_p=1.0 if sampling.temperature else None,
             eos_token_id=sorted(sampling.ends),
-            pad_token_id=0,  # never looked at
+            pad_token_id=0,  # never read
             max_new_tokens=room,
             num_return_sequences=drawn,
         )

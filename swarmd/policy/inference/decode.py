@@ -34,10 +34,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    ids: tuple[int, ...]  # the end-of-sequence included where it was drawn
+    ids: tuple[int, ...]  # with the end-of-sequence where it was drawn
     logprobs: tuple[float, ...]
     ended: bool
-    versions: tuple[int, ...] = ()  # of the weights each token was drawn from, where `between` tells them
+    # The version of the weights that each token was drawn from, where `between` tells it.
+    versions: tuple[int, ...] = ()
 
 
 def decode(
@@ -128,10 +129,10 @@ def decode_rows(
     total, steps = len(room), int(room.max())
     ids = torch.full((total, steps), -1, device=device)
     logprobs = torch.zeros(total, steps, device=device)
-    row = torch.arange(total, device=device)  # of ids: where a batch row's tokens go
+    row = torch.arange(total, device=device)  # the row of `ids` for each batch row's tokens
     alive = torch.ones(total, dtype=torch.bool, device=device)
 
-    versions = [between()] if between else []  # of each step
+    versions = [between()] if between else []  # version of the weights at each step
     rest()
     logits = rows.first()
     for step in range(steps):

@@ -153,11 +153,11 @@ class EngineOptions:
     dtype: str  # float32 or bfloat16
     lora_rank: int | None  # None: all weights are trained
     context: int | None  # tokens of prompt and answer together; None: the model names no limit
-    url: str = ""  # of a server that is running already; "": the engine's own to start
+    url: str = ""  # URL of a running server; "": the engine starts one
     python: str = ""  # the interpreter of the engine's own environment
     memory: float = 0.4  # share of the device's memory it may take
     start_seconds: float = 600.0  # how long it may take to start
-    arguments: tuple[str, ...] = ()  # more of them, for what it starts
+    arguments: tuple[str, ...] = ()  # further arguments for what it starts
 
 
 def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:

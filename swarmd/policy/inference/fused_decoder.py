@@ -131,7 +131,8 @@ def _one(projection: Any, frozen: bool) -> Project:
     layer, factors = _linear(projection), lora_factors(projection)
     if factors is None:
         return lambda x: F.linear(x, layer.weight, layer.bias)
-    if not frozen:  # the module reads its adapter anew
+    if not frozen:
+        # Then the module reads its adapter anew.
         return projection  # type: ignore[no-any-return]
     return lambda x: adapted(x, layer.weight, layer.bias, *factors)
 

@@ -123,7 +123,8 @@ def remember(file: Path, asked: Conditions, engine: str, seconds: Mapping[str, f
 def _entries(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # missing or damaged: measure anew and overwrite
+    except (OSError, ValueError):
+        # The file is missing or damaged: measure anew and overwrite it.
         return {}
     choices = (
         document.get("choices") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
@@ -162,7 +163,8 @@ def measure(
             begun = clock()
             try:
                 engine.generate(prompts, COPIES, asked, seeded(device, attempt))
-            except (SwarmdError, RuntimeError) as error:  # it is left out, and the log says so
+            except (SwarmdError, RuntimeError) as error:
+                # The engine is left out, and the log says so.
                 log.warning(
                     "the engine %s failed while it was tried out, and is left out: %s",
                     name,

@@ -44,7 +44,8 @@ PADDED: Final = frozenset(
 )  # fmt: skip
 # Of transformers' layer types; a convolution's state is small
 RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}
-_ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}  # of a forward pass, by PaddedRows
+# The arguments of a forward pass that PaddedRows needs.
+_ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}
 
 
 def read_config(place: hub.Place) -> Any:
@@ -152,13 +153,15 @@ def is_tried(network: nn.Module, source: str) -> bool:
     config, kind = model.config, model.config.model_type
     if covers(config):
         return True
-    if not getattr(config, "is_decoder", True):  # BERT and its kin, which see what comes after
+    if not getattr(config, "is_decoder", True):
+        # It is BERT or its kin, which see what comes after.
         raise NoModel(
             f"{source} does not write from left to right ({kind}). Choose a model that generates text."
         )
     try:
         DynamicCache(config=config)
-    except (KeyError, TypeError, ValueError, AttributeError):  # of layers that it has no cache for
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # transformers has no cache for these layers.
         fitting = False
     else:
         fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED
@@ -211,7 +214,7 @@ def _counted(network: nn.Module) -> Shape:
     return Shape(
         parameters=sum(p.numel() for p in network.parameters()),
         layers=text.num_hidden_layers,
-        norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # less the one behind the last layer
+        norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # without the one behind the last layer
         width=text.hidden_size,
         query_width=text.num_attention_heads * head_width,
         key_width=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_width,

@@ -105,7 +105,8 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
     more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": False}
     try:
         (plain, spaced), _ = render_jinja_template(chats, chat_template=template, **more)
-    except Exception as error:  # a template is a program and may raise anything
+    except Exception as error:
+        # A template is a program and may raise anything.
         raise TemplateFails(str(error).strip() or type(error).__name__) from None
     if max(len(plain), len(spaced)) > MAX_PROMPT_CHARACTERS:
         raise TemplateFails(f"it makes more than {MAX_PROMPT_CHARACTERS:,} characters of a question")
@@ -185,7 +186,8 @@ class Chat:
     def _framed(self, system_prompt: str, ours: bool) -> ChatFrame:
         try:
             template = self._tokenizer.get_chat_template()
-        except ValueError as error:  # several, and none of them is the default
+        except ValueError as error:
+            # There are several templates, and none of them is the default.
             raise TemplateFails(str(error)) from None
         tokens = {
             name: text for name, text in self._tokenizer.special_tokens_map.items() if isinstance(text, str)
@@ -236,7 +238,8 @@ def main() -> None:
     from swarmd.tasks.sandbox.containment import limit_resources
 
     template, special_tokens, system = json.load(sys.stdin)
-    for first in WARM_UP:  # so that everything is imported
+    for first in WARM_UP:
+        # Warm up, so that everything is imported.
         with contextlib.suppress(TemplateFails):
             render(first, {}, "")
     most = int(time.process_time()) + 1 + CPU_S

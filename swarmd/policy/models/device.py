@@ -78,7 +78,8 @@ def _mps_has_bf16() -> bool:
     try:
         x = torch.ones(8, 8, dtype=torch.bfloat16, device="mps")
         return bool((x @ x).isfinite().all())
-    except (RuntimeError, TypeError):  # macOS before 14 has no bfloat16 on MPS: float32 it is
+    except (RuntimeError, TypeError):
+        # macOS before 14 has no bfloat16 on MPS: use float32.
         return False
 
 

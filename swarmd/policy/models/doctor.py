@@ -174,8 +174,9 @@ class ListedModel:
     fit: Fit
     download: int  # bytes still to be fetched
     checkpoints: int  # bytes
-    seconds: float  # of a round
-    measured: int  # rounds that these are the median of; 0: estimated from the device's speed
+    seconds: float  # seconds of a round
+    # Rounds whose median the seconds are; 0: estimated from the device's speed.
+    measured: int
 
     @property
     def rounds_an_hour(self) -> float:
@@ -255,7 +256,8 @@ def _seconds(work: Callable[[], torch.Tensor]) -> float:
     best, begun = float("inf"), time.perf_counter()
     while time.perf_counter() - begun < MEASURE_S:
         start = time.perf_counter()
-        work().reshape(-1)[0].item()  # waits for the device
+        # This waits for the device.
+        work().reshape(-1)[0].item()
         best = min(best, time.perf_counter() - start)
     return best
 

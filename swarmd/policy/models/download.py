@@ -77,7 +77,8 @@ def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryR
         files: Any = snapshot_download(
             repository, revision=commit, allow_patterns=list(patterns), ignore_patterns=["*/*"], dry_run=True
         )
-    except DryRunError:  # the hub cannot be reached; what is in the cache will have to do
+    except DryRunError:
+        # The hub cannot be reached; what is in the cache will have to do.
         return []
     return [file for file in files if file.will_download]
 
@@ -101,11 +102,13 @@ def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, 
     url = hf_hub_url(repository, file.filename, revision=commit)
     found = get_hf_file_metadata(url)
     if found.etag is None or not re.fullmatch(r"[0-9A-Za-z-]{8,128}", found.etag):
-        return  # no name of the cache: huggingface_hub will say why
+        # The cache has no name for it: huggingface_hub will say why.
+        return
     whole, part = blobs / found.etag, blobs / (found.etag + PART)
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with _Counted(io.FileIO(descriptor, "r+b"), progress) as out:
-        fcntl.flock(out, fcntl.LOCK_EX)  # another node of this machine may be fetching it
+        # Another node of this machine may be fetching it.
+        fcntl.flock(out, fcntl.LOCK_EX)
         if whole.exists():
             part.unlink(missing_ok=True)
             return

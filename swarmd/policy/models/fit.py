@@ -66,7 +66,8 @@ def longest_questions(curriculum: str) -> tuple[str, ...]:
     known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
     if known is None:
         return ()
-    from swarmd.tasks.source import TaskRef, tasks_of  # ReasoningGYM takes a second to import
+    # Imported here: ReasoningGYM takes a second to import.
+    from swarmd.tasks.source import TaskRef, tasks_of
 
     def longest(specialty: str) -> str:
         found = (tasks_of(known.name).task(TaskRef(specialty, n)) for n in range(SAMPLES))
@@ -100,7 +101,8 @@ class Fit:
     dtype: torch.dtype
     work: Workload
     plan: Plan
-    fault: str | None = None  # of its tokenizer or template: why it cannot be trained anywhere
+    # Why its tokenizer or template makes training impossible anywhere.
+    fault: str | None = None
 
     @property
     def refusal(self) -> str | None:

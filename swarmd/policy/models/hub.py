@@ -35,7 +35,7 @@ class Place:
 
     source: str  # what a checkpoint remembers: a tiny name, a repository id, or a folder
     folder: Path
-    repository: str | None = None  # None: the folder is all there is
+    repository: str | None = None  # None: there is only the folder
     revision: str | None = None  # the commit, where there is a repository
 
 

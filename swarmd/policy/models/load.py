@@ -54,9 +54,9 @@ class Loaded:
     revision: str | None  # the commit, for a model of the hub
     device: torch.device
     dtype: torch.dtype
-    parameters: int  # of the base model
+    parameters: int  # parameters of the base model
     lora_rank: int | None  # None: all weights are trained
-    fingerprint: str  # of the base weights as they were loaded
+    fingerprint: str  # fingerprint of the base weights as loaded
     plan: Plan  # budgets: micro_batch_tokens, head_tokens, cache_tokens, checkpointing
 
 
@@ -156,7 +156,8 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
         ) from error
     finally:
         transformers_logging.set_verbosity(told)
-    if report["missing_keys"]:  # transformers would go on with random ones
+    if report["missing_keys"]:
+        # transformers would go on with random weights.
         some = ", ".join(sorted(report["missing_keys"])[:3])
         raise NoModel(
             f"the weights of {source} are not all there ({some} …). Download it again, or choose another"
@@ -188,7 +189,8 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 
     config = lora_config(rank)
     config._register_custom_module({nn.Linear: adapted_linear()})
-    with torch.random.fork_rng(devices=[]):  # peft draws from torch's global source
+    with torch.random.fork_rng(devices=[]):
+        # peft draws from torch's global generator.
         torch.manual_seed(seed)
         adapted: nn.Module = get_peft_model(network, config).get_base_model()
     return adapted

@@ -62,10 +62,10 @@ class Shape:
 
     parameters: int
     layers: int
-    norms: int  # of a layer, as wide as the model
+    norms: int  # norms of a layer, as wide as the model
     width: int
     query_width: int
-    key_width: int  # of keys, and of values
+    key_width: int  # the width of keys, and of values
     inner_width: int
     vocabulary: int
     context: int | None  # tokens; None: the architecture names no limit
@@ -86,13 +86,15 @@ class Workload:
     questions: int = 4
     completions: int = 8
     new_tokens: int = 256
-    prompt_tokens: int = 256  # of the longest question; 256: assumed, where none could be sampled
+    # Of the longest question; 256 is assumed where none could be sampled.
+    prompt_tokens: int = 256
     mean_prompt_tokens: int = 128
-    micro_batch_tokens: int = 0  # asked for; 0: what the plan finds
+    micro_batch_tokens: int = 0  # as configured; 0: the plan decides
     optimizer: str = "adamw"  # or "adamw8bit"
     # Of trained weights in 16 bits; auto: the first that fits
     precision: Literal["auto"] | Precision = "auto"
-    start_copy: bool = False  # wanted: the weights as they were at the start, where all are trained
+    # Whether to keep a copy of the start's weights, where all are trained.
+    start_copy: bool = False
     # The curriculum's longest questions, from which the tokenizer counts `prompt_tokens`
     asked: tuple[str, ...] = ()
 
@@ -128,17 +130,17 @@ class Plan:
 
     dtype: str
     lora_rank: int | None  # None: all weights are trained
-    trained: int  # weights
+    trained: int  # number of trained weights
     checkpointing: bool  # gradient checkpointing
     micro_batch_tokens: int  # unpadded tokens of one micro-batch's forward pass
     head_tokens: int  # completion tokens whose logits are held at once
     cache_tokens: int  # tokens whose keys and values are held at once while answering
     # Longest question and answer, in tokens, that the model takes and that can be trained on here
     context: int
-    free: int  # bytes there are
-    usable: int  # bytes of them the plan counts on
+    free: int  # free bytes
+    usable: int  # free bytes that the plan counts on
     least: int  # bytes without which training is not possible
-    peak: int  # bytes of what is planned
+    peak: int  # bytes that the plan needs
     items: tuple[Item, ...]
     optimizer: str = "adamw"
     precision: Precision | None = None  # None: what is trained is in float32
@@ -253,7 +255,8 @@ def _always(
     def of_trained(name: str, numbers: int, each: int) -> None:
         items.append(Item("always", name, f"{trained:,} × {numbers} × {each} B", trained * numbers * each))
 
-    if lora_rank:  # an adapter is float32 whatever its base is
+    if lora_rank:
+        # An adapter is float32, whatever its base is.
         of_trained("adapter and its gradient", 2, 4)
         of_trained("copy of the adapter in the base's dtype", 1, size)
     else:
@@ -284,7 +287,8 @@ def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
         if checkpointing
         else shape.layers * layer + shape.recurrent * (largest - layer)
     )
-    again = 2 * largest if checkpointing else largest  # a layer computed again, and the gradients inside one
+    # A layer that is computed again, and the gradients inside one.
+    again = 2 * largest if checkpointing else largest
     return kept + again + norm
 
 

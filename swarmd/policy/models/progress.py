@@ -11,8 +11,8 @@ REPORT_EVERY_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class Download:
     source: str  # what is downloaded, in words
-    file: str  # the one in hand
-    done: int  # bytes of all files that are here
+    file: str  # the file being downloaded
+    done: int  # bytes that are here, of all files
     total: int
     rate: float  # bytes a second; 0: not known yet
 
@@ -61,7 +61,8 @@ class Progress:
         """
         self._source, self._total, self._report, self._clock = source, total, report, clock
         self._file = ""
-        self._there = self._got = 0  # bytes on the disk, and of them those that came since we began
+        # Bytes on the disk, and those of them that came since we began.
+        self._there = self._got = 0
         self._begun = self._said = clock()
 
     def found(self, file: str, size: int) -> None:

@@ -109,7 +109,8 @@ def _check_round_trip(tokenizer: Any, text: str, source: str) -> None:
     """Raise NoModel if a text does not survive encoding as `Chat` does it and decoding."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    if back.lstrip() == text.lstrip():  # some put a space in front
+    if back.lstrip() == text.lstrip():
+        # Some tokenizers put a space in front.
         return
     lost = "".join(sorted(set(text) - set(back)))
     what = f"it has no token for {lost!r}" if lost else f"{text[:60]!r} comes back as {back[:60]!r}"

@@ -99,7 +99,8 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
 def leave() -> None:
     if dist.is_initialized():
         if dist.get_backend() == "nccl":
-            c10d._abort_process_group()  # destroying it would wait for the lost rank
+            # Destroying the group would wait for the lost rank.
+            c10d._abort_process_group()
         else:
             dist.destroy_process_group()
 
@@ -107,7 +108,8 @@ def leave() -> None:
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
     """Make every rank's gradients and sums those of all. Raises RankLost where one is gone."""
     for parameter in parameters:
-        if parameter.grad is None:  # had no rows
+        if parameter.grad is None:
+            # This rank had no rows.
             parameter.grad = torch.zeros_like(parameter)
     for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([g.flatten() for g in bucket])
@@ -184,9 +186,10 @@ class Trainers:
             check_every,
         )
         self._children: list[WorkerProcess] = []
-        self._waiting: list[WorkerProcess] = []  # started, and not met yet
+        self._waiting: list[WorkerProcess] = []  # processes that started and did not join yet
         self._meetings, self._deaths = 0, Deaths()
-        self._expected: Stepped | None = None  # what each of the others must answer for the last step
+        # What every other rank must answer for the last step.
+        self._expected: Stepped | None = None
         self.restarts = 0
 
     def __enter__(self) -> Self:
@@ -291,7 +294,8 @@ class Trainers:
                 child.send(Join(str(state), str(meeting), rank, self._size))
             join(str(meeting), 0, self._size, self._policy.device)
             for child in self._children:
-                _raise_failure(child.receive())  # joined, its weights in place
+                # The reply means that it joined, with its weights in place.
+                _raise_failure(child.receive())
         finally:
             shutil.rmtree(state, ignore_errors=True)
             meeting.unlink(missing_ok=True)
@@ -377,6 +381,7 @@ class Ranks:
         everybody = [torch.empty_like(mine) for _ in range(self.size)]
         try:
             dist.all_gather(everybody, mine)
-        except RuntimeError as error:  # gloo and NCCL raise this for a broken connection
+        except RuntimeError as error:
+            # gloo and NCCL raise this for a broken connection.
             raise RankLost(str(error).splitlines()[0]) from error
         return everybody

@@ -38,7 +38,8 @@ def train(begin: Begin, inside: WorkerLink) -> None:
 def main() -> None:
     try:
         run(train)
-    except RankLost as lost:  # rank 0 loses touch too, and starts us all again
+    except RankLost as lost:
+        # Rank 0 loses touch too, and starts us all again.
         log.warning("another trainer is lost: %s", lost)
         sys.exit(1)
 

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  Linux keeps it in memory; the folder inside is private
 _FILE: Final = "weights.safetensors"
-_VERSION: Final = "version"  # a tensor beside the weights, whose names have dots
+# The name of a tensor beside the weights, whose names have dots.
+_VERSION: Final = "version"
 # Of the weights at once: the one that is there, the one that is written, the one that is still being read
 _COPIES: Final = 3
 
@@ -46,7 +47,8 @@ def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
             return folder
-    except OSError:  # no such place on this system, or no right to it
+    except OSError:
+        # This system has no such place, or we may not use it.
         pass
     return Path(tempfile.mkdtemp(prefix="swarmd-"))
 
@@ -56,7 +58,7 @@ class WeightWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.version: int | None = None  # of what was published last
+        self.version: int | None = None  # the version published last
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Write this version of the weights for the generators, unless it is there already.
@@ -90,7 +92,7 @@ class WeightReader:
         """
         self._path, self._weights = folder / _FILE, weights
         self._seen: tuple[int, int] | None = None
-        self.version = -1  # nothing was read yet
+        self.version = -1  # -1: nothing was read yet
 
     def __call__(self) -> int:
         """Read newer weights, if there are any. Returns the version of those in place."""
@@ -100,7 +102,8 @@ class WeightReader:
             if seen != self._seen:
                 self._load()
                 self._seen = seen
-        except FileNotFoundError:  # the first ones are not there yet, or the run is over
+        except FileNotFoundError:
+            # The first weights are not there yet, or the run is over.
             pass
         return self.version
 

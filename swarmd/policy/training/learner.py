@@ -93,33 +93,36 @@ class Diverged(SwarmdError):
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    learning_rate: float  # the schedule's highest
+    learning_rate: float  # the schedule's highest rate
     max_grad_norm: float
-    temperature: float  # the one the policy samples at: ratios and entropy are of that distribution
-    micro_batch_tokens: int  # of one forward pass
-    loss: str = "grpo"  # of LOSSES
-    settings: LossSettings = field(default_factory=LossSettings)  # the loss's own
+    # The temperature that the policy samples at: ratios and entropy are of that distribution.
+    temperature: float
+    micro_batch_tokens: int  # tokens of one forward pass
+    loss: str = "grpo"  # a name in LOSSES
+    settings: LossSettings = field(default_factory=LossSettings)  # the loss's own settings
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
     # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary
     head_tokens: int = 0
     schedule: RateSchedule = field(default_factory=RateSchedule)
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
-    kl_every: int = 0  # updates between two measurements of the distance from the start; 0: none
+    # Updates between two measurements of the KL from the start; 0: none.
+    kl_every: int = 0
 
 
 @dataclass(slots=True)
 class Sums:
     """Sums over the completion tokens that were computed."""
 
-    loss: float = 0.0  # weighted
+    loss: float = 0.0  # the weighted loss
     entropy: float = 0.0
     clipped: float = 0.0
     tokens: int = 0
     drift: float = 0.0
-    drawn: int = 0  # tokens with log-probabilities of the policy that drew them: what `drift` is of
+    # Tokens with log-probabilities of the policy that drew them, over which `drift` is taken.
+    drawn: int = 0
     kl: float = 0.0
-    measured: int = 0  # tokens that `kl` is of
+    measured: int = 0  # tokens over which `kl` is taken
 
 
 # Of several trainers: makes everybody's gradients and sums those of all.
@@ -320,7 +323,8 @@ class Learner:
         logits.backward(
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
-        drift = k3(current, old)  # 0 where the policy that drew is not known
+        # The drift is 0 where the policy that drew is not known.
+        drift = k3(current, old)
         kl = none if reference is None else k3(reference, current)
         cut = none if clipped is None else clipped
         figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]

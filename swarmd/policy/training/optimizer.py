@@ -265,7 +265,7 @@ _FIELDS: Final = {
         {"step", "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2"},
     ),
 }
-_WHOLE: Final = {"exp_avg", "exp_avg_sq", "state1", "state2"}  # states with the shape of the weight
+_WHOLE: Final = {"exp_avg", "exp_avg_sq", "state1", "state2"}  # Adam's states that have the weight's shape
 
 
 class _Piece:
@@ -308,8 +308,10 @@ def _adam(kind: str, weights: list[nn.Parameter]) -> Any:
     if kind == "adamw":
         return torch.optim.AdamW(weights, weight_decay=0.0, fused=True)
     try:
-        from bitsandbytes.optim import AdamW8bit  # heavy, and not everybody's
-    except (ImportError, OSError, RuntimeError) as error:  # its binary does not match this machine's driver
+        # Imported here: it is heavy, and not everybody has it.
+        from bitsandbytes.optim import AdamW8bit
+    except (ImportError, OSError, RuntimeError) as error:
+        # Its binary does not match this machine's driver.
         raise NoOptimizer(
             f"bitsandbytes, which train.optimizer = 'adamw8bit' needs, does not work here ({error}). "
             "Install a build of it for this machine, or set train.optimizer = 'adamw'."

@@ -26,7 +26,7 @@ class Row:
     completion: tuple[int, ...]
     advantage: float
     old: tuple[float, ...] | None  # log-probabilities it was sampled with; None: take the current policy's
-    weight: float  # of each of its tokens in the batch's loss
+    weight: float  # weight of each of its tokens in the batch's loss
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
@@ -38,7 +38,7 @@ class Scores:
 
     targets: Tensor
     advantages: Tensor
-    old: Tensor  # nan where the current policy's is to be taken
+    old: Tensor  # NaN where the current policy's is to be used
     weights: Tensor
 
     def __getitem__(self, part: slice) -> "Scores":
@@ -55,7 +55,7 @@ class Packed:
     """
 
     ids: Tensor  # [T]
-    positions: Tensor  # [T], in the sequence of which a token is
+    positions: Tensor  # [T], within each token's own sequence
     spans: tuple[Span, ...]
     sources: Tensor  # [N]: where in the stream the token is that predicts each completion token
     scores: Scores
@@ -91,7 +91,7 @@ def rows_of(
     """
     rows: list[Row] = []
     lengths: list[int] = []
-    places: list[int] = []  # of rows in lengths
+    places: list[int] = []  # places of rows in `lengths`
     for scored, of_rollout in zip(batch, advantages, strict=True):
         prompt, ids = encoded(scored, chat, limit, context)
         old: Sequence[tuple[float, ...] | None] = [None] * len(ids)

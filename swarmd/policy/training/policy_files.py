@@ -52,7 +52,7 @@ class ModelIdentity:
 
     source: str
     revision: str | None
-    fingerprint: str  # of the base weights
+    fingerprint: str  # fingerprint of the base weights
     lora_rank: int | None
     dtype: str
     device: str

@@ -88,11 +88,12 @@ class Verifier:
         self._child: _Child | None = None
         self._lock = threading.Lock()
         self.restarts = 0  # processes that had to be replaced
-        self.faults = Counter[str]()  # of a plug-in: how often each kind
+        self.faults = Counter[str]()  # how often each fault of a plug-in occurred
 
     def __enter__(self) -> Self:
         """Start the process, without waiting for it."""
-        with self._lock, contextlib.suppress(_Failed):  # the first call to `judge` tries again, and reports
+        with self._lock, contextlib.suppress(_Failed):
+            # Errors are left to the first call of `judge`, which tries again and reports.
             self._child = self._child or _Child(self._command, START_TIMEOUT_S)
         return self
 
@@ -323,7 +324,8 @@ class _Child:
             raise _Failed("it did not answer in time") from None
         except (OSError, EOFError):
             raise _Failed(f"it ended ({self._last_words()})") from None
-        except ValueError as error:  # msgspec: not a message of a verifier
+        except ValueError as error:
+            # msgspec: it is not a message of a verifier.
             raise _Failed(f"it sent something else than an answer ({error})") from None
 
     def _receive(self, kind: type[_Reply], deadline: float) -> _Reply:

@@ -19,7 +19,8 @@ MEMORY_BYTES = 256 * 2**20
 # CPU time in the life of a worker, which is replaced long before.
 CPU_S = 60
 
-_REFUSED = (  # Python's own table of audit events: docs.python.org/3/library/audit_events.html
+# From Python's table of audit events: docs.python.org/3/library/audit_events.html.
+_REFUSED = (
     "open",
     "import",
     "os.",
@@ -70,7 +71,8 @@ def contain(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> bool:
     """
     limit_resources(memory, cpu)
     held = seccomp.install()
-    sys.addaudithook(_refuse)  # last: it would refuse the installation of the filter
+    # The hook comes last, as it would refuse the installation of the filter.
+    sys.addaudithook(_refuse)
     return held
 
 
@@ -105,7 +107,8 @@ def limit_resources(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
             resource.setrlimit(limit, (value, value))
-        except (OSError, ValueError):  # macOS refuses some of them (RLIMIT_AS)
+        except (OSError, ValueError):
+            # macOS refuses some of them (RLIMIT_AS).
             if sys.platform == "linux":
                 raise
 

@@ -42,7 +42,7 @@ class PluginDescription(msgspec.Struct, frozen=True):
     version: str
     specialties: tuple[str, ...]
     limits: TaskLimits
-    digest: str  # of its source
+    digest: str  # digest of its source
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -112,7 +112,8 @@ def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> Non
             await_event(fd, select.POLLOUT, deadline)
         try:
             view = view[os.write(fd, view[:_CHUNK_BYTES]) :]
-        except BlockingIOError:  # less room than a chunk; wait for more
+        except BlockingIOError:
+            # There is less room than a chunk; wait for more.
             continue
 
 

@@ -148,7 +148,8 @@ def die_with_parent(parent: int) -> bool:
     Returns False where it cannot.
     """
     held = sys.platform == "linux" and _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the kernel tells no more of it
+    if os.getppid() != parent:
+        # The parent ended before; the kernel will not report it.
         signal.raise_signal(signal.SIGKILL)
     return held
 

@@ -81,10 +81,11 @@ class Work:
 
     # (curriculum, specialty, n); None: no such task. Raises TaskFault
     prepare: Callable[[str, str, int], Prepared | None]
-    seconds: float = ANSWER_CPU_S  # of CPU time; pipe.STARVED_FACTOR times as many in all
+    seconds: float = ANSWER_CPU_S  # CPU time; pipe.STARVED_FACTOR times that by the clock
     memory: int = MEMORY_BYTES
     plugin: PluginDescription | None = None
-    check: Callable[["Marker"], None] = lambda _: None  # before the first request; raises PluginRefused
+    # Called before the first request; may raise PluginRefused.
+    check: Callable[["Marker"], None] = lambda _: None
 
 
 class WorkerLost(Exception):
@@ -123,7 +124,8 @@ class Worker:
         """Send answers to grade, and call `result` once for each; or ask for a question, and call `made`."""
         try:
             pipe.send(self._jobs, request, self._latest())
-        except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
+        except OSError as error:
+            # TimeoutError: the worker does not read. BrokenPipeError: it is gone.
             raise WorkerLost(
                 GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
             ) from error
@@ -176,14 +178,16 @@ class Worker:
             return msgspec.msgpack.decode(pipe.receive(self._results, deadline), type=Made)
         except TimeoutError:
             raise WorkerLost(GradeReason.TIMEOUT) from None
-        except (EOFError, ValueError) as error:  # the worker is gone, or a plug-in's code wrote into the pipe
+        except (EOFError, ValueError) as error:
+            # The worker is gone, or a plug-in's code wrote into the pipe.
             raise WorkerLost(GradeReason.CRASHED) from error
 
     def end(self) -> None:
         """Kill it, whatever it is doing."""
         os.close(self._jobs)
         os.close(self._results)
-        os.kill(self._pid, signal.SIGKILL)  # a dead child must still be reaped
+        # A dead child must still be reaped.
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 
@@ -257,7 +261,8 @@ def serve(requests: int, replies: int, work: Work) -> None:
         pipe.send(replies, VerifierReady(marker.worker.seccomp, work.plugin))
         while _wait_for_request(requests, parent):
             pipe.send(replies, _reply(requests, marker))
-    except (EOFError, BrokenPipeError):  # the client is gone: the usual end
+    except (EOFError, BrokenPipeError):
+        # The client is gone: this is the usual end.
         return
     finally:
         marker.worker.end()
@@ -305,14 +310,16 @@ def _become_worker(jobs: int, results: int, verifier: int, work: Work) -> NoRetu
 
 
 def _be_worker(jobs: int, results: int, work: Work) -> None:
-    os.dup2(0, 2)  # 0 and 1 lead to /dev/null
+    # Descriptors 0 and 1 lead to /dev/null.
+    os.dup2(0, 2)
     low, high = sorted((jobs, results))
     os.closerange(3, low)
     os.closerange(low + 1, high)
     os.closerange(high + 1, 1024)
     try:
         held = contain(work.memory)
-    except (OSError, ValueError) as error:  # the verifier raises it, and its client shows it
+    except (OSError, ValueError) as error:
+        # The verifier raises it, and its client shows it.
         pipe.send(results, VerifierRefused(repr(error)))
         return
     pipe.send(results, VerifierReady(held))
@@ -322,7 +329,8 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
         try:
             for item in job.items:
                 _do(results, work, job, item)
-        except TaskFault:  # a fatal one
+        except TaskFault:
+            # The fault is fatal.
             return
 
 
@@ -377,7 +385,8 @@ def run(load: Callable[[], Work]) -> None:
     os.dup2(nowhere, 1)
     try:
         work = load()
-        gc.freeze()  # never collect what is loaded now: forks keep sharing the memory
+        # What is loaded now is never collected, so forks keep sharing the memory.
+        gc.freeze()
         serve(requests, replies, work)
     except PluginRefused as error:
         pipe.send(replies, VerifierRefused(str(error)))
