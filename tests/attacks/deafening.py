@@ -75,8 +75,12 @@ def messages(who: Sequence[Identity], topic: Topic, rng: random.Random, most: fl
         yield made
 
 
-async def connection(seed: int, number: int, victim: str, topic: Topic, parts: Any, task_status: Any) -> None:
+async def connection(
+    seed: int, number: int, victim: str, source: str, topic: Topic, parts: Any, task_status: Any
+) -> None:
     host = make_host(key_of(seed, number))
+    (tcp,) = host.get_network().transport_manager.get_transports()
+    tcp.dial = lambda where: tcp.dial_with_source(where, (source, 0))
     host.set_stream_handler(MESHSUB[0], swallow)
     async with host.run(listen_addrs=[]):
         stream, _ = await subscribe(host, info_from_p2p_addr(multiaddr.Multiaddr(victim)), topic)
@@ -96,10 +100,12 @@ async def run(given: Any) -> None:
             victim for victim in given.bootstrap for _ in range(given.connections)
         ):
             send, receive = trio.open_memory_channel[bytes](10)
+            source = f"127.0.{1 + number}.1" if given.machines else "127.0.0.1"
             await nursery.start(
-                lambda n, v, r, task_status: connection(given.seed, n, v, topic, r, task_status),
+                lambda n, v, s, r, task_status: connection(given.seed, n, v, s, topic, r, task_status),
                 number,
                 victim,
+                source,
                 receive,
             )
             lines.append(send)
@@ -136,6 +142,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="to each victim")
     parser.add_argument(
         "--skew", type=float, default=SKEW, help="seconds that clocks are wrong by, at most; 0: all are right"
+    )
+    parser.add_argument(
+        "--machines", action="store_true", help="each connection comes from a loopback address of its own"
     )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)

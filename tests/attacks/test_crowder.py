@@ -1,4 +1,4 @@
-"""Crowder: well-formed frames of free keys, within all limits, by five connections to the middle node of a
+"""Crowder: well-formed frames of free keys, within all limits, by many connections to the middle node of a
 line; those beyond it pay.
 
 A and C are connected to B alone, and what one sends reaches the other only if B passes it on. Real processes
@@ -6,6 +6,7 @@ over loopback (`benchmarks.probe`); the attacker is `tests.attacks.deafening` wi
 p2pd passes on what it likes.
 """
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,12 @@ class Crowded:
 
 
 def attack(
-    folder: Path, connections: int = 5, rate: float = 400.0, seconds: float = 30.0, every: float = 0.5
+    folder: Path,
+    connections: int = 5,
+    rate: float = 400.0,
+    seconds: float = 30.0,
+    every: float = 0.5,
+    machines: bool = False,
 ) -> Crowded:
     with ExitStack() as stack:
         b = stack.enter_context(ProbeProcess(folder / "b"))
@@ -51,6 +57,7 @@ def attack(
             str(connections),
             "--seconds",
             str(seconds + 2 * TIMEOUT_S),
+            *(["--machines"] if machines else []),
         ]
         hostile = stack.enter_context(
             ProbeProcess(folder / "h", module="tests.attacks.deafening", bootstrap=b.addresses[:1], more=more)
@@ -82,7 +89,8 @@ def attack(
             len(seen),
             spent / seconds,
         )
-    show(f"crowder, {connections} connections, {rate:g}/s", result)
+    apart = " of machines of their own" if machines else ""
+    show(f"crowder, {connections} connections{apart}, {rate:g}/s", result)
     return result
 
 
@@ -96,9 +104,22 @@ def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int,
 
 
 @pytest.mark.net
-def test_who_comes_by_another_connection_is_passed_on(tmp_path: Path) -> None:
-    # A fifth, and A or C may lose its place in B's mesh (docs/admission.md)
-    result = attack(tmp_path, connections=4, seconds=15.0)
+@pytest.mark.parametrize(
+    "connections, machines",
+    [
+        (5, False),
+        pytest.param(
+            8,
+            True,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8"),
+        ),
+    ],
+)
+def test_who_comes_by_another_connection_is_passed_on(
+    tmp_path: Path, connections: int, machines: bool
+) -> None:
+    """B's mesh has six places: more connections than it has, of one network group and of many."""
+    result = attack(tmp_path, connections, seconds=15.0, machines=machines)
     assert result.written > 3000 and result.passed_on > 300  # most of what may be passed on is the attacker's
     assert result.missed <= 0.05 and result.middle_missed == 0
 
@@ -109,5 +130,6 @@ ATTACK = Attack(
     about={
         "rate": "frames a second, of all connections together",
         "every": "seconds between two honest frames of a node",
+        "machines": "each connection comes from an address, and so a network group, of its own",
     },
 )

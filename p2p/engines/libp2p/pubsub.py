@@ -1,8 +1,9 @@
 """py-libp2p's GossipSub, where every message goes through our admission and every peer pays for it."""
 
 import logging
+import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,11 @@ MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 # As p2pd's. What is repeated later ends in the inbox.
 SEEN_TTL_S = 120
 HEARTBEAT_S = 1
+# GossipSub's D, D_low, D_high and D_out. In a small swarm everybody is in everybody's mesh up to D_high, and
+# that many copies of each frame come.
+DEGREE, DEGREE_LOW, DEGREE_HIGH, DEGREE_OUT = 4, 3, 6, 2
+# Peers outside the mesh that are told of new messages; a quarter of them where that is more (D_lazy).
+GOSSIP_PEERS = 6
 # A peer may keep us out of its mesh for no longer.
 MAX_BACK_OFF_S = 600
 # Topics of a peer that we take note of.
@@ -220,11 +226,9 @@ class Router(GossipSub):  # type: ignore[misc]
         self._came_by: OrderedDict[bytes, tuple[Hashable, ...]] = OrderedDict()
         super().__init__(
             protocols=MESHSUB,
-            # In a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of
-            # each frame come
-            degree=4,
-            degree_low=3,
-            degree_high=6,
+            degree=DEGREE,
+            degree_low=DEGREE_LOW,
+            degree_high=DEGREE_HIGH,
             heartbeat_interval=HEARTBEAT_S,
             # Nearly all arrive by the mesh: to tell of each message three times cost a sixth of all bytes
             gossip_window=1,
@@ -273,6 +277,62 @@ class Router(GossipSub):  # type: ignore[misc]
             )
         return list(peers)
 
+    def _select_grafting_candidates(self, candidates: Any, topic: str, current_mesh_size: int) -> Any:
+        """Take no more into the mesh than there are places: the library would prune as many at once."""
+        found = super()._select_grafting_candidates(candidates, topic, current_mesh_size)
+        return found[: max(0, DEGREE_HIGH - current_mesh_size)]
+
+    def _select_peers_for_pruning(self, topic: str, num_to_prune: int) -> list[Any]:
+        """Keep DEGREE_OUT that we dialled, then those who came first; a group has half, if others want more.
+
+        A crowd that comes later finds no place. The library prunes any, as all that are not shunned have the
+        same score.
+        """
+        network, mesh = self.pubsub.host.get_network(), self.mesh[topic]
+        here = [
+            peer
+            for peer in self.pubsub.peers  # in the order in which they came
+            if peer in mesh and self._score(PeerId(str(peer))) > GRAYLIST_THRESHOLD
+        ]
+        dialled = [
+            peer
+            for peer in here
+            if any(found.direction.name == "OUTBOUND" for found in network.get_connections(peer))
+        ]
+        kept: dict[Any, Hashable] = {}  # peer -> group
+        for most in (DEGREE // 2, DEGREE):
+            for peer in (*dialled[:DEGREE_OUT], *here):
+                group = self._group_of(peer)
+                if (
+                    peer not in kept
+                    and len(kept) < len(mesh) - num_to_prune
+                    and Counter(kept.values())[group] < most
+                ):
+                    kept[peer] = group
+        return [peer for peer in mesh if peer not in kept]
+
+    def gossip_heartbeat(self) -> dict[Any, dict[str, list[bytes]]]:
+        """Tell peers outside the mesh of new messages, of each network group in turn.
+
+        Also whom we pruned a moment ago: the library leaves out whoever may not yet be grafted again, who
+        would get nothing until then.
+        """
+        gossip: dict[Any, dict[str, list[bytes]]] = defaultdict(dict)
+        for topic, mesh in self.mesh.items():
+            others = list(self.pubsub.peer_topics.get(topic, set()) - mesh)
+            if new := self.mcache.window(topic):
+                turns = Turns()
+                for peer in random.sample(others, len(others)):
+                    turns.put((self._group_of(peer),), peer, 1)
+                for _ in range(min(turns.frames, max(GOSSIP_PEERS, turns.frames // 4))):
+                    gossip[turns.take()[0]][topic] = list(new)
+        return gossip
+
+    def _group_of(self, peer: Any) -> Hashable:
+        """Return the network group of a connected peer, None where it is not known."""
+        near = self.pubsub.host.get_network().get_connections(peer)
+        return share_group_of_host(remote(near[0])[0]) if near else None
+
     async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
         if self.pubsub.meter.charge_other(sender_peer_id, cost(rpc.control)):
             await super().handle_rpc(rpc, sender_peer_id)
@@ -292,12 +352,7 @@ class Router(GossipSub):  # type: ignore[misc]
         super().send_rpc(peer_id, rpc, priority)
 
     async def publish(self, msg_forwarder: Any, pubsub_msg: Any) -> None:
-        group = (
-            share_group_of_host(remote(near[0])[0])
-            if (near := self.pubsub.host.get_network().get_connections(msg_forwarder))
-            else None
-        )
-        by: Ingress = (group, msg_forwarder)
+        by: Ingress = (self._group_of(msg_forwarder), msg_forwarder)
         self._came_by[self.pubsub.get_message_id(pubsub_msg)] = (*by, pubsub_msg.from_id)
         if len(self._came_by) > NOTED_MESSAGES:
             self._came_by.popitem(last=False)
