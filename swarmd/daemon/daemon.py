@@ -240,8 +240,8 @@ class Daemon:
             # It is a kind of a later version.
             return
         self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
-        self.publisher.hear(envelope)
         if modality == wire.TEXT:
+            self.publisher.hear(envelope)
             self.gatherer.on_envelope(envelope)
         else:
             self.member.ignore(Reason.OTHER_MODALITY)
@@ -353,6 +353,7 @@ class Daemon:
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
             exchange=self.gatherer.document(),
+            offers=self.publisher.document(),
             given=self.given.document(),
             isolation=self.isolation.document(),
             guest=self.guest.document(),

@@ -107,7 +107,7 @@ def sharing_member(
         clock=time.time,
         admitted=admitted,
         folder=folder,
-        knows=lambda kind: wire.modality_of(kind) is not None,
+        knows=lambda kind: wire.modality_of(kind) == wire.TEXT,
     )
 
 

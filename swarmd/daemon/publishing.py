@@ -27,7 +27,8 @@ class Publisher:
     ) -> None:
         self._member, self._talk = member, talk
         self.heard = Heard()
-        self._outgoing = Outgoing(Pacing(self.heard, rng, target), max_age)
+        self._pacing = Pacing(self.heard, rng, target)
+        self._outgoing = Outgoing(self._pacing, max_age)
         self._cannot_share = False  # whether the full disk has been reported
 
     async def run(self) -> None:
@@ -48,6 +49,10 @@ class Publisher:
     def next_round(self) -> None:
         """Record that one of our rounds is over."""
         self._outgoing.next_round()
+
+    def document(self) -> dict[str, float | None]:
+        """Return the status: the mean seconds between two offers; None where the pace is free."""
+        return {"every": self._pacing.every}
 
     def _send(self) -> None:
         """Seal and send what waits.

@@ -159,6 +159,11 @@ class Pacing:
         self._correct_at = 0.0
         self._waited = False  # whether an offer had to wait since the last correction
 
+    @property
+    def every(self) -> float | None:
+        """The mean seconds between two offers; None where the pace is free."""
+        return None if math.isinf(self.pace) else 1 / self.pace
+
     def may_send(self, now: float) -> bool:
         """Return whether a waiting offer may be sent now. It is asked again and again while one waits."""
         self._correct(now)

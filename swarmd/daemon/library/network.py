@@ -274,6 +274,7 @@ class Network:
             "shared": self.given.rollouts,
             "waiting": len(self.waiting),
             "exchange": self._gatherer.document(),
+            "offers": {"every": self._pacing.every},
             "given": self.given.document(),
             "peers": len(self._roster.present(time.time())),
             "connected": len(self.member.peers()),

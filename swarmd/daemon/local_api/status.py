@@ -115,6 +115,7 @@ class StatusBoard:
         rejected: Mapping[Reason, int],
         trainer: Mapping[str, Any],
         exchange: Mapping[str, int],
+        offers: Mapping[str, float | None],
         given: Mapping[str, int],
         isolation: Mapping[str, Any],
         guest: Mapping[str, Any],
@@ -150,6 +151,7 @@ class StatusBoard:
                 reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy
             },
             "exchange": dict(exchange),
+            "offers": dict(offers),
             "given": dict(given),
             **isolation,
             **guest,

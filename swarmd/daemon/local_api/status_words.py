@@ -124,6 +124,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
         ("peers", peers_words(document)),
         ("exchange", exchange_words(document.get("exchange") or {})),
+        ("offers", offers_words(document.get("offers") or {})),
         ("given", given_words(document.get("given") or {})),
         *(("", line) for dead in document.get("bootstrap") or () if (line := sentence(dead)) not in trouble),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
@@ -195,6 +196,13 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
     moved = f"{exchange['bytes_in'] / 1024:.0f} KiB in, {exchange['bytes_out'] / 1024:.0f} KiB out"
     return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
+
+
+def offers_words(offers: Mapping[str, float | None]) -> str:
+    """Say how often the node sends offers, which it learns from how many it hears."""
+    if not offers:
+        return ""
+    return "free: one a round" if (every := offers["every"]) is None else f"one in {every:.0f} s"
 
 
 def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:

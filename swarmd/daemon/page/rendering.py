@@ -19,6 +19,7 @@ from swarmd.daemon.local_api.status_words import (
     judge_words,
     mean_reward_words,
     model_words,
+    offers_words,
     pause_words,
     peers_words,
     round_sentence,
@@ -294,7 +295,11 @@ def _peers(document: Document, peers: Document, now: float) -> str:
             for peer in shown
         ),
     )
-    facts = [("Peers", peers_words(document)), ("Exchange", exchange_words(document.get("exchange") or {}))]
+    facts = [
+        ("Peers", peers_words(document)),
+        ("Exchange", exchange_words(document.get("exchange") or {})),
+        ("Offers", offers_words(document.get("offers") or {})),
+    ]
     more = _paragraph(f"and {left_out} more: swarmd peers") if left_out else ""
     return _card(
         "Peers",

@@ -33,6 +33,7 @@ def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict
         "isolation": {},
         "guest": {},
         "judge": None,
+        "offers": {"every": None},
     }
     return of.document(
         rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, given=GIVEN, **rest
@@ -76,6 +77,7 @@ def test_the_document_says_what_is_and_what_was() -> None:
         rejected={},
         trainer={"pid": 9, "restarts": 3},
         exchange=EXCHANGE,
+        offers={"every": 40.0},
         given=GIVEN,
         isolation={},
         guest={},
@@ -93,7 +95,9 @@ def test_the_document_says_what_is_and_what_was() -> None:
         2,
         ["/ip4/192.0.2.1/tcp/1"],
     )
-    assert "peers    2 heard, 1 connected" in status_lines(shown | {"last": None, "judge": None})
+    lines = status_lines(shown | {"last": None, "judge": None})
+    assert "peers    2 heard, 1 connected" in lines and "offers   one in 40 s" in lines
+    assert "offers   free: one a round" in status_lines(document(board()))
     assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
 
 
