@@ -1,6 +1,6 @@
 """What a node hears, gets and pays in swarms of 2 to 30,000 nodes, in virtual time: the daemon's own pacing.
 
-    python -m benchmarks.simulation [--nodes 2,8,100,500,1000,10000,30000] [--seconds 60] [--seed 0] [--json]
+    python -m benchmarks.simulation [--nodes 2,8,100,…] [--seconds 60] [--max-age 2] [--seed 0] [--json]
 
 All nodes start within a minute; rounds last --seconds, all the same, or from the first to the second of two
 numbers (5,120; log-uniform). Figures are of ten minutes after the swarm has had ten to settle, or twenty from
@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.simulation.swarm import Swarm
+from benchmarks.simulation.swarm import MAX_AGE, Swarm
 from swarmd.exchange.pacing import TARGET_PER_S
 
 SETTLING, LATER = 600.0, 1200.0  # seconds, up to MANY nodes and beyond
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--nodes", type=_numbers(int), default=[2, 8, 100, 500, 1000, 10_000, 30_000])
     parser.add_argument("--seconds", type=_numbers(float), default=[60.0], help="of a round")
+    parser.add_argument("--max-age", type=int, default=MAX_AGE, help="round.max_age of all nodes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--json",
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = []
     for nodes in arguments.nodes:
         begun = time.monotonic()
-        one = measure(nodes, (arguments.seconds[0], arguments.seconds[-1]), arguments.seed)
+        seconds = (arguments.seconds[0], arguments.seconds[-1])
+        one = measure(nodes, seconds, arguments.seed, arguments.max_age)
         found.append(one)
         parts = " / ".join(
             f"{one['kb'][kind]:.0f}" for kind in ("offers", "control", "fetches", "connections")
@@ -62,16 +64,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         print(
             json.dumps(
-                {"schema": 1, "work": {"seconds": arguments.seconds, "seed": arguments.seed}, "runs": found}
+                {
+                    "schema": 1,
+                    "work": {
+                        "seconds": arguments.seconds,
+                        "seed": arguments.seed,
+                        "max_age": arguments.max_age,
+                    },
+                    "runs": found,
+                }
             ),
             flush=True,
         )
 
 
-def measure(nodes: int, seconds: tuple[float, float], seed: int) -> dict[str, Any]:
+def measure(nodes: int, seconds: tuple[float, float], seed: int, max_age: int = MAX_AGE) -> dict[str, Any]:
     """The figures of one swarm."""
-    swarm = Swarm(nodes, seconds, seed)
-    swarm.play((SETTLING if nodes <= MANY else LATER) - 120.0)
+    swarm = Swarm(nodes, seconds, seed, max_age)
+    swarm.play((SETTLING if nodes <= MANY else LATER) - 120.0, fetch=nodes <= MANY)
     swarm.play(120.0, fetch=True)  # boards and connections as they are in a swarm that runs
     tally = swarm.play(MEASURED, fetch=True)
     paces = [min(node.pacing.pace, 1 / node.seconds) for node in swarm.nodes]

@@ -24,7 +24,7 @@ from swarmd.exchange.pacing import LONG_S, Heard, Outgoing, Pacing
 STEP = 0.25  # seconds of virtual time
 DELAY = 0.5  # seconds until everybody has heard an offer, and may have fetched
 OWN_EARS = 300
-MAX_AGE = 2  # `round.max_age`
+MAX_AGE = 2  # `round.max_age`, as it comes
 LOCAL_ROLLOUTS = 4  # of a round, all with an advantage
 WANTED = 4  # J
 CONNECTED = 20  # members that a node is connected to
@@ -60,8 +60,8 @@ class Node:
     heard: Heard
     seconds: float  # of a round
     round_ends: float
+    since: deque[float]  # when its last rounds began
     rounds: int = 0
-    since: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_AGE))  # when its last rounds began
     took: set[bytes] = field(default_factory=set)
     # Who made a connection to it to fetch, and until when it stays
     callers: dict[int, float] = field(default_factory=dict)
@@ -82,8 +82,15 @@ class Tally:
 class Swarm:
     """nodes: who is there from the start. seconds: shortest and longest round. Same seed, same run."""
 
-    def __init__(self, nodes: int, seconds: tuple[float, float], seed: int = 0, within: float = 60.0) -> None:
-        self._rng = random.Random(seed)
+    def __init__(
+        self,
+        nodes: int,
+        seconds: tuple[float, float],
+        seed: int = 0,
+        max_age: int = MAX_AGE,
+        within: float = 60.0,
+    ) -> None:
+        self._rng, self._max_age = random.Random(seed), max_age
         self._seconds, self._shared = seconds, Heard() if nodes > OWN_EARS else None
         # Seconds between two looks of a node whether it may send
         self._look = 1.0 if nodes <= OWN_EARS else 5.0
@@ -108,8 +115,16 @@ class Swarm:
             pacing = Pacing(heard, rng)
             seconds = low * (high / low) ** rng.random()
             ends = self.now + rng.uniform(0, within) + seconds * rng.uniform(0.9, 1.1)
-            node = Node(number, PeerId(str(number)), Outgoing(pacing, MAX_AGE), pacing, heard, seconds, ends)
-            node.since.append(self.now)
+            node = Node(
+                number,
+                PeerId(str(number)),
+                Outgoing(pacing, self._max_age),
+                pacing,
+                heard,
+                seconds,
+                ends,
+                deque([self.now], maxlen=self._max_age),
+            )
             self.nodes.append(node)
             self._turns[rng.randrange(len(self._turns))].append(node)
 
@@ -206,6 +221,7 @@ class Swarm:
         ]
         if author is not None and self._reach(node, author):
             self.tally.served[item.author] += 1
+            self._tried(node, item, served=True)
         else:
             self.tally.refused += 1
             for cost, chance in chances:
@@ -213,10 +229,16 @@ class Swarm:
                 if self._rng.random() < chance:
                     break
             else:
+                self._tried(node, item, served=False)
                 return False
         count["fetches"] += FETCH
         self._holders[item.id] += 1
         return True
+
+    def _tried(self, node: Node, item: Item, *, served: bool) -> None:
+        """Note a fetch, as the gatherer does; ears that all share have one node's fetches."""
+        if self._shared is None or node is self.nodes[0]:
+            node.heard.tried(PeerId(str(item.author)), served=served)
 
     def _reach(self, node: Node, author: Node) -> bool:
         """Whether the author has a place for a connection; most often a new one."""
