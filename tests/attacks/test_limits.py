@@ -4,27 +4,43 @@ Read from the code, added up, and played to its edge by all at once.
 """
 
 import re
+import time
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
+import trio
+import trio.testing
 from libp2p.pubsub.pb import rpc_pb2
 
 from p2p.admission import fair_queue, replays
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.replays import Holder, Replays, Trace
-from p2p.blobs import blobs
+from p2p.blobs import blobs, fetch
+from p2p.blobs.blobs import BlobStore
+from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.libp2p import request_response, rpcs
+from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.rpcs import ForwardQueue, UnfinishedRpcs, ingress
-from p2p.types import Envelope, PeerId
-from swarmd.exchange.offers import MAX_ITEMS, Board, Offered
-from swarmd.testing import NOW
+from p2p.envelope import seal
+from p2p.types import Envelope, PeerId, Verdict
+from swarmd.config.config import SwarmConfig
+from swarmd.daemon.membership import sharing_member
+from swarmd.exchange.offers import MAX_ITEMS, WHOLE_BYTES, Board, Offered
+from swarmd.testing import NOW, TOPIC
 from swarmd.types import TaskRef
 from tests import ROOT
+from tests.attacks.nodes import key_of
+from tests.p2p.engines.libp2p.test_request_response import pair
 
 MIB = 1024 * 1024
 DOCUMENT = ROOT / "docs" / "admission.md"
 CONNECTIONS = 160  # that a node has at most (`p2p.engines.libp2p.stack`)
 OFFER = 512  # bytes of one on the board, with what names it, rounded up
+OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of ours, with what is around it
 AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
 
 
@@ -50,6 +66,12 @@ LIMITS = (
         CONNECTIONS * rpcs.MAX_BYTES / MIB,
     ),
     Limit(
+        "our own frames that wait for a neighbour",
+        "nobody else's",
+        f"{rpcs.MAX_OWN_FRAMES} each",
+        CONNECTIONS * rpcs.MAX_OWN_FRAMES * OWN_FRAME / MIB,
+    ),
+    Limit(
         "RPCs begun and not finished",
         f"a connection one, of {rpcs.MAX_RPC_BYTES // 1024} KiB",
         f"{rpcs.MAX_UNFINISHED_BYTES // MIB} MiB",
@@ -72,6 +94,12 @@ LIMITS = (
         f"a connection {request_response.SERVED_EACH}",
         f"{request_response.SERVED_AT_ONCE}",
         request_response.SERVED_AT_ONCE * 1.0,
+    ),
+    Limit(
+        "answers to our questions for blobs",
+        f"a holder {request_response.AT_ONCE}, of {fetch.MAX_ANSWER_BYTES // MIB} MiB each",
+        f"{fetch.QUESTIONS_AT_ONCE}",
+        fetch.QUESTIONS_AT_ONCE * fetch.MAX_ANSWER_BYTES / MIB,
     ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
 )
@@ -109,9 +137,12 @@ def test_all_connections_to_one_neighbour_at_once() -> None:
     for n in range(5000):
         ingress.set((f"{n % 8}.0", f"c{n % CONNECTIONS}"))
         queue.push(rpc_pb2.RPC(publish=[rpc_pb2.Message(from_id=b"%d" % n, data=bytes(4000))]))
+        queue.push(rpc_pb2.RPC(publish=[rpc_pb2.Message(from_id=b"me", data=bytes(WHOLE_BYTES))]))
     held = []
     while (rpc := queue.pop()) is not None:
         held.append(rpc)
+    own, held = held[: rpcs.MAX_OWN_FRAMES], held[rpcs.MAX_OWN_FRAMES :]
+    assert all(rpc.publish[0].from_id == b"me" and rpc.ByteSize() <= OWN_FRAME for rpc in own)
     assert len(held) <= rpcs.MAX_FRAMES and sum(rpc.ByteSize() for rpc in held) <= rpcs.MAX_BYTES
 
 
@@ -155,3 +186,62 @@ def test_all_places_on_the_board_at_once() -> None:
             ]
         )
     assert len(board) == 8192 and "x honest" in {item.author for item in board}
+
+
+async def test_all_questions_at_once() -> None:
+    """Each connection, one of them first, begins twice as many as it may have, and finishes none."""
+    responder = Responder(lambda peer, question: question, lambda peer: True)
+    left: Counter[str] = Counter()  # questions that are being served
+    streams: list[Any] = []
+
+    async def ask(peer: str) -> None:
+        theirs, ours = pair()
+        streams.append(theirs)
+        await theirs.send_all(bytes(2))
+        left[peer] += 1
+        await responder.serve(PeerId(peer), ours)
+        left[peer] -= 1
+
+    async with trio.open_nursery() as nursery:
+        for connections in (range(1), range(1, CONNECTIONS)):
+            for n in connections:
+                for _ in range(2 * request_response.SERVED_EACH):
+                    nursery.start_soon(ask, f"c{n}")
+            await trio.testing.wait_all_tasks_blocked()
+            assert left["c0"] == max(left.values()) == request_response.SERVED_EACH
+        assert left.total() == request_response.SERVED_AT_ONCE
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_fetches_at_once() -> None:
+    limits: list[int] = []
+
+    async def ask(holder: PeerId, question: bytes, limit: int) -> bytes:
+        limits.append(limit)
+        await trio.sleep_forever()
+        return b""
+
+    fetcher = Fetcher(ask, BlobStore(), lambda peer, reason: None)
+    async with trio.open_nursery() as nursery:
+        for n in range(4 * fetch.QUESTIONS_AT_ONCE):
+            for part in range(4):
+                want = Want(b"%6d%6d" % (n, part), blobs.MAX_BLOB_BYTES, [PeerId(f"holder {n}")])
+                nursery.start_soon(fetcher.fetch, want)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(limits) == fetch.QUESTIONS_AT_ONCE and max(limits) <= fetch.MAX_ANSWER_BYTES
+        nursery.cancel_scope.cancel()
+
+
+def test_all_blobs_at_once() -> None:
+    store = BlobStore()
+    for n in range(2 * blobs.KEPT_BYTES // blobs.MAX_BLOB_BYTES):
+        store.put(n.to_bytes(blobs.MAX_BLOB_BYTES, "big"))
+    assert store.bytes <= blobs.KEPT_BYTES and store.get(blobs.content_id(n.to_bytes(blobs.MAX_BLOB_BYTES)))
+
+
+@pytest.mark.parametrize("kind, some", [("rollouts", False), ("offer", False), ("rollouts-xyz", True)])
+def test_all_frames_of_a_kind_that_no_version_knows(tmp_path: Path, kind: str, some: bool) -> None:
+    us = sharing_member(None, key_of(1, 0), TOPIC, SwarmConfig(), tmp_path, lambda _: None)
+    frames = [seal(key_of(1, 1 + n), TOPIC.swarm_id, 1, time.time(), kind, b"") for n in range(150)]
+    passed_on = sum(us.deliver(frame, PeerId("one connection")) is Verdict.ACCEPT for frame in frames)
+    assert (passed_on < len(frames)) is some
