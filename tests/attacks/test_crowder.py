@@ -70,7 +70,8 @@ def attack(
         for probe in (a, b, c):
             probe.wait_for("sent", count, seconds + TIMEOUT_S)
         spent, until = cpu(b) - before, hostile.last("written")
-        _, missing = lost([a, c])
+        lost([a, b, c])  # wait for what is on its way
+        missing = sum(lost_from(one, [other])[1] for one, other in ((a, c), (c, a)))
         _, middle_missing = lost_from(b, [a, c])
         ours = {probe.peer_id for probe in (a, b, c)}
         seen = {
