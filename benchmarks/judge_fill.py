@@ -19,23 +19,26 @@ import json
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from math import fsum
 from typing import Any
 
 import httpx2
-from sqlalchemy import insert
+from sqlalchemy import Connection, Table, func, insert, select
 
 from benchmarks.judge_load import cpu_seconds, serving
 from judge.figures.anytime import always
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import WINDOW_QUESTIONS, BoardView
-from judge.store.arms import insert_rows, recounted
+from judge.figures.rounds import HORIZONS, PeerProgress, advance
+from judge.store.arms import columns_of
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import LAPSED, Store
-from judge.store.tables import evaluations, peers
+from judge.store.tables import arm_bins, arm_values, evaluations, peers, progress
 from p2p.identity import Identity, nickname
 from swarmd.tasks.curriculum import TINY_9
 
@@ -127,6 +130,7 @@ def history(
         "low": always(int(sum(recent)), len(recent)).low,
         "recent_right": int(sum(recent)),
         "recent_n": len(recent),
+        "window_asked": 0,
     }
     newest = {
         "round": rows[-1]["round"],
@@ -166,6 +170,70 @@ def histories(
         yield history(number, count, rng, alive)
 
 
+class Recount:
+    """The figures of judge/store/arms.py, worked out from evaluations alone, in memory."""
+
+    def __init__(self) -> None:
+        self._progress: dict[tuple[str, str], PeerProgress] = {}
+        # When, and what
+        self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
+
+    def add(self, peer: str, model: str, sharing: str, round_number: int, reward: float, at: float) -> None:
+        """Add an evaluation. Those of a peer come in the order in which they counted.
+
+        at: seconds since the epoch.
+        """
+        self._progress[peer, model], closed = advance(
+            self._progress.get((peer, model)), sharing, round_number, reward
+        )
+        for bin in closed:
+            self._values[model, sharing, bin.bin].append((at, bin.value))
+
+    def rows(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+        """Yield each table with its rows."""
+        yield (
+            progress,
+            [
+                {"peer": peer, "model": model, **columns_of(its)}
+                for (peer, model), its in self._progress.items()
+            ],
+        )
+        bins, placed = [], []
+        for (model, sharing, bin), values in self._values.items():
+            key, ordered = (
+                {"model": model, "sharing": sharing, "bin": bin},
+                [value for _, value in sorted(values)],
+            )
+            bins.append(
+                {
+                    **key,
+                    "peers": len(ordered),
+                    "total": fsum(ordered),
+                    "squares": fsum(value**2 for value in ordered),
+                }
+            )
+            if bin in HORIZONS:
+                placed += [{**key, "place": place, "value": value} for place, value in enumerate(ordered, 1)]
+        yield arm_bins, bins
+        yield arm_values, placed
+
+
+def recounted(db: Connection) -> Recount:
+    """Recount from what is stored.
+
+    Among peers that got somewhere at the same moment the order is unknown: two may have changed places.
+    """
+    c = evaluations.c
+    at = c.asked_at + func.coalesce(c.seconds, 0.0)
+    counting = select(c.peer, c.model, c.sharing, c.round, c.reward, at).where(
+        c.number.is_not(None), c.sharing.is_not(None)
+    )
+    found = Recount()
+    for row in db.execute(counting.order_by(c.peer, c.number)):
+        found.add(*row)
+    return found
+
+
 def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> dict[str, float]:
     """Into a new database."""
     begun = time.process_time()
@@ -181,7 +249,9 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
         if waiting:
             db.execute(insert(evaluations), waiting)
         written = time.process_time()
-        insert_rows(db, recounted(db).rows())
+        for table, rows in recounted(db).rows():
+            if rows:
+                db.execute(insert(table), rows)
     return {
         "evaluations": many,
         "peers": of,

@@ -5,23 +5,21 @@ its peer.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from math import fsum
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from judge.figures.comparison import ArmData, ArmSize, ArmsView, BinSums
 from judge.figures.rounds import HORIZONS, ClosedBin, PeerProgress, advance, bin_of
 from judge.store import moderation
-from judge.store.tables import arm_bins, arm_values, evaluations, progress
+from judge.store.tables import arm_bins, arm_values, progress
 from judge.types import Attributes
 
 # Models that are listed.
 MAX_MODELS = 50
 SHARINGS = ("swarm", "solo")
-TABLES = (progress, arm_bins, arm_values)
 
 _OF = (progress.c.peer == bindparam("of"), progress.c.model == bindparam("its"))
 _SAME_BIN = (
@@ -79,9 +77,9 @@ def counted(db: Connection, peer: str, attributes: Attributes, reward: float) ->
     )
     after, closed = advance(before, said, attributes.round, reward)
     if before is None:
-        db.execute(insert(progress), _progress_row(peer, attributes.model, after))
+        db.execute(insert(progress), {"peer": peer, "model": attributes.model, **columns_of(after)})
     elif after != before:
-        db.execute(_MOVED, {**key, **_columns(after)})
+        db.execute(_MOVED, {**key, **columns_of(after)})
     for bin in closed:
         _close(db, attributes.model, said, bin)
 
@@ -146,76 +144,5 @@ def _read(db: Connection, model: str, sharing: str) -> ArmData:
     return ArmData(bins, dict(finishers))
 
 
-class Recount:
-    """The same figures worked out from evaluations alone, in memory.
-
-    It serves the migration, and checks what is kept.
-    """
-
-    def __init__(self) -> None:
-        self._progress: dict[tuple[str, str], PeerProgress] = {}
-        # When, and what
-        self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
-
-    def add(self, peer: str, model: str, sharing: str, round_number: int, reward: float, at: float) -> None:
-        """Add an evaluation. Those of a peer come in the order in which they counted.
-
-        at: seconds since the epoch.
-        """
-        self._progress[peer, model], closed = advance(
-            self._progress.get((peer, model)), sharing, round_number, reward
-        )
-        for bin in closed:
-            self._values[model, sharing, bin.bin].append((at, bin.value))
-
-    def rows(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
-        """Yield each table with its rows."""
-        yield progress, [_progress_row(peer, model, its) for (peer, model), its in self._progress.items()]
-        bins, placed = [], []
-        for (model, sharing, bin), values in self._values.items():
-            key, ordered = (
-                {"model": model, "sharing": sharing, "bin": bin},
-                [value for _, value in sorted(values)],
-            )
-            bins.append(
-                {
-                    **key,
-                    "peers": len(ordered),
-                    "total": fsum(ordered),
-                    "squares": fsum(value**2 for value in ordered),
-                }
-            )
-            if bin in HORIZONS:
-                placed += [{**key, "place": place, "value": value} for place, value in enumerate(ordered, 1)]
-        yield arm_bins, bins
-        yield arm_values, placed
-
-
-def recounted(db: Connection) -> Recount:
-    """Recount from what is stored.
-
-    Among peers that got somewhere at the same moment the order is unknown: two may have changed places.
-    """
-    c = evaluations.c
-    at = c.asked_at + func.coalesce(c.seconds, 0.0)
-    counting = select(c.peer, c.model, c.sharing, c.round, c.reward, at).where(
-        c.number.is_not(None), c.sharing.is_not(None)
-    )
-    found = Recount()
-    for row in db.execute(counting.order_by(c.peer, c.number)):
-        found.add(*row)
-    return found
-
-
-def insert_rows(db: Connection, tables: Iterable[tuple[Table, list[dict[str, Any]]]]) -> None:
-    for table, rows in tables:
-        if rows:
-            db.execute(insert(table), rows)
-
-
-def _progress_row(peer: str, model: str, its: PeerProgress) -> dict[str, Any]:
-    return {"peer": peer, "model": model, **_columns(its)}
-
-
-def _columns(its: PeerProgress) -> dict[str, Any]:
+def columns_of(its: PeerProgress) -> dict[str, Any]:
     return {**asdict(its), "counts": int(its.counts)}

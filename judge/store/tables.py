@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     REAL,
     BigInteger,
+    CheckConstraint,
     Column,
     Double,
     ForeignKey,
@@ -63,42 +64,49 @@ def _said() -> list[Column[Any]]:
     return [*texts, Column("local", NUMBER), Column("external", NUMBER)]
 
 
-about = Table("about", metadata, Column("name", NAME), Column("value", Text))
+about = Table(
+    "about",
+    metadata,
+    Column("name", NAME, primary_key=True),
+    Column("value", Text, nullable=False),
+    sqlite_strict=True,
+)
 
 peers = Table(
     "peers",
     metadata,
     Column("peer", NAME, primary_key=True),
-    Column("model", AnyText),
-    Column("first_seen", REAL_NUMBER),
-    Column("last_seen", REAL_NUMBER),
-    Column("sequence", NUMBER),
-    Column("answered", NUMBER),
-    Column("unanswered", NUMBER),
-    Column("reward", REAL_NUMBER),
-    Column("low", REAL_NUMBER),
+    Column("model", AnyText, nullable=False),
+    Column("first_seen", REAL_NUMBER, nullable=False),
+    Column("last_seen", REAL_NUMBER, nullable=False),
+    Column("sequence", NUMBER, nullable=False),
+    Column("answered", NUMBER, nullable=False),
+    Column("unanswered", NUMBER, nullable=False),
+    Column("reward", REAL_NUMBER, nullable=False),
+    Column("low", REAL_NUMBER, nullable=False),
     Column("window_number", NUMBER),  # the newest window that the peer was asked in
-    Column("window_asked", NUMBER),  # how often it was asked there
-    Column("recent_right", NUMBER),  # right ones of its newest questions
-    Column("recent_n", NUMBER),  # number of these
-    Column("nickname", NAME),
+    Column("window_asked", NUMBER, nullable=False),  # how often it was asked there
+    Column("recent_right", NUMBER, nullable=False),  # right ones of its newest questions
+    Column("recent_n", NUMBER, nullable=False),  # number of these
+    Column("nickname", NAME, nullable=False),
     Column("round", NUMBER),  # the newest round that it named
     Column("round_at", REAL_NUMBER),  # when it named that
     Column("pace", REAL_NUMBER),  # rounds an hour between the last two that it named
     *_said(),
+    sqlite_strict=True,
 )
 
 evaluations = Table(
     "evaluations",
     metadata,
     Column("id", NAME, primary_key=True),
-    Column("peer", NAME, ForeignKey(peers.c.peer)),
-    Column("round", NUMBER),
-    Column("model", AnyText),
-    Column("specialty", NAME),
-    Column("n", NUMBER),
-    Column("asked_at", REAL_NUMBER),
-    Column("state", NAME),
+    Column("peer", NAME, ForeignKey(peers.c.peer), nullable=False),
+    Column("round", NUMBER, nullable=False),
+    Column("model", AnyText, nullable=False),
+    Column("specialty", NAME, nullable=False),
+    Column("n", NUMBER, nullable=False),
+    Column("asked_at", REAL_NUMBER, nullable=False),
+    Column("state", NAME, nullable=False),
     Column("number", NUMBER),
     Column("reward", REAL_NUMBER),
     Column("reason", Text),
@@ -107,13 +115,18 @@ evaluations = Table(
     Column("answer", AnyText),
     Column("ended", NUMBER),
     # Answers asked for; `answer`, `ended`, `reward` and `reason` are of the first.
-    Column("answers", NUMBER),
+    Column("answers", NUMBER, nullable=False),
     Column("correct", NUMBER),  # right ones of all of them
     Column("further", AnyText),  # the further answers, as JSON
     Column("window_number", NUMBER),
     Column("place", NUMBER),  # the question's place among the peer's in the window
     Column("answered_at", REAL_NUMBER),
     *_said(),
+    CheckConstraint("state IN ('open', 'graded', 'unanswered', 'void')"),
+    CheckConstraint(
+        "(state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL)"
+    ),
+    sqlite_strict=True,
 )
 
 progress = Table(  # of a peer with a model, in normalised rounds: judge/figures/rounds.py
@@ -121,12 +134,14 @@ progress = Table(  # of a peer with a model, in normalised rounds: judge/figures
     metadata,
     Column("peer", NAME, primary_key=True),
     Column("model", AnyText, primary_key=True),
-    Column("sharing", NAME),
-    Column("bin", NUMBER),
-    Column("answers", NUMBER),
-    Column("reward", REAL_NUMBER),
+    Column("sharing", NAME, nullable=False),
+    Column("bin", NUMBER, nullable=False),
+    Column("answers", NUMBER, nullable=False),
+    Column("reward", REAL_NUMBER, nullable=False),
     Column("earned", REAL_NUMBER),
-    Column("counts", NUMBER),
+    Column("counts", NUMBER, nullable=False),
+    CheckConstraint("sharing IN ('swarm', 'solo')"),
+    sqlite_strict=True,
 )
 
 arm_bins = Table(  # of all peers of a model that are in the swarm, or solo
@@ -135,9 +150,10 @@ arm_bins = Table(  # of all peers of a model that are in the swarm, or solo
     Column("model", AnyText, primary_key=True),
     Column("sharing", NAME, primary_key=True),
     Column("bin", NUMBER, primary_key=True),
-    Column("peers", NUMBER),
-    Column("total", REAL_NUMBER),
-    Column("squares", REAL_NUMBER),
+    Column("peers", NUMBER, nullable=False),
+    Column("total", REAL_NUMBER, nullable=False),
+    Column("squares", REAL_NUMBER, nullable=False),
+    sqlite_strict=True,
 )
 
 arm_values = Table(  # each peer's value at a few of the bins, in the order in which they got there
@@ -147,21 +163,23 @@ arm_values = Table(  # each peer's value at a few of the bins, in the order in w
     Column("sharing", NAME, primary_key=True),
     Column("bin", NUMBER, primary_key=True),
     Column("place", NUMBER, primary_key=True),
-    Column("value", REAL_NUMBER),
+    Column("value", REAL_NUMBER, nullable=False),
+    sqlite_strict=True,
 )
 
 windows = Table(
     "windows",
     metadata,
     Column("number", NUMBER, primary_key=True, autoincrement=False),
-    Column("curriculum", NAME),
-    Column("opens", NUMBER),
-    Column("closes", NUMBER),
-    Column("questions", NUMBER),
-    Column("seed", Text),
-    Column("published", REAL_NUMBER),
+    Column("curriculum", NAME, nullable=False),
+    Column("opens", NUMBER, nullable=False),
+    Column("closes", NUMBER, nullable=False),
+    Column("questions", NUMBER, nullable=False),
+    Column("seed", Text, nullable=False),
+    Column("published", REAL_NUMBER, nullable=False),
     Column("opened", REAL_NUMBER),
     Column("revealed", REAL_NUMBER),
+    sqlite_strict=True,
 )
 
 # Uploaded weights (judge/verified). `peer` need not have asked a question.
@@ -169,16 +187,16 @@ verifications = Table(
     "verifications",
     metadata,
     Column("id", NAME, primary_key=True),
-    Column("peer", NAME),
-    Column("model", AnyText),
+    Column("peer", NAME, nullable=False),
+    Column("model", AnyText, nullable=False),
     Column("lora_rank", NUMBER),  # null: all weights
-    Column("digest", NAME),
-    Column("size", NUMBER),
-    Column("answers", NUMBER),  # answers to each question
-    Column("sequence", NUMBER),
-    Column("at", REAL_NUMBER),
-    Column("state", NAME),  # queued, running, done, refused
-    Column("tries", NUMBER),
+    Column("digest", NAME, nullable=False),
+    Column("size", NUMBER, nullable=False),
+    Column("answers", NUMBER, nullable=False),  # answers to each question
+    Column("sequence", NUMBER, nullable=False),
+    Column("at", REAL_NUMBER, nullable=False),
+    Column("state", NAME, nullable=False),  # queued, running, done, refused
+    Column("tries", NUMBER, nullable=False),
     Column("ended", REAL_NUMBER),
     Column("error", Text),
     Column("remedy", Text),
@@ -186,20 +204,39 @@ verifications = Table(
     Column("signature", Text),
     Column("correct", NUMBER),
     Column("questions", NUMBER),
-    Column("source", NAME),  # address on the hub; empty: uploaded
+    Column("source", NAME, nullable=False),  # address on the hub; empty: uploaded
     Column("found", AnyText),  # each question and its greedy answer, as JSON
+    CheckConstraint("state IN ('queued', 'running', 'done', 'refused')"),
+    CheckConstraint("(state = 'done') = (receipt IS NOT NULL AND found IS NOT NULL)"),
+    sqlite_strict=True,
 )
 
 moderation = Table(
     "moderation",
     metadata,
     Column("number", NUMBER, primary_key=True, autoincrement=False),
-    Column("at", REAL_NUMBER),
-    Column("act", NAME),  # hide, ban, undo
-    Column("peer", NAME),
-    Column("why", AnyText),
+    Column("at", REAL_NUMBER, nullable=False),
+    Column("act", NAME, nullable=False),  # hide, ban, undo
+    Column("peer", NAME, nullable=False),
+    Column("why", AnyText, nullable=False),
+    CheckConstraint("act IN ('hide', 'ban', 'undo')"),
+    sqlite_strict=True,
 )
 
 listed = peers.c.answered >= LISTED_ANSWERS
+_numbered, _open = evaluations.c.number.is_not(None), evaluations.c.state == "open"
+_all = arm_bins.c.bin == 0
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)
 Index("evaluations_asked", evaluations.c.asked_at)
+Index("evaluations_open", evaluations.c.state, sqlite_where=_open, postgresql_where=_open)
+Index(
+    "evaluations_graded",
+    evaluations.c.peer,
+    evaluations.c.number,
+    unique=True,
+    sqlite_where=_numbered,
+    postgresql_where=_numbered,
+)
+Index("arm_bins_models", arm_bins.c.peers.desc(), arm_bins.c.model, sqlite_where=_all, postgresql_where=_all)
+Index("verifications_of_peer", verifications.c.peer, verifications.c.ended)
+Index("moderation_of_peer", moderation.c.peer, moderation.c.number)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.judge_fill import recounted
 from benchmarks.judge_significance import table
 from judge.figures.anytime import always, evidence, paired_test
 from judge.figures.comparison import (
@@ -216,12 +217,9 @@ def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -
         and len(view.swarm.finishers[HORIZONS[0]]) > 0
     )
     with reading(database) as db:
-        again = {table.name: rows for table, rows in arms.recounted(db).rows()}
-        kept = {
-            table.name: [dict(row) for row in db.execute(table.select()).mappings()] for table in arms.TABLES
-        }
-    for name, rows in again.items():
-        assert sorted(map(rounded, rows)) == sorted(map(rounded, kept[name])), name
+        for table, rows in recounted(db).rows():
+            kept = db.execute(table.select()).mappings()
+            assert sorted(map(rounded, rows)) == sorted(rounded(dict(row)) for row in kept), table.name
 
 
 def rounded(row: dict[str, object]) -> str:
