@@ -119,7 +119,7 @@ def _add_error_answers(app: FastAPI) -> None:
         return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal)
 
     @app.exception_handler(Exception)
-    # Our own bug: the server logs its traceback
+    # It is our own bug: the server logs its traceback.
     async def fault(request: Request, _error: Exception) -> Response:
         return _refusal(request, FAULT)
 

@@ -22,7 +22,7 @@ from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
 from swarmd.tasks.own import find_curriculum
 
-# Of disk: a million evaluations take about as much.
+# Free disk space: a million evaluations take about as much.
 FREE_BYTES = 512 * 2**20
 
 

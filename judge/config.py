@@ -70,7 +70,7 @@ LEADERBOARD_S = 2.0
 # How long /healthz repeats what it found, and how long it tells of a write that failed.
 PROBE_S = 2.0
 FAILED_S = 30.0
-# The same as LEADERBOARD_S for swarm against solo of a model.
+# Like LEADERBOARD_S, for the comparison of swarm and solo of a model.
 COMPARISON_S = 10.0
 # Answers that are kept of each of these two.
 ANSWERS_KEPT = 16
@@ -110,18 +110,18 @@ def _proxy(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 class JudgeSettings:
-    # A SQLite file, or the address of a PostgreSQL database; "": default_database
+    # A SQLite file, or the address of a PostgreSQL database; "": default_database.
     database: str | Path = ""
     curriculum: str = "sapo-9"
     deadline: Annotated[float, Field(ge=1, le=86_400)] = 120.0  # seconds from question to answer
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8400  # 0: any free one
-    # URLs that nodes reach this judge by; (): any
+    # URLs that nodes reach this judge by; (): any.
     origin: Annotated[
         tuple[Annotated[str, AfterValidator(web_origin)], ...],
         Field(description="a list of addresses such as https://judge.example"),
     ] = ()
-    # Of reverse proxies, which say whom they speak for (X-Forwarded-For)
+    # Addresses of reverse proxies, which say whom they speak for (X-Forwarded-For).
     proxy: Annotated[
         tuple[Annotated[str, AfterValidator(_proxy)], ...],
         Field(description="a list of addresses such as 127.0.0.1 or 10.0.0.0/8"),
@@ -129,14 +129,14 @@ class JudgeSettings:
     key: Annotated[Path, Field(strict=False)] | None = (
         None  # of the receipts' signatures; None: beside the database
     )
-    # Seconds from one set of questions to the next
+    # Seconds from one set of questions to the next.
     window: Annotated[float, Field(ge=60, le=2_678_400)] = 86_400.0
     verified_bytes: Annotated[int, Field(ge=0)] = 0  # size of one upload of weights; 0: none is accepted
     verified_model: Annotated[
         tuple[str, ...], Field(description="a list of tiny, folders and repositories")
     ] = ("tiny",)  # the models whose weights are evaluated
     verified_questions: Annotated[int, Field(ge=1, le=100)] = 20  # questions of each specialty
-    # Address of a hub whose repositories may be named instead of an upload; "": none
+    # Address of a hub whose repositories may be named instead of an upload; "": none.
     verified_hub: str = ""
     # The folder of uploads; None: beside the database.
     verified_folder: Annotated[Path, Field(strict=False)] | None = None

@@ -64,7 +64,7 @@ class SlowReaders(Generic[R]):
 
 # For answers under way when the judge is stopped.
 GRACE_S = 3
-# More than asyncio takes between accepting a connection and telling its protocol: two turns of its loop
+# More than asyncio takes between accepting a connection and telling its protocol: two turns of its loop.
 ACCEPTED_S = 0.05
 
 
@@ -85,7 +85,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         super().connection_made(transport)
-        # Told of whatever the system's own buffer does not take at once
+        # We are told of whatever the system's own buffer does not take at once.
         transport.set_write_buffer_limits(high=0)
         self._wait(self.request_seconds)
 
@@ -222,7 +222,8 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
             timeout_graceful_shutdown=GRACE_S,
             h11_max_incomplete_event_size=16 * 1024,
         )
-        # What is loaded by now stays: looking through all of it takes 0.1 s and more, every 10 s under load
+        # Objects that exist by now are not collected: going through them takes 0.1 s and more, every 10 s
+        # under load.
         gc.freeze()
         server = JudgeServer(options, lambda: announce(url_of(listener)))
         await server.serve(sockets=[listener])

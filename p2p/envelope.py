@@ -79,14 +79,14 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
     if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
         return Rejected(Reason.MALFORMED)
     version = frame[1 + len(_TAG_BYTES)]
-    # A later version may be of any length and may go on in any way, but it begins like this
+    # A later version may be of any length and may go on in any way, but it begins like this.
     if version != VERSION:
         newer = 0x90 <= frame[0] <= 0x9F and version < 0x80
         return Rejected(Reason.WRONG_VERSION if newer else Reason.MALFORMED)
     try:
         parsed = _decoder.decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # ValueError: no UTF-8; RecursionError: arrays thousands deep
+        # A ValueError means no UTF-8, a RecursionError arrays thousands deep.
         return Rejected(Reason.MALFORMED)
     if frame[0] != _ARRAY or _encoder.encode(parsed) != frame:
         return Rejected(Reason.MALFORMED)

@@ -79,7 +79,7 @@ class Identity:
     def load(cls, path: Path) -> "Identity":
         """Load the key at `path`. Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
         try:
-            # Returns at once, where it is a pipe
+            # O_NONBLOCK, so that this returns at once where it is a pipe.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 status = os.fstat(file.fileno())
                 content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)

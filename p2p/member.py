@@ -48,9 +48,9 @@ TWINS_EVERY_S = 5.0
 RETURN_EVERY_S = 5.0
 # How long to stay away from another node with our key that started earlier.
 AWAY_S = 30.0
-# Group of all connections whose own we have not noted: to dial again and again brings no more room
+# The group of all connections whose own we have not noted: dialling again and again brings no more room.
 NOT_NOTED = "not noted yet"
-# Frames a second of kinds that we do not know, of one connection, that are passed on
+# Frames of unknown kinds that are passed on, a second and at once, for each connection.
 UNKNOWN_RATE, UNKNOWN_BURST = 20.0, 60.0
 # What one report costs its author, in frames of its quota: a second's worth.
 _REPORT_CHARGE = 5.0
@@ -359,7 +359,7 @@ class Member:
             return
         self._noted_at = now
         for peer in self.peers():
-            # A relay's address is not the peer's
+            # A relay's address is not the peer's.
             group = share_group_of(peer.address) if "/p2p-circuit" not in peer.address else None
             if group is not None:
                 self.reputation.met(peer.id, group, now)

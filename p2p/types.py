@@ -66,7 +66,7 @@ class Reason(Enum):
 
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.OLD, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
-    # Counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
+    # `p2p.admission.reputation` counts these, not GossipSub, as the frame may be good.
     | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}
     | {Reason.USELESS}  # costs quota alone: others may learn from it
     | {Reason.UNKNOWN_KIND}  # a later version may use it
@@ -165,10 +165,10 @@ class Transport(Sender, Protocol):
 # the peer that handed it over where the engine knows. Must be quick.
 Deliver = Callable[[bytes, PeerId | None], Verdict]
 Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
-# Our answer to a peer's question of at most MAX_QUESTION_BYTES; must be quick
+# Answers a peer's question of at most MAX_QUESTION_BYTES. Must be quick.
 Answer = Callable[[PeerId, bytes], bytes]
 MAX_QUESTION_BYTES = 4096
-# `P2pEngine.request`: peer, question, most bytes of the answer
+# `P2pEngine.request`: called with peer, question and the most bytes of the answer.
 Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 
 

@@ -66,7 +66,7 @@ class Pause(_Message, frozen=True):
 
     cause: str = "you paused it"
     remedy: str = "swarmd resume"
-    # A moment's rest to keep to the CPU share: not told as a state, and nothing is saved for it
+    # A moment's rest to keep to the CPU share; it is not told as a state, and nothing is saved for it.
     brief: bool = False
 
 
@@ -127,7 +127,7 @@ class RoundDone(_Message, frozen=True):
     # Whether a checkpoint may be written now, as an answer to the judge needs.
     affordable: bool = True
     shared: int = 0  # own rollouts that were shared
-    # The author of each of others' rollouts that was trained on for the first time
+    # The author of each of others' rollouts that was trained on for the first time.
     used: tuple[str, ...] = ()
     lead: Lead = Lead()  # others' lead over us, by which the daemon chooses offers
 

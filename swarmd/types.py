@@ -54,7 +54,7 @@ class Rollout:
     ref: TaskRef
     completions: tuple[Completion, ...]
     author: PeerId
-    # Our own round in which another's was heard; 0: in the one that collects it
+    # Our own round in which another's rollout was heard; 0: the round that collects it.
     heard: int = field(default=0, compare=False)
 
 
@@ -75,7 +75,7 @@ class Tokens:
 
     ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
-    # Updates behind the weights that each was drawn from; (): of one policy, all of them
+    # Updates behind the weights that each token was drawn from; (): one policy drew them all.
     versions: tuple[tuple[int, ...], ...] = ()
 
 

@@ -53,9 +53,9 @@ WHOLE_ROWS = 40
 PAGE_BYTES = 90_000
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-# Of a peer or an evaluation; PostgreSQL can look up no NUL
+# The id of a peer or an evaluation. PostgreSQL cannot look up NUL.
 PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]
-# A number, from `more_before` of the page before; None: from the newest on
+# A number from `more_before` of the page before; None: from the newest on.
 Before = Annotated[int | None, Query(ge=1, lt=2**63)]
 NEWEST = 2**63 - 1
 Limit = Annotated[int, Query(ge=1, le=500)]

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 # How long a reader does not ask for a page again.
 PAGE_S = 2
-# For scripts of other pages: all is public
+# Scripts of other pages may read this, as all is public.
 OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}
 
 Handler = Callable[..., Awaitable[Response]]

@@ -53,7 +53,7 @@ def checked(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the fields of a receipt if the judge that it names has signed it, else None."""
     try:
         fields = json.loads(receipt["receipt"])
-        # One spelling
+        # Only one spelling of a signature is valid.
         signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""
         genuine = verify(fields["judge"], DOMAIN, receipt["receipt"].encode(), bytes.fromhex(signature))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

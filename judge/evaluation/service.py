@@ -100,7 +100,7 @@ async def open_service(
         ) as store,
         contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
         Verifier(lessons) as verifier,
-        # Starts for own tasks alone: their questions do not wait for what is scored
+        # This one starts for own tasks alone: their questions do not wait for what is scored.
         contextlib.closing(Verifier(lessons)) as maker,
     ):
         key = Identity.load_or_create(settings.key_file)
@@ -251,7 +251,7 @@ class JudgeService:
                 if missing := self._questions.unmade(signed.peer):
                     await self._question_thread.make(self._questions, *missing)
                     # Look again: the peer may have sent another request meanwhile, and the window may have
-                    # closed
+                    # closed.
                     continue
                 outcome = self._sessions.ask(
                     signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions
@@ -349,7 +349,7 @@ class JudgeService:
         await self._question_thread.make_ahead_forever(self._questions, lambda: self._next_window)
 
     async def _void_abandoned(self) -> None:
-        # Then the end of a question may not have been written
+        # After a failure the end of a question may not have been written.
         now, failed = self._wall(), self._failed > -math.inf
         if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_S:
             grace = self.settings.deadline + config.ABANDONED_S
@@ -474,8 +474,8 @@ class JudgeService:
         try:
             return await outcome
         except FAILURES:
-            # A full or broken disk, a server that is gone; the operator hears of it in the log, the node gets
-            # a refusal
+            # The disk is full or broken, or the server is gone. The operator finds it in the log; the node
+            # gets a refusal.
             log.exception("cannot use the database")
             self._failed = self._monotonic()
             raise Refused(FAULT) from None

@@ -30,7 +30,8 @@ from judge.figures.intervals import Interval
 from judge.figures.rounds import bin_end
 
 LEVEL = 0.05
-# Round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is small
+# The first round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is
+# small.
 FIRST = 20
 # A round is tested if each side has so many peers, and SHARE of those it had at first: a handful that stayed
 # longest says little of all.
@@ -63,7 +64,7 @@ class ArmData:
     """What is kept of one model, swarm or solo."""
 
     bins: Mapping[int, BinSums]
-    # By horizon, the peers' values in the order in which they got there
+    # The peers' values by horizon, in the order in which they got there.
     finishers: Mapping[int, Sequence[float]]
 
 
@@ -107,7 +108,7 @@ class ArmComparison:
     swarm: Sequence[ArmPoint]
     solo: Sequence[ArmPoint]
     tests: Sequence[RoundTest]
-    # From this round on, the difference is significant and has one sign; None: from none
+    # From this round on, the difference is significant and has one sign; None: from none.
     holm_from: int | None
     benjamini_hochberg_from: int | None
 

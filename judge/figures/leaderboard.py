@@ -23,7 +23,7 @@ LISTED_ANSWERS = 10
 BOARD_PAGE_PEERS = 50
 CURVE_POINTS = 48
 SORTS = ("rank", "score", "questions", "reward", "seen", "new")
-# Of a node, by what it says: more is not believed.
+# More rounds an hour are not believed of a node.
 MAX_ROUNDS_PER_HOUR = 36_000.0
 
 
@@ -63,7 +63,7 @@ class Record:
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
     # What the peer last said of itself (judge/types.py).
     said: Mapping[str, Any] = field(default_factory=dict)
-    # (answers, right ones) of those of the last WINDOW_QUESTIONS questions that wanted several
+    # (answers, right ones) of the last WINDOW_QUESTIONS that wanted several answers.
     samples: Sequence[tuple[int, int]] = ()
     # Its newest verified evaluation (judge/figures/verification.py)
     verified: Mapping[str, Any] | None = None
@@ -106,7 +106,7 @@ class BoardView:
 class Standing:
     rank: int
     record: Record
-    # The ranks that chance leaves open (judge/figures/ranks.py); None: not asked for
+    # The ranks that chance leaves open (judge/figures/ranks.py); None where not asked for.
     ties: RankRange | None = None
 
 
@@ -152,9 +152,9 @@ class SwarmHealth:
     seen_hour: int  # peers seen within the last hour
     seen_day: int  # peers seen within the last day
     rounds_an_hour: float  # of peers seen within the last hour, by what they say
-    # (beginning of the hour in seconds since the epoch, questions) of the last day
+    # (beginning of the hour in seconds since the epoch, questions) in the last day.
     hours: Sequence[tuple[int, int]]
-    # Of those seen within the last day: by model, version …; null: not said
+    # Peers seen within the last day, by model, version …; None: not said.
     groups: Mapping[str, Sequence[tuple[str | None, int]]]
     progress: SwarmProgress | None  # None: no node has been asked more than WINDOW_QUESTIONS questions
 

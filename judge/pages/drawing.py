@@ -8,12 +8,12 @@ from judge.figures.intervals import Interval
 
 Points = Sequence[tuple[float, float]]
 Segment = tuple[int, int, float, Interval]  # first and last question, share of right answers, its interval
-# Its name; round, mean, lower and upper end of the band
+# The arm's name; then round, mean, lower and upper end of the band.
 Arm = tuple[str, Sequence[tuple[float, float, float, float]]]
 
 # The margins of a chart: room for "100%" in the style sheet's largest letters.
 LEFT, FOOT, TOP = 72, 34, 14
-# White text on each is legible
+# White text is legible on each.
 _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))
 
 

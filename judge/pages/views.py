@@ -57,7 +57,7 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
     for number, total in curve:
         if number - begun >= least or (number == curve[-1][0] and number > begun):
             right, many = round(total - had), number - begun
-            # A few questions are no point of a curve: three right ones would draw 100 %
+            # A few questions make no point of a curve: three right ones would draw 100 %.
             if many < least and found:
                 first, last, share, _ = found.pop()
                 right, begun, many = right + round(share * (last - first + 1)), first - 1, number - first + 1

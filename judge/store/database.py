@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 
 HEAD = "0001"  # the newest migration
-# What a step on the database may raise; the last: when it begins
+# What a step on the database may raise; sqlite3.Error only when it begins.
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
 # PostgreSQL's advisory locks: one is held by a judge while it runs, the other by one of several judges for a
 # transaction.
@@ -32,8 +32,7 @@ _PATIENCE = {
     "tcp_user_timeout": 60_000,
     "connect_timeout": 10,
 }
-# Of several judges, one that stands still in a transaction, as when it is paused or swapped out, loses it
-# after so long
+# A judge that stands still in a transaction, as when it is paused or swapped out, loses it after so long.
 _IDLE = "10s"
 
 
@@ -131,7 +130,7 @@ def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | 
     """
     url = database_url(database)
     file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
-    # Where there is none no judge runs; none is left behind
+    # Without a lock file no judge runs, and we leave none behind.
     lock = _lock_file(file) if file and _lock_of(file).exists() else None
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         engine = _engine(url, alone=True, shared=shared, writes=False)
@@ -191,7 +190,7 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     }
     if not sqlite:
         ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
-        # So after a restart of the server the first step is not lost
+        # With this the first step after a restart of the server is not lost.
         options = {"pool_pre_ping": True, "connect_args": ours}
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
@@ -203,7 +202,7 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            # Straight: SQLAlchemy's own way takes as long as a statement
+            # Directly, as SQLAlchemy's own way takes as long as a statement.
             driver: Any = connection.connection.driver_connection
             # Python's own begins none before it changes a table. What one has read stays so until it has
             # written, or else it fails.
@@ -215,13 +214,13 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
         def claim(connection: Any, _record: object) -> None:
             connection.autocommit = True
             connection.execute("SET synchronous_commit = on")
-            # The server's: the lock of a judge whose machine is gone is free again
+            # Timeouts of the server, so that the lock of a judge whose machine is gone becomes free.
             for name, value in _PATIENCE.items():
                 of = name.replace("keepalives", "tcp_keepalives")
                 connection.execute(
                     "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (str(value), of)
                 )
-            # An address may have set it: postgresql://…?options=-c%20idle_in_transaction_session_timeout=5s
+            # An address may have set it: postgresql://…?options=-c%20idle_in_transaction_session_timeout=5s.
             if shared:
                 idle = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND setting = '0'"
                 connection.execute(idle, (_IDLE, "idle_in_transaction_session_timeout"))

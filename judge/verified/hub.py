@@ -90,7 +90,7 @@ class Hub:
             except TimeoutError:
                 raise
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
-                # The last: a host that is no name
+                # The last error is raised for a malformed host name.
                 raise UnfitWeights(f"the hub cannot be reached ({type(error).__name__})", _LATER) from None
 
     async def _answer(self, client: httpx2.AsyncClient, url: httpx2.URL) -> httpx2.Response:

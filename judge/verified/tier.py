@@ -95,7 +95,7 @@ class JudgeHandle:
     sign: Callable[[Mapping[str, Any]], dict[str, str]]  # signs a receipt of these fields
     claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
-    # Raises VerifierFailed
+    # Scores answers; raises VerifierFailed.
     score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]
     draw: Callable[[int, random.Random], Sequence[Task]]  # draws held-out questions
     monotonic: Callable[[], float]
@@ -145,7 +145,7 @@ class VerifiedTier:
         rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE_S, config.VERIFIED_NETWORK_BURST
         self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
         self._queue: deque[tuple[Upload, str]] = deque()  # uploads that wait, with their networks
-        # Its network: of peers whose upload arrives, waits or is evaluated
+        # The networks of peers whose upload arrives, waits or is evaluated.
         self._held: dict[PeerId, str] = {}
         self._come = asyncio.Event()
 

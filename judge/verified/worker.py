@@ -67,7 +67,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     """Answer a request. weights, replies: file descriptors, the only ones that are kept."""
     compile_nothing()
     policy = opened(request.model, request.lora_rank)
-    # So that nothing is left to import
+    # Warm up, so that nothing is left to import.
     _answers(policy, request.questions[:2], min(request.answers, 2), request.seed)
     low, high = sorted((weights, replies))
     os.closerange(3, low)
@@ -125,7 +125,7 @@ def main() -> None:
     except MemoryError:
         reply = WorkerRefusal("the evaluation took too much memory")
     except (ValueError, RuntimeError) as error:
-        # Of the weights: torch raises RuntimeError for most things, out of memory among them
+        # The fault is the weights': torch raises RuntimeError for most things, out of memory among them.
         reply = WorkerRefusal(f"the weights cannot be evaluated: {str(error)[:200]}")
     body = msgspec.json.encode(reply)
     while body:

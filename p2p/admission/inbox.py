@@ -25,14 +25,14 @@ class AdmissionLimits:
     """Limits of one node. A token bucket holds its burst when full."""
 
     max_frame: int = MAX_FRAME_BYTES  # bytes
-    # Of one author. It sends a frame a round; tiny models play several a second. A burst is no longer than
-    # what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it comes out of
-    # order.
+    # The quota of one author. It sends a frame a round; tiny models play several a second. A burst is no
+    # longer than what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it
+    # comes out of order.
     frames_per_second: float = 5.0
     frames_burst: float = 60.0
     bytes_per_second: float = 512 * 1024.0
     bytes_burst: float = 8 * 1024 * 1024.0
-    # Of one connection, which brings frames of many authors.
+    # The quota of one connection, which brings frames of many authors.
     via_frames_per_second: float = 200.0
     via_frames_burst: float = 600.0
     via_bytes_per_second: float = 4 * 1024 * 1024.0
@@ -101,7 +101,7 @@ class Inbox:
         self.admitted = 0
         self._opinion, self._group_of, self._note, self._verify = opinion, group_of, note, verify
         self._replays = Replays(self.limits.authors, not_before)
-        # By author's key
+        # By the author's key.
         self._frames = TokenBuckets[bytes](
             self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors
         )

@@ -59,7 +59,7 @@ class _Author:
 
     def __init__(self, holder: Holder, horizon: int) -> None:
         self.holder, self.horizon = holder, horizon
-        # Of each frame; the earliest first
+        # One entry for each frame, the earliest first.
         self.sent_at, self.sequences = array("Q"), array("Q")
 
     @property
@@ -101,7 +101,7 @@ class Replays:
         key, sequence, sent_at = trace
         if not now - WINDOW_S <= sent_at / 1000 <= now + AHEAD_S:
             return Reason.STALE
-        # The clock was set back, and all frames would be old until it caught up
+        # The clock was set back, and all frames would be old until it caught up.
         if self._start > (now + REMEMBERED_S + AHEAD_S) * 1000:
             self._start = int((now + AHEAD_S) * 1000)
         author = self._authors.get(key)
@@ -117,7 +117,7 @@ class Replays:
         if author is None:
             author = self._place(trace.author, _Author(holder, self._horizon))
         elif len(self._held.get(holder, ())) < len(self._held[author.holder]):
-            # Nobody holds an author who was only faster once
+            # A connection that was only faster once does not hold the author.
             self._forget(trace.author)
             author.holder = holder
             self._place(trace.author, author)

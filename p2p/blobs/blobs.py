@@ -54,7 +54,7 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
     try:
         parameters = zstandard.get_frame_parameters(blob)
         claimed = parameters.content_size
-        # An unknown size reads as the largest number there is
+        # An unknown size reads as the largest number there is.
         if claimed > limit or parameters.dict_id or not claimed:
             raise BadBlob("empty, or more than the limit, or of unknown size")
         # Into one buffer of the claimed size, which is all the memory it takes and all it can fill.

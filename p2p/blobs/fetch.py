@@ -139,8 +139,8 @@ class _Question:
         self.blobs: dict[bytes, bytes | None] | None = None  # None: given up before the answer came
         self.failed: Unanswered | None = None  # set in place of an answer
         self.replies: list[HolderReplies] = []  # one for each fetch that waits for the answer
-        # The holder does not have the blobs that are missing in its answer: it answered in time, and there
-        # was room
+        # Whether the holder does not have the blobs that are missing in its answer: it answered in time, and
+        # there was room.
         self.refused = False
 
     @property
@@ -274,7 +274,7 @@ class Fetcher:
         with trio.move_on_after(HOLDER_TIMEOUT_S):
             reply = await self._ask(holder, question(ids), wanted.limit)
             self.received += len(reply)
-            # Empty: we are over its rate limit
+            # An empty reply means that we are over its rate limit.
             wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER_BYTES - MAX_BLOB_BYTES
             if not reply:
                 return nothing

@@ -84,7 +84,7 @@ class Handshake:
             self._mix_key(static)
             return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG_BYTES :]), static)
         except (InvalidTag, InvalidSignature, ValueError) as error:
-            # ValueError: a point of low order, a payload that is none
+            # A ValueError means a point of low order, or a malformed payload.
             raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
 
     def _mix_hash(self, data: bytes) -> None:

@@ -48,7 +48,7 @@ class AddressBook:
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
         self.changed = False  # since the last `save`
-        # Peers that we were connected to for long: dialled first after a restart
+        # Peers that we were connected to for long; they are dialled first after a restart.
         self.anchors: Sequence[PeerId] = ()
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
@@ -168,7 +168,7 @@ class AddressBook:
         if known is None:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
-        # Otherwise our own network may be down
+        # Otherwise our own network may be down.
         if self._last_success > known.last_failure and now - known.missed > MISS_EVERY_S:
             known.misses, known.missed = known.misses + 1, now
         known.last_failure, known.failures = now, known.failures + 1

@@ -36,7 +36,7 @@ class Known:
     """One known peer. Times are in seconds since the epoch; 0: never."""
 
     addresses: list[str] = field(default_factory=list)  # best first: the one that worked last
-    # Those of them that the operator gave; with any, the peer is never forgotten
+    # Addresses that the operator gave; a peer with one is never forgotten.
     pinned: list[str] = field(default_factory=list)
     proved: str = ""  # the address at which we last reached it
     source: str = ""  # network group of the peer that named it first

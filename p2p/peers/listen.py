@@ -65,7 +65,7 @@ def dialable(addresses: Sequence[str]) -> list[str]:
 
 def _bound(endpoint: Endpoint) -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET, socket.SOCK_STREAM)
-    # Connections of a node that was just stopped do not count
+    # Connections of a node that was just stopped do not count.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((endpoint.host, endpoint.port))

@@ -81,7 +81,7 @@ def read_text(
         return None
     found: dict[PeerId, list[str]] = {}
     for text in strings[: 4 * MAX_ADDRESSES]:
-        # Addresses of other transports, which other programs have
+        # Skips addresses of other transports, which other programs have.
         with contextlib.suppress(BadAddress, UnicodeDecodeError):
             if text.startswith(b"dnsaddr="):
                 peer, endpoint = parse_bootstrap(text[len(b"dnsaddr=") :].decode("ascii"))
@@ -176,7 +176,7 @@ class Mdns:
             or zeroconf.InterfaceChoice.Default
         )
         try:
-            # Nobody else has this name: it is not asked for first
+            # Nobody else has this name, so the library need not ask for it first.
             there.register_service(service, cooperating_responders=True)
             zeroconf.ServiceBrowser(there, SERVICE, handlers=[_listener(self._noticed, token)])
         except BaseException:

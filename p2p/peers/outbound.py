@@ -58,7 +58,7 @@ class Outbound:
         self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random
     ) -> list[Candidate]:
         """Choose the peers to dial now; each is in `dialling` until `reached` or `missed`."""
-        # The clock may have been set back, here and below
+        # The clock may have been set back, here and below.
         self._company = now if members else min(self._company, now)
         free = min(DIALS_AT_ONCE - len(self.dialling), MAX_OUTBOUND - len(self.links) - len(self.dialling))
         taken = {

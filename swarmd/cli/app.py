@@ -23,7 +23,7 @@ app = typer.Typer(
     name="swarmd",
     epilog="Example: swarmd join --model tiny. Every command has --help, and most have --json.",
     no_args_is_help=True,
-    # A fault of ours shows an ordinary traceback, without the values of variables
+    # A fault of ours shows an ordinary traceback, without the values of variables.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -84,7 +84,7 @@ def root(
     """
 
 
-# Of paths that were given; wherever they are looked at first
+# Errors of a path that was given, wherever it is used first.
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An OperatorError prints its message; anything else is a bug and keeps its traceback.
     """
     if hasattr(sys.stdout, "reconfigure"):
-        # Questions hold ∧ and →; a terminal may have no such letters
+        # Questions hold ∧ and →; a terminal may have no such letters.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments, prog_name="swarmd")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarmd.tasks.curriculum import Curriculum
 
 POLL_S = 2.0
-# Of a checkpoint; of what was exported
+# The weights' file in a checkpoint, and in what was exported.
 WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")
 NAMED = r"[\w.-]+/[\w.-]+@\S*"  # the name of weights on a hub
 COMMIT = r"\S+@[0-9a-f]{40}"

@@ -47,7 +47,7 @@ class _Section(BaseModel):
 
 
 class ModelConfig(_Section):
-    # A short name, a Hugging Face repository id, or a local folder
+    # A short name, a Hugging Face repository id, or a local folder.
     name: Annotated[str, Field(min_length=1)] = "tiny"
     revision: Annotated[str, Field(min_length=1)] | None = (
         None  # commit, tag or branch on the hub; None: the default branch, recorded at first load
@@ -57,7 +57,7 @@ class ModelConfig(_Section):
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     system_prompt: str | None = None  # None: the built-in one, which asks for <answer>…</answer>; "": none
-    # Torch's; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu
+    # torch's threads; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu.
     threads: Annotated[int, Field(ge=0, le=256)] = 0
 
 
@@ -65,13 +65,13 @@ class RoundConfig(_Section):
     local: Annotated[int, Field(ge=0, le=1024)] = 4  # I: questions we ask ourselves and answer
     external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: rollouts of others in the batch, at most
     completions: Annotated[int, Field(ge=2, le=64)] = 8  # L
-    # Times that we ask again, at most, for each rollout of ours without an advantage
+    # How often we ask again, at most, for each rollout of ours without an advantage.
     resample: Annotated[int, Field(ge=0, le=64)] = 0
-    # Our own rounds since an external rollout was heard; older ones are forgotten
+    # Our own rounds since an external rollout was heard; older ones are forgotten.
     max_age: Annotated[int, Field(ge=1, le=1000)] = 2
     train: Literal["on", "off"] = "on"  # off: a frozen model that answers and shares, and learns nothing
     rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: go on for ever
-    # Seconds a round takes at least: leaves the machine to others
+    # The least seconds of a round, which leaves the machine to others.
     pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0
 
     @property
@@ -90,36 +90,36 @@ class GenerateConfig(_Section):
             description="auto, own, continuous or the name of an installed engine",
         ),
     ] = "auto"  # auto: the quicker of the built-in ones on CUDA, own elsewhere
-    # Of an engine that is a program of its own:
+    # For an engine that is a program of its own:
     engine_url: Annotated[
         str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")
     ] = ""  # URL of a server that runs already; "": the engine starts its own
     # The interpreter of the engine's own environment; "": the engine finds one.
     engine_python: str = ""
     engine_memory: Annotated[float, Field(gt=0, le=1)] = 0.4  # share of the device's memory it may take
-    # How long it may take to start, or to take new weights
+    # How long it may take to start, or to take new weights.
     engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    # More arguments for what it starts
+    # Further arguments for what it starts.
     engine_args: Annotated[tuple[str, ...], Field(description="a list of texts")] = ()
 
 
 class TrainConfig(_Section, LossSettings):
     # 0: by the model (policy/language_policy.py, docs/papers.md)
     learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    # Of the learning rate, from the end of the warm-up
+    # The shape of the learning rate, from the end of the warm-up.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates in which the rate rises to the full one
-    # Updates, the warm-up among them, until it is lowest; 0: it never falls
+    # Updates, with the warm-up, until the rate is lowest; 0: it never falls.
     schedule_updates: Annotated[int, Field(ge=0, le=10**9)] = 0
     lowest_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the rate that is left in the end
-    # Adamw8bit: a quarter of the memory for moments; needs `pip install 'swarmd[8bit]'`
+    # "adamw8bit" takes a quarter of the memory for moments; it needs `pip install 'swarmd[8bit]'`.
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    # How bfloat16 weights keep small steps; see policy/training/optimizer.py
+    # How bfloat16 weights keep small steps; see policy/training/optimizer.py.
     precision: Literal["auto", "master", "stochastic"] = "auto"
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    # Updates between two measurements of the KL from the start; 0: none
+    # Updates between two measurements of the KL from the start; 0: none.
     kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10
-    # Tokens a forward pass may hold; 0: what fits this machine
+    # Tokens a forward pass may hold; 0: what fits this machine.
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0
     loss: Literal[tuple(LOSSES)] = "grpo"  # type: ignore[valid-type]
     loss_mean: Literal[tuple(MEANS)] = "token"  # type: ignore[valid-type]  # what weighs the same: every token of the batch, or every completion
@@ -134,47 +134,47 @@ class ReplayConfig(_Section):
     mode: Literal["off", "on"] = "off"
     size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: three batches
     updates_per_round: Annotated[int, Field(ge=1, le=64)] = 2
-    # B: rollouts of one update; 0: round.local + round.external
+    # B: rollouts of one update; 0: round.local + round.external.
     batch: Annotated[int, Field(ge=0, le=4096)] = 0
     strategy: Literal[tuple(STRATEGIES)] = "uniform"  # type: ignore[valid-type]
-    # Delta: share of the pool that is older rollouts with a correct answer
+    # delta: the share of the pool that is older rollouts with a correct answer.
     positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9
     # The share of the pool that one other author may fill.
     author_share: Annotated[float, Field(gt=0, le=1)] = 0.2
-    # Rollouts older than this many of our own rounds are forgotten
+    # Rollouts older than this many of our own rounds are forgotten.
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
-    # Nats a token between the policy and the one that drew: above it, the same
+    # The same above so many nats a token between the policy and the one that drew.
     max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1
 
 
 class TasksConfig(_Section):
-    # specialties that this node asks; it trains on others' rollouts of all. (): the whole curriculum
+    # The specialties that this node asks; it trains on others' rollouts of all. (): the whole curriculum.
     specialties: Annotated[
         tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")
     ] = ()
 
 
 class GateConfig(_Section):
-    # Others' text that is far from all that we write (docs/gate.md): on: it is not trained on; report: it is,
-    # and is counted; off: nobody looks; auto: on for models of up to 100 million parameters, report above,
-    # where nothing was measured
+    # What to do with others' text that is far from all that we write (docs/gate.md). on: do not train on it;
+    # report: count it and train on it; off: do not look; auto: on for models of up to 100 million parameters,
+    # report above, where nothing was measured.
     mode: Literal["auto", "on", "report", "off"] = "auto"
-    # A limit is this times what 99 in 100 of our own completions stay below
+    # A limit is this times the value that 99 in 100 of our own completions stay below.
     margin: Annotated[float, Field(ge=1, le=100)] = 1.5
 
 
 class WorkersConfig(_Section):
-    # W: processes that answer; on CUDA each has a device, as far as there are enough
+    # W: processes that answer; on CUDA each has a device, as far as there are enough.
     generators: Annotated[int, Field(ge=1, le=64)] = 1
     trainers: Annotated[int, Field(ge=1, le=64)] = 1  # T: processes that share every update
-    # On: the generator in a process of its own also where there is one of each
+    # on: the generator is a process of its own even where there is one of each.
     apart: Literal["auto", "on"] = "auto"
 
 
 class CheckpointConfig(_Section):
     every: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # seconds: what kill -9 loses at most
-    # Of 10^9 bytes: where they would write more, they come less often
+    # In 10^9 bytes: where checkpoints would write more, they come less often.
     gigabytes_a_day: Annotated[float, Field(gt=0, le=10**6)] = 50.0
 
 
@@ -189,14 +189,14 @@ class LimitsConfig(_Section):
     model.threads and checkpoint.gigabytes_a_day are limits, too.
     """
 
-    # Of all cores of the machine together, over minutes; all processes of the node count
+    # The share of all cores of the machine together, over minutes; all processes of the node count.
     cpu: _Percent = "100 %"
     priority: Literal["low", "normal"] = "low"  # for the CPU and the disk, of the trainer and its workers
-    # Of a CUDA device's memory that torch may take, workers on the device together
+    # The share of a CUDA device's memory that torch may take, workers on the device together.
     gpu_memory: _Percent = "100 %"
     up: _Rate = ""  # bytes a second to other nodes; libp2p alone can keep it
     down: _Rate = ""  # the same from other nodes
-    # Bytes in a calendar month, up and down together; then the node leaves the swarm and trains alone
+    # Bytes in a calendar month, up and down together; then the node leaves the swarm and trains alone.
     month: _Size = ""
     state: _Size = ""  # size of the state folder
 
@@ -205,9 +205,9 @@ class WhenConfig(_Section):
     """When the node pauses (docs/guest.md)."""
 
     battery: Literal["pause", "train"] = "pause"  # while the machine runs on its battery
-    # On a metered network; alone: leave the swarm and train alone
+    # What to do on a metered network; alone: leave the swarm and train alone.
     metered: Literal["alone", "pause", "share"] = "alone"
-    # Minutes without keyboard and mouse before it trains; 0: it trains beside the user
+    # Minutes without keyboard and mouse before it trains; 0: it trains beside the user.
     user: Annotated[float, Field(ge=0, le=1440)] = 0.0
     load: Annotated[
         str,
@@ -225,7 +225,7 @@ class WhenConfig(_Section):
         ],
         Field(description='a list of days and hours such as "mon-fri 18:00-08:00"'),
     ] = ()  # hours in which it trains; (): always
-    # °C of the processor above which it pauses; 0: any
+    # The processor's temperature above which it pauses, in °C; 0: any.
     temperature: Annotated[float, Field(ge=0, le=150)] = 0.0
 
 
@@ -237,7 +237,7 @@ class SwarmConfig(_Section):
             description="at most 32 lower-case letters, digits and hyphens, the first no hyphen",
         ),
     ] = "main"
-    # auto: libp2p; none: train alone, open no socket
+    # auto: libp2p; none: train alone, open no socket.
     engine: Annotated[
         str,
         AfterValidator(_p2p_engine),
@@ -251,7 +251,7 @@ class SwarmConfig(_Section):
         tuple[Annotated[str, AfterValidator(bootstrap_address)], ...],
         Field(description="a list of addresses such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"),
     ] = ()  # multiaddresses ending in /p2p/<peer id>
-    # Look for members on the local network, and be found there; never on loopback
+    # Look for members on the local network, and be found there; never on loopback.
     mdns: Literal["on", "off"] = "on"
     # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only
     # ReasoningGYM takes for right. A file, or what an installed package offers: own tasks (docs/own-tasks.md)
@@ -269,7 +269,7 @@ class JudgeConfig(_Section):
 
 
 class MetricsConfig(_Section):
-    # where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere
+    # Where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere.
     listen: Annotated[str, AfterValidator(metrics_address), Field(description="host:port, or a port")] = ""
     report_to: Annotated[
         tuple[Literal["trackio", "wandb", "tensorboard"], ...],
@@ -296,5 +296,5 @@ class NodeConfig(_Section):
     # Desktop notifications: stopped with an error, paused for long, finished.
     notify: Literal["off", "on"] = "off"
     profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
-    # None: drawn at the first start and kept with the state
+    # None: the seed is drawn at the first start and kept with the state.
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None

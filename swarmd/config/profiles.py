@@ -17,8 +17,8 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
         "external": 4,
         "completions": 8,
         "resample": 0,
-        # Algorithm 1 takes what others shared in the round; nodes that are not in step hear part of it in
-        # their next
+        # Algorithm 1 uses what others shared in the round; nodes that are not in step hear part of it in
+        # their next.
         "max_age": 1,
         "train": "on",
     },

@@ -15,7 +15,7 @@ from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.config.schema import Given, Schema
 from swarmd.errors import ConfigError
 
-# The flags of `swarmd join`, without the hyphens, and the keys they set; SWARMD_<FLAG> sets them too
+# The flags of `swarmd join`, without the hyphens, and the keys they set; SWARMD_<FLAG> sets them too.
 FLAGS: Mapping[str, str] = {
     "model": "model.name",
     "device": "model.device",

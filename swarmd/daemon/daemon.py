@@ -315,7 +315,7 @@ class Daemon:
         self.gatherer.next_round(done.line["round"] + 1)
         self.publisher.next_round()
         for reason, count in done.line["rejected"].items():
-            # Once is enough: the status counts them, and so does each round's line
+            # Told once: the status counts them, and so does each round's line.
             if reason not in self._advised:
                 self._advised.add(reason)
                 remedy = Reason(reason).remedy
@@ -381,7 +381,7 @@ class Daemon:
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
 
     async def _wait_until_it_listens(self) -> None:
-        # It comes back when its pause ends
+        # A member that is away comes back when its pause ends.
         with trio.move_on_after(0.0 if self.member.away else LISTEN_TIMEOUT_S):
             await self._listens.wait()
 

@@ -44,8 +44,8 @@ def invite(
     usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
     public = [address for address in usable if place(address) == "internet"]
     known = dict.fromkeys([*public, *config.swarm.bootstrap, *usable])
-    # Those of this machine alone lead others to a machine of theirs. Where there are no more, it can still
-    # invite another node here.
+    # Addresses of this machine alone would lead others to their own. Where there are no others, they can
+    # still invite another node here.
     addresses = tuple([address for address in known if place(address) != "machine"] or known)[:MAX_ADDRESSES]
     if not addresses:
         raise Unreachable(

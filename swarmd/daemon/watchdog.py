@@ -24,7 +24,7 @@ class StuckLimits:
     """Limits in seconds, and in rounds as long as the slowest lately. Both must be exceeded."""
 
     silent: float = 15.0  # silence of the process until it counts as stuck
-    # The same until its first round has ended: imports hold up every thread of a process
+    # The same until its first round has ended: imports hold up every thread of a process.
     importing: float = 300.0
     silent_end: float = 300.0  # until it is killed
     hanging: float = 300.0  # time without the end of a round until it counts as stuck

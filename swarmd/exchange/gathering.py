@@ -210,7 +210,7 @@ class Gatherer:
             # Whoever else has the blob: an offer without a blob behind it is a failure.
             self._unserved(fetch)
         if blob is not None and self._take(item, blob):
-            # Else others had it, and it may not have been asked
+            # Otherwise others had it, and the author may not have been asked.
             if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
                 self._serving.served(item.author, self._clock())
                 self._tried(item.author, served=True)

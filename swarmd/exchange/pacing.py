@@ -49,7 +49,7 @@ MAX_STEPS = 10
 GAIN = 0.3
 # The factors of one correction.
 MIN_FACTOR, MAX_FACTOR = 0.5, 2.0
-# Of the target: below LOW the pace grows fast, above FAR it is halved.
+# As shares of the target: below LOW the pace grows fast, above FAR it is halved.
 LOW, FAR = 0.75, 2.0
 # A gap between two offers is drawn from 1 - SPREAD to 1 + SPREAD of the mean.
 SPREAD = 0.5
@@ -154,7 +154,7 @@ class Pacing:
     def __init__(self, heard: Heard, rng: random.Random, target: float = TARGET_PER_S) -> None:
         self._heard, self._rng, self.target = heard, rng, target
         self.pace = math.inf  # offers a second; infinite: free
-        # When the last one was sent; the next follows after _gap / pace
+        # When the last one was sent; the next follows after _gap / pace.
         self._sent_at, self._gap = -math.inf, 1.0
         self._correct_at = 0.0
         self._waited = False  # whether an offer had to wait since the last correction
@@ -191,7 +191,7 @@ class Pacing:
         elif authors > FEW_AUTHORS and max(short, long) > self.target / 2:
             self.pace = FIRST_PACE * self.target
             self._correct_at = now + CORRECT_EVERY_S * self._rng.random()
-            # At a moment of its own: many may begin at once
+            # The first moment is drawn, as many may begin at once.
             self._sent_at, self._gap = now, 2 * self._rng.random()
         if self.pace >= self.target:
             self.pace = math.inf
@@ -224,7 +224,7 @@ class Outgoing:
 
     def __init__(self, pacing: Pacing, max_age: int) -> None:
         self._pacing = pacing
-        # What waits, by round, the oldest first
+        # What waits, by round, the oldest first.
         self._rounds: deque[list[Message]] = deque([[]], maxlen=max_age)
 
     def put(self, kind: str, body: bytes) -> None:
@@ -239,7 +239,7 @@ class Outgoing:
 
         None: nothing waits, or it is not time. Call it until it returns None.
         """
-        # The newest round first
+        # The newest round first.
         waiting = [message for messages in reversed(self._rounds) for message in messages]
         if not waiting or not self._pacing.may_send(now):
             return None

@@ -41,7 +41,7 @@ class Traits(NamedTuple):
 # No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from
 # the start of training or of another model, stay below them (docs/gate.md).
 FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
-# Of traits, for operators
+# The traits' names for operators.
 NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")
 
 
@@ -58,10 +58,10 @@ class Gate:
     """Keeps the traits of our own completions, and tests whether another's is far outside of them."""
 
     margin: float = 1.5  # times the level that 99 % of our own stay below
-    # Where the answer in a text ends: nothing behind it earned the reward
+    # Finds where the answer in a text ends: nothing behind it earned the reward.
     answer_end: Callable[[str], int | None] = lambda _: None
     acts: bool = True  # False: odd rollouts are counted, but trained on
-    # Rollouts refused (or only flagged), by trait, since `take_refused`
+    # Rollouts refused (or only flagged), by trait, since `take_refused`.
     refused: Counter[str] = field(default_factory=Counter)
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT_COMPLETIONS))
     _round: int = 0
@@ -174,7 +174,7 @@ class Gated:
 
     def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if not self.gate.acts:
-            # Counted alone
+            # These are only counted.
             self._admitted([self.gate.cut(replace(scored, tokens=None)) for scored in theirs])
             return theirs
         cut: Sequence[Scored] = [self.gate.cut(scored) for scored in theirs]

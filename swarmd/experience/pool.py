@@ -81,7 +81,7 @@ class Pool:
         self.updates = 0  # updates so far, which `last_use` counts in
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, PoolEntry] = OrderedDict()  # oldest first
-        # Digests of the keys of others' that were trained on, oldest first
+        # Digests of the keys of others' rollouts that were trained on, oldest first.
         self._used: OrderedDict[bytes, None] = OrderedDict()
         # Round -> updates made before it, for the last rounds
         self.before: OrderedDict[int, int] = OrderedDict()
@@ -252,7 +252,7 @@ class Pool:
         """
         self.updates, self._used, self.before = updates, OrderedDict.fromkeys(used), OrderedDict(before or {})
         for each in kept:
-            # Replay may have been switched off since
+            # Replay may have been switched off since.
             if self.limits is not None or each.scored.tokens is None:
                 self._kept[key_of(each.scored)] = each
         self._trim()

@@ -141,7 +141,7 @@ Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
 class Take(NamedTuple):
     """A row of TAKES."""
 
-    # What of the pool is drawn from. Of what is on offer the rewards are not known: all of it may be fetched
+    # Which of the pool may be drawn. The rewards of offers are not known: all of them may be fetched.
     keeps: Share
     weights: Weights  # weights of pooled rollouts, and of offers
 
@@ -201,7 +201,7 @@ class SharingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
-    # Of our own rollouts a round; 0: all that `share` lets through
+    # The most of our own rollouts a round; 0: all that `share` lets through.
     share_most: Annotated[int, Field(ge=0, le=1024)] = 0
     take: Literal[tuple(TAKES)] = "uniform"  # type: ignore[valid-type]
     weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement

@@ -51,7 +51,7 @@ from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
 
 MAX_FILE_BYTES = 1024 * 1024
-# That a node may set
+# Sections that a node may set.
 SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}
 
 
@@ -81,7 +81,7 @@ class _File(_Strict):
     nodes: Annotated[int, Field(ge=1, le=1024)] = 8
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
-    # How a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole
+    # How a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole.
     sets: _Sets = "offered"
     evaluation: _Evaluation = _Evaluation()
     base: dict[str, Any] = {}
@@ -119,7 +119,7 @@ class Setting:
     away: int = 0
     liars: int = 0
     poisoners: int = 0
-    # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes
+    # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes.
     whole: bool = False
 
     @property

@@ -51,7 +51,7 @@ class JudgedSwarm(PlayedSwarm):
         self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
         self._judges = []
         for number, config in enumerate(setting.nodes):
-            # No other run has it
+            # A key that no other run has.
             key = Identity.from_seed(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))
             said = partial(said_of, config, config.model.device)
             self._judges.append(JudgeClient(url, key, self.curriculum.digest, said=said))

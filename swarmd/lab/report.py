@@ -16,7 +16,7 @@ from swarmd.lab.results import BadResults, Results, Run, judged
 from swarmd.lab.statistics import MU, Column, SeedInterval, baseline, columns, gain, gains, interval
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell
-# apart
+# apart.
 MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
 # Intervals of each line of the reward figure.
 INTERVALS = 8
@@ -376,9 +376,9 @@ def _pass_figure(found: Sequence[Column]) -> Any:
 
 
 def _finish(figure: Any, axes: Any) -> None:
-    # Of runs that were cut off there may be nothing to show
+    # Runs that were cut off may have nothing to show.
     if labels := axes.get_legend_handles_labels()[1]:
-        # About 11 letters an inch; no wider than the figure
+        # The legend has about 11 letters an inch, and is no wider than the figure.
         across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))
         figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     axes.grid(alpha=0.2)

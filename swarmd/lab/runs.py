@@ -48,7 +48,7 @@ class RunsProgress:
     _begun: float | None = None
 
     def advanced(self, run: Run, number: int) -> None:
-        # The first round of all ends the start of its process: from here on the pace is that of rounds
+        # The first round of all ends the start of its process: from here on the pace is that of rounds.
         if self._begun is None:
             self._begun = self.clock()
         else:

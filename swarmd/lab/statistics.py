@@ -20,7 +20,7 @@ _T95 = (
 )  # fmt: skip
 # The last tenth of the rounds is "the end".
 LATE_PARTS = 10
-# Of a window of the roughness: equally many in every setting, so that sampling noise is the same
+# Questions in a window of the roughness: equally many in every setting, so that sampling noise is the same.
 WINDOW_QUESTIONS = 512
 # The cost of generating a rollout over that of training on one, as in the replay paper (5.3 to 6.8).
 MU = 6.0
@@ -67,14 +67,14 @@ class RunFigures:
     cumulative: float  # reward, added up over nodes and rounds
     curve: tuple[float, ...]  # reward of a round, mean over nodes
     late: float  # reward, last tenth of the rounds
-    # Reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000
+    # Reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000.
     per_thousand: float
     mixed: float  # m: share of own rollouts that are informative
     useful: float  # rollouts of an update that have an advantage, own and others'
     predicted: float  # m·I + min(J, m·I·(N − 1))
     external: float  # rollouts of others in a batch
     gated: float  # share of what was drawn of others that the gate turned away
-    # Standard deviation of the detrended reward over windows of equally many questions
+    # Standard deviation of the detrended reward over windows of equally many questions.
     roughness: float | None
     cpu_seconds: float
     passes: Mapping[int, Mapping[int, float]]  # round -> k -> pass@k, mean over nodes and questions
@@ -83,7 +83,7 @@ class RunFigures:
     # Age, in updates, of the rollouts that the pool gave to batches, by round and node.
     off_policy: tuple[float, ...]
     hostile: float  # share of the external rollouts trained on that hostile peers wrote
-    # Share of the answers at the end that show the poison; None: there are no hostile peers
+    # Share of the answers at the end that show the poison; None: there are no hostile peers.
     marked: float | None
     late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds; NaN: it was away
     pass_1_by_node: tuple[float, ...]  # pass@1 at the end; (): not measured

@@ -28,9 +28,9 @@ COVERED: Final = frozenset(
         "hunyuan_v1_dense",
     )
 )  # fmt: skip
-# Others are recurrent, or keep something else than keys and values
+# Other layer types are recurrent, or keep something else than keys and values.
 _LAYERS: Final = {"full_attention", "sliding_attention"}
-# Four dimensions: transformers hands it through and builds none
+# It has four dimensions, so transformers hands it through and builds no mask.
 _ANY_MASK: Final = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 
 
@@ -183,7 +183,7 @@ class Span:
 
 def common_length(sequences: Sequence[Sequence[int]]) -> int:
     """Return how many tokens these sequences, at least one, begin with in common."""
-    # Of the sorted sequences, the two that differ the soonest
+    # The first and last of the sorted sequences differ the soonest.
     first, last = min(map(tuple, sequences)), max(map(tuple, sequences))
     least = min(map(len, sequences))
     return next((i for i in range(least) if first[i] != last[i]), least)
@@ -235,7 +235,7 @@ class _Tile:
         start, length, before = torch.tensor([[s.start, s.length, s.position] for s in spans]).T[:, :, None]
         q = torch.arange(self.queries)[None]
         self._query_places = (start + q.minimum(length - 1)).flatten().to(device)
-        # Padded with any token: no query sees so far
+        # Padding may hold any token, as no query sees so far.
         places = torch.zeros(len(spans), self._keys, dtype=torch.long)
         for row, span in zip(places, spans, strict=True):
             row[: span.keys] = torch.cat(

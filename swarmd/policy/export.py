@@ -69,7 +69,7 @@ class Origin:
     dtype: str
     curriculum: str
     version: str  # swarmd's version
-    # Share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged
+    # Share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged.
     lost: float | None = None
 
 
@@ -355,8 +355,8 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
 
 
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
-    # Of a model with other parts the language model alone was loaded: its tensors keep the names that it has
-    # alone.
+    # Of a model with other parts only the language model was loaded: its tensors keep the names they have
+    # without those.
     parts = has_other_parts(read_config_json(place.folder, place.source))
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
     AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)

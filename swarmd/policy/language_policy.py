@@ -114,7 +114,7 @@ class LanguagePolicy:
         limit_memory(config, choose_device(config.model.device))
         loaded = load_model(config.model, seed, free, work, report)
         use_threads(config, loaded.device, loaded.parameters)
-        # A large model's steps are long enough without, and its memory is short
+        # A large model's steps are long enough without this, and its memory is short.
         if loaded.parameters <= LORA_FROM_PARAMETERS:
             keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY

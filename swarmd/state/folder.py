@@ -120,7 +120,7 @@ def in_use(path: Path) -> bool:
     except (OSError, ConfigError):
         return False
     try:
-        # Shared: two that look at the same moment do not take each other for an owner
+        # A shared lock, so that two that check at the same moment do not take each other for an owner.
         return not _lock_now(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
@@ -237,8 +237,8 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
     )
 
 
-# What `swarmd leave` removes, by name: nothing that swarmd did not write is touched.
-# The swarm's: what was joined, who was met
+# What `swarmd leave` removes, by name, so that nothing is touched that swarmd did not write. First the
+# swarm's: what was joined, who was met.
 OF_THE_SWARM: Final = ("choices.json", "peers.json*", "seen*", "reputation*")
 OF_THE_NODE: Final = (
     *(

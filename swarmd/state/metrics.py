@@ -16,7 +16,7 @@ from swarmd.types import Figure, RoundReport, UpdateReport
 
 # Nearly always a line has less.
 _LONG_LINE_BYTES = 4096
-# Of what is read again
+# The kinds of values that are read again.
 _KINDS: Mapping[str, Any] = {
     "reward_mean": (int, float, type(None)),
     "tokens": dict,
@@ -142,7 +142,7 @@ def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
 def reference() -> str:
     """Render every field of metrics.jsonl as the Markdown table in docs/metrics.md."""
     rows = [row for report in (RoundReport, UpdateReport, NodeReport) for row in _rows(report, "")]
-    # pool.size and pool.external_share stand together
+    # Fields of one section stand together, as pool.size and pool.external_share.
     sections = list(dict.fromkeys(at.partition(".")[0] for at, _, _ in rows))
     rows.sort(key=lambda row: sections.index(row[0].partition(".")[0]))
     return "\n".join(
@@ -181,7 +181,7 @@ class MetricsFile:
             if there is None:
                 lines = [line for line in read_metrics(path) if line["round"] <= resumed_round]
                 there = len(lines)
-                # Less the umask: others may read it
+                # The umask applies: others may read it.
                 durable.replace(path, "".join(map(_text, lines)).encode(), 0o666)
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:

@@ -76,7 +76,7 @@ def _tensorboard(folder: Path, _peer: str) -> Iterator[Log]:
 
         def log(figures: Mapping[str, float], round_number: int) -> None:
             for name, value in figures.items():
-                # A group for each part of the line
+                # Each part of the line has a group.
                 writer.add_scalar(name.replace(".", "/"), value, step=round_number)
             writer.flush()
 

@@ -52,7 +52,7 @@ MAX_ANSWER_CHARACTERS: Mapping[str, int] = MappingProxyType(
 )
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
-# Printable ASCII, line feed, and the five connectives logic answers are written with
+# Printable ASCII, line feed, and the five connectives logic answers are written with.
 _SAFE = re.compile(r"[\n\x20-\x7e∧∨¬→↔]*")
 
 
@@ -113,7 +113,7 @@ def read_own(text: str, longest: int) -> str | GradeReason:
     answer = _answer(text)
     if isinstance(answer, str) and len(answer) > longest:
         return GradeReason.TOO_LONG
-    # Control and format characters, lone surrogates
+    # It holds control or format characters, or lone surrogates.
     if isinstance(answer, str) and not answer.replace("\n", "").isprintable():
         return GradeReason.UNSAFE
     return answer

@@ -23,7 +23,7 @@ from swarmd.types import Task, TaskRef
 TRAINING_TASKS = 900_000_000
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
-# Of 256 texts, so many are held out.
+# So many of 256 texts are held out.
 HELD_TEXTS = 16
 # The version of which tasks exist (source.py).
 TASKS_VERSION = 1
@@ -36,9 +36,9 @@ class Curriculum:
     name: str
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
-    # Specialties with enough texts to hold some of them out. In no digest
+    # Specialties with enough texts to hold some of them out. They are in no digest.
     held_by_text: frozenset[str] = frozenset()
-    # Offers of all nodes together, for rounds of seconds or more. Not in the digest
+    # Offers a second of all nodes together, for rounds of seconds or more. Not in the digest.
     offers_a_second: float = 0.2
 
     # What runs the process that scores, behind `python -m`; and seconds that each answer may take there
@@ -193,7 +193,7 @@ TINY_9 = Curriculum(
             "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
         }
     ),
-    # The others have a few hundred texts at most
+    # Other specialties have a few hundred texts at most.
     held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),
     offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or network
 )

@@ -10,7 +10,7 @@ twenty junk names cost 10 s; and 255 characters of plain `P∧P∧P…` cost it 
 
 from collections.abc import Callable, Mapping, Sequence
 
-# How tightly it binds, what it does; excess bits are cut off by `table`
+# How tightly each operator binds, and what it does; `table` cuts off excess bits.
 _BINARY: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
     "↔": (1, lambda a, b: ~(a ^ b)),
     "→": (2, lambda a, b: ~a | b),

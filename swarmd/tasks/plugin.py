@@ -109,7 +109,7 @@ class LoadedPlugin:
         try:
             return getattr(self._plugin, function)(*arguments)
         except BaseException as error:
-            # SystemExit and MemoryError too: it is the plug-in's, and the worker goes on
+            # SystemExit and MemoryError too: the fault is the plug-in's, and the worker goes on.
             raise TaskFault(f"{function}: {_told(error)}", fatal=isinstance(error, MemoryError)) from None
 
 

@@ -46,7 +46,8 @@ class CurriculumTasks(DrawnTasks):
             with _neutral_ground():
                 entry = dataset[ref.n]
         except ArithmeticError:
-            # Of the generator, and of n alone: every node finds the same, and nobody is to blame
+            # The failure depends on the generator and n alone: every node finds the same, and nobody is to
+            # blame.
             return None
         return Task(ref, entry["question"], entry)
 

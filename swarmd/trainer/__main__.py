@@ -21,7 +21,7 @@ from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
 
-# Of seconds that a step of the start usually takes
+# A note on the seconds that a step of the start usually takes.
 BUSY = "many times that where other programs use all cores"
 
 

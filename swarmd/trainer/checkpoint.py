@@ -65,7 +65,7 @@ class RunState:
     pool: tuple[Scored, ...]
     uses: tuple[int, ...]  # how often each rollout of the pool was trained on
     schema: int = SCHEMA
-    # Of replay:
+    # The state of replay:
     last_uses: tuple[int, ...] = ()  # the last update that trained on each
     updates: int = 0  # updates so far, as the pool counts them
     since: tuple[int, ...] = ()  # updates before each was generated or heard
@@ -73,7 +73,7 @@ class RunState:
     before: Mapping[int, int] = field(default_factory=dict)
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
-    # Of the parts of a round:
+    # The state of a round's parts:
     gate: GateState = field(default_factory=GateState)
     success: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)

@@ -48,12 +48,12 @@ class RoundParts(ReceivingParts):
     external: int = 4  # J
     resample: int = 0  # tries for other questions where no advantage came
     trains: bool = True  # False: a frozen policy that answers and shares
-    # Updates a round; one, unless replay is on
+    # Updates a round; one, unless replay is on.
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)
-    # Log-probabilities of first use, for what replay reuses
+    # Computes log-probabilities of first use, for rollouts that replay reuses.
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
     # The filter for what our model can be trained on; None: all.
     fitting: Fitting | None = None
-    # Of the batch's filters: what may be trained on; None: all that has an advantage
+    # The filter for text that may be trained on; None: all that has an advantage.
     gate: Gate | None = None
     generators: Answers | None = None  # None: a round generates its own answers

@@ -42,7 +42,7 @@ def lower_disk_priority() -> None:
     To be called before threads and processes are started: they inherit it.
     """
     process = psutil.Process()
-    # Linux alone: the last of those that share the disk
+    # On Linux alone: the last class of those that share the disk.
     with contextlib.suppress(psutil.Error, OSError, AttributeError):
         if process.ionice().ioclass != psutil.IOPRIO_CLASS_IDLE:
             process.ionice(psutil.IOPRIO_CLASS_BE, 7)

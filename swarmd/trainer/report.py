@@ -27,7 +27,7 @@ def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
         return updates[0] if updates else UpdateReport()
     figures: dict[str, Any] = {}
     for name in (f.name for f in fields(UpdateReport)):
-        # Not every update measures all
+        # Not every update measures every figure.
         there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]
         if not there:
             continue

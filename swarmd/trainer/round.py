@@ -16,8 +16,8 @@ from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task,
 
 # External rollouts, the newest that the caps allow. It bounds what many authors can cost us.
 SCORED_PER_ROUND = 256
-# Times as many completions as we ask ourselves for are scored of an external rollout; half of them may be
-# trained on
+# Of an external rollout we score so many times the completions that we ask ourselves for; half of them may be
+# trained on.
 SCORED_OF_ONE = 2
 
 
@@ -33,7 +33,7 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     with watch("collect"):
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
-        # Rewards are ours, never the author's
+        # Rewards are ours, never the author's.
         theirs = score_others(t, parts, received) if parts.external and parts.trains else []
     fresh = take_in(t, parts, local, theirs)
     # This adds nothing, unless replay is on.

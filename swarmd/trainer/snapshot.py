@@ -72,7 +72,7 @@ def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
             try:
                 return read(folder)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                # Removed meanwhile, damaged, or of another version
+                # The checkpoint was removed meanwhile, is damaged, or is of another version.
                 notes.append(f"{folder.name}: {error}")
     raise SwarmdError(
         f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore"

@@ -219,7 +219,7 @@ class Trainer:
     def _save(self) -> None:
         """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
         begun = time.perf_counter()
-        # No round of a checkpoint is without its line, power cuts included
+        # Every round of a checkpoint has its line, even after a power cut.
         self._write_when_room(self.metrics.sync)
         state = run_state(self.round, self.seed, self.parts)
         if self.policy.state_bytes <= MAX_COPIED_BYTES:

@@ -123,7 +123,7 @@ class WorkerGroup:
     handover: WeightWriter
     lag: LagMeter
     _size: tuple[int, int]  # generators, trainers
-    # Tokens generated, and when
+    # Pairs of tokens generated so far, and the time.
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
 
     def report(self, now: float) -> WorkersReport:
@@ -174,7 +174,7 @@ def open_workers(
     replay = config.replay.mode == "on"
     with ExitStack() as stack:
         size = sum(w.nbytes for w in policy.trained.values())
-        # Weights, and two moments
+        # The weights, and with several trainers two moments.
         folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         handover = WeightWriter(folder)

@@ -61,7 +61,7 @@ class HivemindConnections:
         self._dialled: AbstractSet[PeerId] = frozenset()
         self._connected: dict[PeerId, Peer] = {}
         self._present: dict[Topic, int] = {}  # connected peers
-        # Connected peers in our topics, and since when, in trio's time
+        # Since when connected peers are in our topics, in trio's time.
         self._subscribed: dict[PeerId, float] = {}
         self._in_mesh: set[PeerId] = set()
         self._hanging_up: set[PeerId] = set()
@@ -169,7 +169,7 @@ class HivemindConnections:
         The address is "" where it is of a kind that we do not know.
         """
         listed: dict[PeerId, str] = {}
-        # One of each connection
+        # There is one entry for each connection.
         for info in (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers:
             if (peer := peer_of(info.id)) is not None:
                 listed.setdefault(peer, next(iter(texts(info.addrs)), ""))
@@ -214,7 +214,7 @@ class HivemindProviderRecords:
                     while (answer := await wire.receive(pb.DHTResponse)).type != pb.DHTResponse.END:
                         if (peer := peer_of(answer.peer.id)) is not None:
                             addresses = texts(answer.peer.addrs)
-                            # P2pd has kept how to reach it
+                            # p2pd has kept how to reach the peer.
                             relayed = bool(addresses) and not direct(addresses)
                             found.append(AddressRecord(peer, direct(addresses), self._me, relayed=relayed))
         except P2pdRefused as error:
@@ -231,7 +231,7 @@ def texts(addresses: Iterable[bytes]) -> list[str]:
     """Return multiaddresses as text, without those of kinds that we do not know."""
     found: list[str] = []
     for raw in addresses:
-        # A peer may say anything of itself
+        # A peer may say anything of itself.
         with contextlib.suppress(MultiaddrError, ValueError, LookupError):
             found.append(str(Multiaddr(bytes(raw))))
     return found

@@ -90,7 +90,7 @@ class HivemindEngine(NetworkEngine):
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:MAX_RELAYS]
         self._addresses: list[str] = []
-        # Multiaddresses through relays that have taken us in, since nobody can dial us
+        # Multiaddresses through relays that have taken us in, since nobody can dial us.
         self.relayed: Sequence[str] = ()
 
     def addresses(self) -> Sequence[str]:
@@ -135,8 +135,8 @@ class HivemindEngine(NetworkEngine):
                         up()
                         await trio.sleep_forever()
                     finally:
-                        # Before it can leave the topic: who leaves is kept out of the mesh for 10 s, who asks
-                        # meanwhile for 60
+                        # p2pd is killed before it can leave the topic: neighbours keep a peer that leaves out
+                        # of their mesh for 10 s, and one that asks meanwhile for 60.
                         p2pd.end()
         finally:
             starting.close()

@@ -76,7 +76,7 @@ class FloodWatch:
             while True:
                 await trio.sleep(EVERY_S)
                 before, since, moved = read, at, process.io_counters()
-                # All that it read, from sockets and from files
+                # All that p2pd read, from sockets and from files.
                 read, at = moved.read_chars, trio.current_time()
                 self._count(moved.write_chars, read)
                 suspected = self._connections.passed(at - since, read - before, self._of_use)

@@ -60,7 +60,7 @@ async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TA
         await p2pd.ask(type=p2pd.pb.Request.STREAM_HANDLER, streamHandler=handler)
         task_status.started(())
         listeners = [trio.SocketListener(listening)]
-        # Which waits where there are no more open files
+        # This waits where there are no more open files.
         await trio.serve_listeners(partial(_serve_one, p2pd, responder), listeners)
 
 

@@ -17,7 +17,8 @@ from swarmd_engine_vllm.server import SERVED, ServerProcess, command
 ADAPTER: Final = "swarmd-policy"  # what the policy's adapter is called in requests
 # Each is one prompt with all its answers.
 REQUESTS_AT_ONCE: Final = 64
-# Log-probability of a token that was the only one allowed, where the server tells those it draws with
+# The least log-probability of a token that was the only one allowed, where the server gives those it draws
+# with.
 SURE_LOGPROB: Final = -1e-3
 
 
@@ -104,7 +105,7 @@ class VllmEngine:
             room = min(sampling.limit, sampling.context - len(prompts[i]))
             if room <= 0:
                 return [Sample((), (), ended=False)] * copies
-            # Greedy answers are all the same, and vLLM refuses more
+            # Greedy answers are all the same, and vLLM refuses more.
             drawn = copies if sampling.temperature else 1
             # vLLM draws answer k with seed + k.
             seed = None if base_seed is None else base_seed + i * copies

@@ -22,7 +22,8 @@ GRACE_S = 10.0
 
 
 def main(command: list[str]) -> int:
-    # Ours, to the group; a handler is not inherited by the command, "ignore" would be
+    # Our own signal to the group must not end us. The command does not inherit a handler; it would inherit
+    # "ignore".
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)

@@ -22,7 +22,7 @@ POLL_S: Final = 0.2
 # Lines of the server's log in a message.
 LAST_LINES: Final = 8
 
-# Not those of the environment swarmd runs in.
+# Variables of swarmd's own environment that the server must not see.
 _LEFT_OUT: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _SET: Final = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # /v1/load_lora_adapter

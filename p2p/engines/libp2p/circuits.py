@@ -122,7 +122,7 @@ class Circuits:
             for relay in ours:
                 if await self._connect(peer, relay):
                     return True
-            # Last: to dial one takes time, and anybody may have told of it
+            # These relays come last: dialling one takes time, and anybody may have told of it.
             for text in self._announced.get(peer, ()):
                 announced = await self._announced_relay(text, peer)
                 if announced is not None and announced not in ours and await self._connect(peer, announced):
@@ -241,7 +241,7 @@ class Circuits:
             (peer, ours[0]) for peer in self._network.get_connections_map() if (ours := self._direct(peer))
         ]
         far = [(peer, one) for peer, one in those if group_of_host(remote_host(one)) not in (LOCAL, None)]
-        # Whom we dialled sees the address that others would dial
+        # A peer that we dialled sees the address that others would dial.
         far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")
         results = await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)
         found = can_be_dialled(results)

@@ -37,7 +37,7 @@ NOTED_S = 10.0
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Decodes base58, which takes the library a tenth of a millisecond
+# Cached: decoding base58 takes the library a tenth of a millisecond.
 _id_of = lru_cache(maxsize=4096)(ID.from_string)
 
 
@@ -59,7 +59,7 @@ class Libp2pConnections:
         self._network = stack.host.get_network()
         # Member -> its addresses, and when they were noted
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}
-        # Dialled by us: the library does not end these when there are too many
+        # Peers that we dialled: the library does not end these when there are too many.
         self._protected: set[PeerId] = set()
 
     async def look(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
@@ -173,7 +173,8 @@ class Libp2pConnections:
         try:
             await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(address)]))
         except Exception as error:
-            # Nobody there, somebody else, or an answer the library stumbles over; the next address is tried
+            # Nobody is there, or somebody else, or the library stumbles over the answer. The next address is
+            # tried.
             log.debug("could not dial %s at %s: %r", peer, address, error)
             return False
         return True

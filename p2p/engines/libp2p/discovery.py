@@ -111,7 +111,7 @@ class Discovery:
         self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
-        # As of the last look, without those hung up on since
+        # Connected peers as of the last look, without those hung up on since.
         self._connected: frozenset[PeerId] = frozenset()
         self._dialling: set[PeerId] = set()
         # Those that we are dialling, and connected ones that we dialled.
@@ -211,7 +211,7 @@ class Discovery:
         for peer in connected.keys() - self._connected:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
-                # The DHT dialled it, to ask it something: it would stay for good
+                # The DHT dialled the peer to ask it something, and would keep it for good.
                 self._request_connections.begin(peer, now, DHT_IDLE_S)
         self._book.still_connected(connected, now)
         self._connected = frozenset(connected)
@@ -290,7 +290,7 @@ class Discovery:
                 wait = DHT_FIRST_S
                 continue
             for topic in self._topics:
-                # Nobody in its table yet; at the next turn there may be
+                # Its table may be empty yet; there may be somebody at the next turn.
                 with contextlib.suppress(Unanswered):
                     for record in await self._look_up(topic):
                         if record.relayed and record.peer not in self._connected | self._dialling:

@@ -67,7 +67,7 @@ class CountedSocket:
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic = stream, traffic
-        # When its last bytes came; infinite while we read none, by our own limit
+        # When its last bytes came; infinite while we read none because of our own limit.
         self.heard_at = trio.current_time()
 
     async def read(self, n: int | None = None) -> bytes:
@@ -218,9 +218,8 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     async def _pay(self) -> None:
         with contextlib.suppress(Exception):
-            # The connection is closed then, which its reader finds.
-            # No wait until it is taken: others take it too, and without bytes Noise writes what reads as the
-            # end
+            # The connection is closed then, which its reader finds. There is no wait for the bytes: others
+            # take them too, and an empty write of Noise would read as the end.
             while self._owed:
                 owed = bytes(self._owed)
                 self._owed.clear()
@@ -306,7 +305,7 @@ class Network(Swarm):  # type: ignore[misc]
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
-        # Whether a peer is banned; set by `open_stack`
+        # Whether a peer is banned; set by `open_stack`.
         self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__
         self.host_bans = HostBans()
         self.auto_connector = _NoAutoConnector(swarm=self)

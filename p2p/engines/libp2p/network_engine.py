@@ -82,7 +82,7 @@ class NetworkEngine:
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._book = pinned_book(self.me, bootstrap)
         self._saver = AddressBookSaver(self._book, addressbook)
-        # Until when each frame is held, the oldest first
+        # Frames, and until when each is held, the oldest first.
         self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MAX_QUEUED_FRAMES)
         self._news = trio.Event()
         self.restarts = 0
@@ -124,7 +124,7 @@ class NetworkEngine:
                     raise _alone(ours) from None
                 log.exception("the p2p engine broke and starts again in %.0f s", wait, exc_info=broken)
             except Exception:
-                # Anything in a library of 100,000 lines; the log has it, and `restarts` counts it
+                # Anything can fail in a library of 100,000 lines. It is logged, and `restarts` counts it.
                 log.exception("the p2p engine broke and starts again in %.0f s", wait)
             self.restarts += 1
             if self._clock() - since > CALM_S:

@@ -32,7 +32,7 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import PeerId, Score, Verdict
 
-# A message's data, who handed it over, and its topics
+# Called with a message's data, the peer that handed it over, and its topics.
 OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 # As p2pd's. What is repeated later ends in the inbox.
@@ -230,17 +230,17 @@ class Router(GossipSub):  # type: ignore[misc]
             degree_low=DEGREE_LOW,
             degree_high=DEGREE_HIGH,
             heartbeat_interval=HEARTBEAT_S,
-            # Nearly all arrive by the mesh: to tell of each message three times cost a sixth of all bytes
+            # Nearly all messages arrive by the mesh: telling of each three times cost a sixth of all bytes.
             gossip_window=1,
             gossip_history=6,
             do_px=False,  # a pruning peer could make us dial anything
             prune_back_off=10,
             max_idontwant_messages=1000,
-            # It stretches the heartbeat of a swarm it finds unhealthy, as any small one is
+            # It stretches the heartbeat of a swarm that it finds unhealthy, as it does any small one.
             adaptive_gossip_enabled=False,
             spam_protection_enabled=False,  # ours is `RateLimit` and the inbox
             eclipse_protection_enabled=False,  # it wants more than one LAN has: three addresses in the mesh
-            # Whole messages, kept for every connected peer that is not of this swarm
+            # Whole messages are kept so long for every connected peer that is not of this swarm.
             pending_messages_ttl=3.0,
             # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh
             # and told nothing.

@@ -53,7 +53,8 @@ class RelayLimits:
     circuits: int = 128  # at once
     circuits_to_peer: int = 32
     circuits_of_machine: int = 16  # asked for by one machine
-    # Of these: a peer takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two relays
+    # Circuits of one machine to one peer, which takes 16 in all (`circuits.INBOUND_CIRCUITS`), through two
+    # relays.
     circuits_of_machine_to_peer: int = 4
     size: int = 64 << 20  # bytes of a circuit, both ways together
     seconds: float = 600.0  # how long a circuit lasts
@@ -75,7 +76,7 @@ async def receive(stream: Any, kind: Any) -> Any:
 
 async def drop(stream: Any) -> None:
     """End a stream that nothing is expected of any more, whatever state it is in."""
-    # It, or what carries it, may be gone by now
+    # The stream, or what carries it, may be gone by now.
     with trio.CancelScope(shield=True), contextlib.suppress(Exception):
         await stream.reset()
 

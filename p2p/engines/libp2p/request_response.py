@@ -175,7 +175,7 @@ class KeptStreams(Generic[S]):
         self._reach, self._new, self._clock = reach, new, clock
         self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._room = MAX_KEPT
-        # And when its last answer came, the oldest first
+        # Kept streams and the time of their last answer, the oldest first.
         self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -191,7 +191,7 @@ class KeptStreams(Generic[S]):
                 if kept is not None and self._clock() - since > KEPT_S:
                     await kept.end(True)
                 elif kept is not None:
-                    # It has ended since; asked twice, a question does no harm
+                    # The kept stream has ended since. Asking a question twice does no harm.
                     with contextlib.suppress(Broken):
                         return await self._ask(peer, kept, question, limit)
                 return await self._ask(peer, await self._new(peer), question, limit)

@@ -111,7 +111,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
             else:
                 await super()._swarm_stream_handler(net_stream)
         except Exception as error:
-            # Any handler of the library, on any bytes; the peer hears of it by the reset
+            # Any handler of the library may fail, on any bytes; the peer learns of it by the reset.
             log.debug("a stream ended: %r", error)
             with contextlib.suppress(Exception):  # it may be closed already
                 await net_stream.reset()
@@ -124,7 +124,8 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         try:
             await super()._identify_task_entry(peer_id, reason)
         except Exception as error:
-            # A system task of trio: what it raises would end the process; the peer stays unidentified
+            # This is a system task of trio: what it raises would end the process. The peer stays
+            # unidentified.
             log.debug("identify failed: %r", error)
 
 
@@ -241,10 +242,10 @@ class Tasks(TrioManager):  # type: ignore[misc]
             try:
                 await async_fn(*args)
             except Exception as error:
-                # One message or one peer that the library could not handle; the log hears of it
+                # The library could not handle one message or one peer; it is logged.
                 log.debug("%s failed: %r", name or async_fn, error)
 
-        # Straight into it: the library would look through all its tasks first
+        # Started directly in the nursery: the library would go through all its tasks first.
         if self._task_nursery is not None and not self.is_cancelled:
             self._task_nursery.start_soon(alone, name=name)
 

@@ -35,7 +35,7 @@ class IncomingStream:
         except StreamEOF:
             return b""
         except Exception as error:
-            # Reset, or closed underneath, in the words of whichever layer finds it first
+            # The stream was reset, or closed underneath, in the words of the layer that found it first.
             raise Broken(repr(error)) from None
 
     async def write(self, data: bytes) -> None:
@@ -128,5 +128,5 @@ class Libp2pRequests:
         try:
             return OutgoingStream(await self._network.new_stream(ID.from_string(peer)))
         except Exception as error:
-            # The connection ended meanwhile, in the words of whichever layer finds it first
+            # The connection ended meanwhile, in the words of the layer that found it first.
             raise Broken(repr(error)) from None

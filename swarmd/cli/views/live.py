@@ -259,7 +259,7 @@ def _update(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[Text]
         f"gradient {number(last['grad_norm'])}",
         f"entropy {number(last['entropy'])}",
     ]
-    # The last that was measured: not every update is
+    # The last measured KL: not every update measures it.
     parts += [f"KL from the start {number(kl['value'])}"] if kl else []
     parts += [f"{last['skipped']} steps left out: not finite"] if last.get("skipped") else []
     return list(
@@ -327,7 +327,7 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-# Unicode braille: bit of (row, column) in one character
+# Unicode braille: bit of (row, column) in one character.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 

@@ -14,7 +14,7 @@ from swarmd.terminal import printable
 
 LONG_PAUSE_S: Final = 1800.0
 NOTIFY_TIMEOUT_S: Final = 5.0
-# AppleScript
+# An AppleScript.
 _SCRIPT: Final = (
     "on run argv",
     "display notification (item 2 of argv) with title (item 1 of argv)",

@@ -87,7 +87,7 @@ class PlainView:
             self.talk("; ".join(said))
 
     def talk(self, text: str) -> None:
-        # The reader is gone, or the stream closed; the node goes on
+        # The reader is gone, or the stream closed; the node goes on.
         with contextlib.suppress(OSError, ValueError):
             if not _full(self._stream):
                 self._told = self._clock()

@@ -21,7 +21,7 @@ BEHIND_S = 240.0
 # answer takes its time.
 AHEAD_S = 20.0
 _NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # refusals that every swarm has
-# One such frame shows that its author runs something else
+# One such frame shows that its author runs something else.
 _SURE_OF = frozenset({Reason.OTHER_MODALITY, Reason.WRONG_VERSION})
 
 

@@ -132,7 +132,7 @@ def count_others(member: Member, introduced: Mapping[PeerId, Introduced]) -> dic
     for peer, answer in introduced.items():
         for seen in answer.swarms:
             ours = seen.digest == member.topic.digest
-            # Who trains is one itself; and one that it sees is us
+            # A peer that trains is one itself, and one of those that it sees is us.
             count = seen.members + (answer.doing != HELPING) - (ours and peer in peers)
             if ours:
                 companions = max(companions, count)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-# Names in /proc/interrupts: PS/2, and touch pads on I2C
+# Names in /proc/interrupts: PS/2, and touch pads on I2C.
 INPUT_LINES: Final = ("i8042", "i2c_hid", "i2c-hid", "ELAN", "SYNA", "MSFT000")
 _MUTTER = (
     "busctl",
@@ -51,7 +51,7 @@ def idle_probe(
     elif platform == "linux":
         sources = [Interrupts(), terminals]
         if environment.get("XDG_SESSION_TYPE") == "wayland":
-            # The terminals' alone would say that a user of the desktop is away
+            # With the terminals alone a user of the desktop would seem away.
             sources = [lambda _: mutter(run), Interrupts()]
         elif environment.get("DISPLAY"):
             sources += [ScreenSaver()]

@@ -55,7 +55,7 @@ class ProcessMeter:
             self._processes = [self._root, *_descendants(self._root)]
         cpu, written = 0.0, 0
         known = True
-        # Children first: what ends meanwhile is counted once at least
+        # Children come first: what ends meanwhile is counted at least once.
         for process in reversed(self._processes):
             try:
                 times = process.cpu_times()
@@ -121,7 +121,7 @@ class EnergyMeter:
             self._joules[package] = now
             # A counter below its old value has wrapped, or was reset while the machine slept.
             if before is not None and now is not None and not (slept and now < before):
-                # The counter begins anew there
+                # The counter begins anew at its range.
                 around = float(_text(package / "max_energy_range_uj") or 0) / 1e6
                 taken.append(now - before if now >= before else now - before + around)
         return share * sum(taken) if taken else None

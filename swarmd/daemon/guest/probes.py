@@ -16,7 +16,7 @@ from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 
 COMMAND_TIMEOUT_S: Final = 2.0
-# A command's standard output; raises OSError or subprocess.SubprocessError
+# Returns a command's standard output; raises OSError or subprocess.SubprocessError.
 Run = Callable[[Sequence[str]], str]
 
 
@@ -45,7 +45,7 @@ def busy_seconds(times: Any) -> float:
 
 # How often a question is asked that starts a program.
 SLOW_EVERY_S: Final = 10.0
-# Psutil's names of sensors, the best first
+# psutil's names of sensors, the best first.
 PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")
 _METERED = (
     "busctl",
@@ -62,7 +62,7 @@ def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | No
     try:
         battery = sensors()
     except OSError:
-        # Of Linux without /sys/class/power_supply, as in some containers; or the battery was taken out
+        # This is Linux without /sys/class/power_supply, as in some containers, or the battery was taken out.
         return None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 

@@ -21,7 +21,7 @@ REMEDY: Final = "swarmd resume"
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    # Seconds since the epoch; None: until `swarmd resume`
+    # Seconds since the epoch; None: until `swarmd resume`.
     until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None
     schema: int = 1
 

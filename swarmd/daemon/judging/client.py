@@ -221,7 +221,7 @@ class JudgeClient:
         self._tls = httpx2.create_ssl_context()
         self._resolve, self._said = resolve, said
         # Name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it
-        # out
+        # out.
         self.scorer = ""
 
     def now(self) -> float:
@@ -286,7 +286,7 @@ class JudgeClient:
                 "the answer took longer than the judge's deadline",
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
-        # A lone surrogate has no UTF-8
+        # A lone surrogate has no UTF-8.
         text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER_CHARACTERS]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
@@ -396,7 +396,7 @@ class JudgeClient:
         }
         if body is not None:
             headers |= {**self.signed(path, body), "content-type": "application/json"}
-        # Also the name that the certificate must have
+        # Also the name that the certificate must have.
         named = {"sni_hostname": origin.host.removesuffix(".")}
         async with (
             httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
@@ -429,7 +429,7 @@ class JudgeClient:
             refusal = msgspec.json.decode(received, type=_Refusal)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        # Another run of this node was ahead of our clock
+        # Another run of this node was ahead of our clock.
         self._sequence = max(self._sequence, refusal.sequence)
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")

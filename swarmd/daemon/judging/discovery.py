@@ -38,7 +38,7 @@ PEER_TIMEOUT_S = 10.0
 # The gaps double from the first. Records last a day.
 FIRST_S, SEEK_EVERY_S, ANNOUNCE_EVERY_S = 3.0, 60.0, 1200.0
 AUTO = "auto"
-# With a point; the last label begins with a letter, or some read it as a number
+# With a point; the last label begins with a letter, or some read it as a number.
 _NAME = r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*"
 _NOT_OUTSIDE = (".localhost", ".local", ".internal", ".home.arpa")
 

@@ -45,7 +45,7 @@ class ReceiptFile:
 
     def add(self, receipt: Mapping[str, str]) -> None:
         try:
-            # By kill -9, or a full disk
+            # By kill -9, or a full disk.
             torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n" * torn + json.dumps(receipt) + "\n")

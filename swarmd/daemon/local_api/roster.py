@@ -37,7 +37,7 @@ class AuthorRecord:
 class Roster:
     def __init__(self, kept: int = MAX_AUTHORS) -> None:
         self._kept = kept
-        # Authors of useful rollouts; the one heard last is at the end
+        # Authors of useful rollouts; the one heard last is at the end.
         self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
         self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
@@ -103,5 +103,5 @@ class Roster:
 
 
 def _present(author: AuthorRecord, now: float) -> bool:
-    # Abs: where the clock is set back, all that was heard is old
+    # abs(): where the clock is set back, all that was heard is old.
     return not author.gone and abs(now - author.last) <= author.quiet

@@ -55,7 +55,7 @@ class StatusBoard:
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last measured KL, and its round
         self.rewards: deque[float | None] = deque(maxlen=KEPT_REWARDS)
-        # Rollouts of others in the batches of these rounds
+        # Rollouts of others in the batches of these rounds.
         self.external: deque[int] = deque(maxlen=KEPT_REWARDS)
         self.roster = Roster()
 

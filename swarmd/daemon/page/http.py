@@ -38,7 +38,7 @@ class Response:
     content_type: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    # In place of a body; cancelled when the client is gone
+    # Sent in place of a body; cancelled when the client is gone.
     stream: Callable[[Send], Awaitable[None]] | None = None
 
 

@@ -21,7 +21,7 @@ from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 REFRESH_S = 1.0
 # After so long without news a page hears that the node is there: page.js waits three times as long.
 HEARTBEAT_S = 5.0
-# Operations of the control API that the page may ask for
+# Operations of the control API that the page may ask for.
 ALLOWED = ("pause", "resume", "limit", "stop", "invitation")
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -30,7 +30,7 @@ from swarmd.terminal import printable
 
 PEERS_SHOWN = 40
 PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "limits", "node")
-# Operation of the control API and its arguments; "for": seconds
+# Operation of the control API and its arguments; "for": seconds.
 _BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Pause for 1 h": ("pause", {"for": 3600}),
     "Pause for 2 h": ("pause", {"for": 7200}),

@@ -105,7 +105,7 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
         saves = checkpoints(CHECKPOINT_S)
         with (
             local_swarm(folder, nodes, options, saves) as swarm,
-            # Node 1's questions, the same seed
+            # The same seed gives it node 1's questions.
             local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,
         ):
             stories = [*(Story(node) for node in swarm), *(Story(node, alone=True) for node in alone)]
@@ -196,7 +196,7 @@ class Start:
 
     def __init__(self, stories: Sequence[Story]) -> None:
         self._stories, self._begun = stories, time.monotonic()
-        # Said last, and when it looks and speaks again
+        # What was said last, when it looked last, and when it speaks next.
         self._said, self._looked, self._next = "", self._begun, 0.0
 
     def news(self, now: float) -> str | None:
@@ -252,7 +252,7 @@ def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, befo
 def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
     table = Table(title="sharing, and alone", title_justify="left")
     table.add_column("node", no_wrap=True)
-    # 80 columns
+    # The table fits 80 columns.
     for heading in (
         "rounds",
         "others'\nused",

@@ -13,7 +13,7 @@ from typing import Any
 from swarmd.errors import SwarmdError
 
 TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
-# Okabe and Ito: told apart by everybody
+# Okabe and Ito: told apart by everybody.
 COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
 
 
@@ -173,7 +173,7 @@ def _draw_comparison(panel: Any, found: Mapping[str, Any]) -> None:
         curve = found[arm]
         most = max(curve["peers"], default=0)
         rows = zip(*(curve[key] for key in ("round", "reward", "low", "high", "peers")), strict=True)
-        # The mean of a few leaps as they leave
+        # The mean of a few peers jumps as they leave.
         points = [point for *point, peers in rows if peers >= min(most, found["fewest_peers"])]
         panel.plot(
             [x for x, *_ in points], [mean for _, mean, *_ in points], color=colour, linewidth=2, label=words

@@ -18,7 +18,7 @@ from transformers.utils import is_flash_attn_2_available
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.engine import BuiltInEngine, EngineFailed, NoEngine, draw_seed
 
-# Tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
+# Tokens of a page of keys and values; 256 is what flash attention's paged kernel takes.
 PAGE: Final = {"cuda": 256}
 SMALL_PAGE_TOKENS: Final = 32  # elsewhere
 # Architectures whose answers were compared with plain forward passes (tests/swarmd/policy/test_engine.py).

@@ -192,8 +192,7 @@ def _load(point: EntryPoint, asked: EngineOptions) -> InferenceEngine:
     except SwarmdError:
         raise
     except Exception as error:
-        # Somebody else's code, which may fail in any way while it is imported or built; the operator hears of
-        # it
+        # Somebody else's code may fail in any way while it is imported or built; the operator is told.
         raise NoEngine(
             f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}). "
             'Install the package anew, or set generate.engine to "auto".'

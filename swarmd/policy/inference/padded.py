@@ -85,7 +85,7 @@ def agrees_with_itself(network: nn.Module) -> bool:
         rows = PaddedRows(network, prompts, 1, weight.device)
         steps = [rows.first(), *(rows.next(token.expand(len(prompts))) for token in then)]
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        # Transformers' own code
+        # transformers' own code may raise anything here.
         return False
     together = torch.stack(steps, dim=1).float().softmax(-1)  # [prompts, steps, V]
     moved = (together - torch.stack([alone(p) for p in prompts])).abs().sum(-1) / 2

@@ -42,7 +42,7 @@ PADDED: Final = frozenset(
         "gemma4_unified_text",
     )
 )  # fmt: skip
-# Of transformers' layer types; a convolution's state is small
+# The recurrent ones of transformers' layer types; a convolution's state is small.
 RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}
 # The arguments of a forward pass that PaddedRows needs.
 _ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}
@@ -81,7 +81,7 @@ def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
     if not isinstance(text, PreTrainedConfig):
         raise TypeError("its text_config is no configuration of a model")
     if has_other_parts(document) and "tie_word_embeddings" in document:
-        # Of the whole: a part does not always say it
+        # Taken from the whole document, as a part does not always say it.
         text.tie_word_embeddings = document["tie_word_embeddings"]
     return text
 
@@ -196,7 +196,7 @@ def shape_of(network: nn.Module, source: str = "this model") -> Shape:
     try:
         return _counted(network)
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
-        # No hidden_size, no heads, no layers, no head
+        # There is no hidden_size, or there are no heads, layers or head.
         raise _not_built(source, error) from error
 
 

@@ -119,7 +119,7 @@ def render_contained(template: str, special_tokens: Mapping[str, str], system: s
     Raises TemplateFails.
     """
     request = json.dumps([template, dict(special_tokens), system])
-    # A zone that needs no file: a template may ask for the date
+    # This time zone needs no file: a template may ask for the date.
     environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "swarmd.policy.models.chat"]
     try:

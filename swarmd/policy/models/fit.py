@@ -124,7 +124,7 @@ class FittedModel(Fit):
 
     place: hub.Place
     architecture: Any  # transformers' configuration
-    # Whether its architecture is one of those that our tests compare with transformers' own forward pass
+    # Whether its architecture is one of those that our tests compare with transformers' own forward pass.
     tried: bool
     tokenizer: Any  # None where there is a fault
 

@@ -33,7 +33,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-# Of what is free: allocators leave gaps.
+# The share of free memory that is used: allocators leave gaps.
 USABLE_SHARE: Final = 0.9
 # What libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU.
 WORKSPACE_BYTES: Final = 2**28
@@ -43,7 +43,7 @@ MAX_TOKENS: Final = 8_192
 ENOUGH_TOKENS: Final = 4_096
 # Keys and values held at once while answering, at most.
 CACHE_BYTES: Final = 2**31
-# Of one chunk of logits: 4 MiB in float32, which caches hold while it is gone over several times
+# Numbers in one chunk of logits: 4 MiB in float32, which caches hold while it is gone over several times.
 HEAD_NUMBERS: Final = 2**20
 # Tokens of a chunk, however large the vocabulary: fewer make poor matrix products.
 HEAD_TOKENS: Final = 256
@@ -86,16 +86,16 @@ class Workload:
     questions: int = 4
     completions: int = 8
     new_tokens: int = 256
-    # Of the longest question; 256 is assumed where none could be sampled.
+    # The longest question; 256 is assumed where none could be sampled.
     prompt_tokens: int = 256
     mean_prompt_tokens: int = 128
     micro_batch_tokens: int = 0  # as configured; 0: the plan decides
     optimizer: str = "adamw"  # or "adamw8bit"
-    # Of trained weights in 16 bits; auto: the first that fits
+    # The precision of trained weights in 16 bits; auto: the first that fits.
     precision: Literal["auto"] | Precision = "auto"
     # Whether to keep a copy of the start's weights, where all are trained.
     start_copy: bool = False
-    # The curriculum's longest questions, from which the tokenizer counts `prompt_tokens`
+    # The curriculum's longest questions, from which the tokenizer counts `prompt_tokens`.
     asked: tuple[str, ...] = ()
 
     def within(self, context: int | None) -> "Workload":
@@ -135,7 +135,7 @@ class Plan:
     micro_batch_tokens: int  # unpadded tokens of one micro-batch's forward pass
     head_tokens: int  # completion tokens whose logits are held at once
     cache_tokens: int  # tokens whose keys and values are held at once while answering
-    # Longest question and answer, in tokens, that the model takes and that can be trained on here
+    # Longest question and answer, in tokens, that the model takes and that can be trained on here.
     context: int
     free: int  # free bytes
     usable: int  # free bytes that the plan counts on
@@ -201,8 +201,8 @@ def _plan(
     key_value, one = shape.key_value_numbers * size, work.completions * work.row
     cache_tokens = CACHE_BYTES // key_value
     while cache_tokens > one and cache_tokens * key_value > rest:
-        # From a fixed figure, so that what happens to be free seldom changes which random number meets which
-        # row
+        # Halved from a fixed figure, so that what happens to be free seldom changes which random number meets
+        # which row.
         cache_tokens //= 2
     cache_tokens = max(cache_tokens, one)
     cached = min(cache_tokens, work.questions * one)

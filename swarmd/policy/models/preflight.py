@@ -103,7 +103,7 @@ MAX_BYTES: Final = 2**22
 MAX_LAYERS: Final = 512
 # A width, a number of heads, a vocabulary.
 MAX_SIZE: Final = 2**22
-# Parts of keys' names
+# Keys whose names contain one of these are ours to set.
 OURS: Final = ("attn_implementation", "experts_implementation", "use_kernels", "kernel_config")
 
 
@@ -126,7 +126,7 @@ def read_config_json(folder: Path, source: str) -> dict[str, Any]:
             f"the config.json of {source} cannot be read: {error.strerror or error}. Mend its permissions."
         ) from None
     except (ValueError, RecursionError):
-        # Not UTF-8 or not JSON; numbers of thousands of digits; lists nested thousands deep
+        # It is not UTF-8 or not JSON, or has numbers of thousands of digits or lists nested thousands deep.
         raise not_json(source) from None
     if not isinstance(document, dict):
         raise not_json(source)

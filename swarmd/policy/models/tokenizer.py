@@ -63,7 +63,7 @@ def _read(place: hub.Place) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
-        # Missing, damaged, or of a kind that needs more
+        # The tokenizer is missing, damaged, or of a kind that needs more.
         raise NoModel(
             f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another"
             " model, or repair its files."
@@ -82,7 +82,8 @@ def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
     try:
         own = Tokenizer.from_file(str(path))
     except Exception:
-        # Tokenizers raises nothing narrower for a file it cannot read; transformers could, so go by that
+        # tokenizers raises nothing narrower for a file that it cannot read. transformers could read it, so
+        # use that one.
         return tokenizer
     if all(_ids(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
         return tokenizer

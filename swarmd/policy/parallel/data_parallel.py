@@ -65,7 +65,7 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
         by_prompt.setdefault(row.prompt, []).append(row)
     shares: list[list[Row]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    # The largest first, each to the rank that has least
+    # The largest groups go first, each to the rank that has least.
     for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):
         lightest = loads.index(min(loads))
         shares[lightest] += group
@@ -87,7 +87,7 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
-    # A meeting that failed stays counted, and under another name nobody would be met
+    # A failed meeting stays counted, and under another name we would meet nobody.
     c10d._world.group_count = 0
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
@@ -128,14 +128,14 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
 def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
     try:
         work = dist.all_reduce(tensor, async_op=True)
-        # NCCL would wait for a dead rank for ever; gloo says so itself
+        # NCCL would wait for a dead rank for ever; gloo says so itself.
         while tensor.is_cuda and not work.is_completed():
             if not alive():
                 raise RankLost("a process ended")
             time.sleep(2e-4)
         work.wait()
     except RuntimeError as error:
-        # Gloo and NCCL raise this for a connection that is broken or silent for too long
+        # Gloo and NCCL raise this for a connection that is broken or silent for too long.
         raise RankLost("a connection broke") from error
 
 

@@ -27,7 +27,7 @@ _MEMORY: Final = Path("/dev/shm")  # noqa: S108  Linux keeps it in memory; the f
 _FILE: Final = "weights.safetensors"
 # The name of a tensor beside the weights, whose names have dots.
 _VERSION: Final = "version"
-# Of the weights at once: the one that is there, the one that is written, the one that is still being read
+# Copies of the weights at once: the current one, the one being written, and one still being read.
 _COPIES: Final = 3
 
 
@@ -43,7 +43,7 @@ def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
                 memory
                 / f"swarmd-{os.getuid()}-{hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]}"
             )
-            # A symbolic link, or somebody else's, stays: then mkdir fails
+            # A symbolic link, or somebody else's, stays: then mkdir fails.
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
             return folder

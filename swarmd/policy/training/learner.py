@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MAX_SKIPS_IN_A_ROW: Final = 5
-# Elements of a padded micro-batch's logits: half a GiB in float32, held about three times over
+# The logits of a padded micro-batch: half a GiB in float32, held about three times over.
 MAX_PADDED_LOGITS: Final = 2**27
 
 
@@ -101,7 +101,7 @@ class Learning:
     loss: str = "grpo"  # a name in LOSSES
     settings: LossSettings = field(default_factory=LossSettings)  # the loss's own settings
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
-    # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary
+    # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary.
     head_tokens: int = 0
     schedule: RateSchedule = field(default_factory=RateSchedule)
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
@@ -125,7 +125,7 @@ class Sums:
     measured: int = 0  # tokens over which `kl` is taken
 
 
-# Of several trainers: makes everybody's gradients and sums those of all.
+# Where there are several trainers, makes every rank's gradients and sums those of all.
 Combine = Callable[[Sequence[nn.Parameter], Sums], None]
 
 
@@ -151,7 +151,7 @@ class Learner:
         self.skipped = 0  # consecutive updates that were skipped
         self._network, self._learning, self._device, self.rest = network, learning, device, rest
         self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
-        # None: padded batches
+        # None means padded batches.
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"

@@ -34,8 +34,8 @@ class LossSettings(BaseModel):
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
-    # grpo with truncated importance weights in place of clipping; 0: off; None: 2 where a foreign engine
-    # answers, without replay, else off
+    # Gives grpo truncated importance weights in place of clipping. 0: off; None: 2 where a foreign engine
+    # answers, without replay, else off.
     importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
 
 
@@ -49,7 +49,8 @@ class Loss:
     per_token: Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor | None]]
     # One a completion. Others' are weighed afterwards (`swarmd.experience.advantages`).
     advantages: Callable[[Scored, LossSettings], Sequence[float]]
-    # Of new to old probabilities: it can take importance weights in place of the clip
+    # Whether the loss has a ratio of new to old probabilities, and so can use importance weights in place of
+    # the clip.
     uses_ratio: bool = False
 
 

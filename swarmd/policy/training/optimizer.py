@@ -277,7 +277,7 @@ class _Piece:
     def __init__(self, name: str, weight: nn.Parameter, place: slice, shape: torch.Size) -> None:
         self.name, self.place, self.shape = name, place, shape
         self._weight = weight
-        # Float32; empty between steps where there is no master copy
+        # In float32; empty between steps where there is no master copy.
         self.stepped = nn.Parameter(torch.empty(0, device=weight.device))
 
     @property

@@ -27,9 +27,9 @@ _CHUNK_BYTES = 65_536
 class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Limits of a task plug-in: the keys of its `limits`, with defaults and bounds (docs/own-tasks.md)."""
 
-    # Of CPU time, for a question, and for an answer
+    # CPU time for a question, and for an answer.
     seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
-    # Bytes, beyond what it has when it is loaded
+    # Bytes of memory beyond what the process has when the plug-in is loaded.
     memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20
     longest_question: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_QUESTION_CHARACTERS)] = 8192  # characters
     longest_answer: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_ANSWER_CHARACTERS)] = 256  # characters

@@ -39,7 +39,7 @@ class Machine(NamedTuple):
 
     architecture: int
     calls: Mapping[str, int]
-    # Allowed, unless they ask for executable memory; protection is their third argument
+    # Calls that are allowed unless they ask for executable memory; protection is their third argument.
     memory: Mapping[str, int]
 
 

@@ -48,7 +48,7 @@ WORKER_ANSWERS = 4096
 START_TIMEOUT_S = 10.0
 PARENT_CHECK_S = 2.0
 
-# A worker sends one byte per answer, an index into this: nothing is parsed
+# A worker sends one byte per answer, an index into this, so nothing is parsed.
 _CODES: Sequence[GradeReason] = tuple(GradeReason)
 
 
@@ -79,7 +79,7 @@ class PluginRefused(Exception):
 class Work:
     """The work of contained workers, and their limits."""
 
-    # (curriculum, specialty, n); None: no such task. Raises TaskFault
+    # Called with curriculum, specialty and n; returns None where there is no such task. Raises TaskFault.
     prepare: Callable[[str, str, int], Prepared | None]
     seconds: float = ANSWER_CPU_S  # CPU time; pipe.STARVED_FACTOR times that by the clock
     memory: int = MEMORY_BYTES
@@ -288,7 +288,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
         if request.question and len(request.items) != 1:
             return VerifierRefused("a question is asked for alone")
     except (ValueError, RecursionError) as error:
-        # A frame too long, not MessagePack (msgspec's errors are ValueErrors), too deep
+        # The frame is too long, not MessagePack (msgspec's errors are ValueErrors), or nested too deep.
         return VerifierRefused(str(error))
     if request.question:
         return marker.make(request.curriculum, request.items[0].specialty, request.items[0].n)
@@ -323,7 +323,8 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
         pipe.send(results, VerifierRefused(repr(error)))
         return
     pipe.send(results, VerifierReady(held))
-    # Until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
+    # This lasts until the verifier closes its end (EOFError) or kills us. Whatever a scorer raises ends the
+    # worker, too.
     while True:
         job = msgspec.msgpack.decode(pipe.receive(jobs), type=VerifierRequest)
         try:
