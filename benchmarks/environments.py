@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 # import is named.
 PACKAGES = {
     "trl": [["torch==2.13.0", "transformers==5.23.0", "trl==1.16.0"]],
+    # The lowest that swarmd.trl names.
+    "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
     "genrl": [
         ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
         ["--no-deps", "gensyn-genrl==0.3.0"],
@@ -55,3 +57,8 @@ def holds(folder: Path, peer: str) -> bool:
     """Whether the peer's package, in our version of it, is installed there."""
     name, version = PACKAGES[peer][-1][-1].split("==")
     return any(folder.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-{version}.dist-info"))
+
+
+if __name__ == "__main__":
+    for named in sys.argv[1:]:
+        print(environment_of(named, default_environment(named)))

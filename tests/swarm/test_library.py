@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import swarmd
+from swarmd.daemon.library.joined_swarm import Questions
 from swarmd.daemon.local_api import control
 from swarmd.exchange import offers
 from swarmd.testing import TIMEOUT_S, wait_until
@@ -62,6 +64,23 @@ def test_it_is_imported_in_a_moment_and_without_torch() -> None:
     assert all(getattr(swarmd, name) for name in swarmd.__all__)
     with pytest.raises(AttributeError, match="no attribute 'leave'"):
         swarmd.leave  # noqa: B018  # type: ignore[attr-defined]
+
+
+def test_the_page_says_what_the_docstrings_say() -> None:
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| (.+) \|$", (ROOT / "docs" / "library.md").read_text(), re.MULTILINE
+    )
+    places = {"swarmd.": swarmd, "tasks.": Questions, "": swarmd.JoinedSwarm}
+    for name, said in (row for row in rows if row[0] != "beta"):
+        prefix = next(prefix for prefix in places if name.startswith(prefix))
+        document = getattr(places[prefix], name.removeprefix(prefix)).__doc__
+        assert document.splitlines()[0] == said, name
+    public = {name for name, item in vars(swarmd.JoinedSwarm).items() if name[0] != "_" and callable(item)}
+    assert public - {name for name, _ in rows} == {
+        "open",
+        "judge",
+        "share_judged",
+    }  # those of `swarmd answer`
 
 
 def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:

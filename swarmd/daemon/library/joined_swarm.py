@@ -211,11 +211,11 @@ class JoinedSwarm:
     def open(self) -> Self:
         """Start both threads, and return once others can reach us. Raises OperatorError where they cannot."""
         assert self._network is not None
-        self._verifier.__enter__()
-        self._scorer.start()
-        self._network.start()
-        atexit.register(self.close)
         try:
+            self._verifier.__enter__()
+            self._scorer.start()
+            self._network.start()
+            atexit.register(self.close)
             self._network.ready.wait()
         except BaseException:  # a signal
             self.close()
@@ -303,7 +303,8 @@ class JoinedSwarm:
             self._changed.notify_all()
         if first and self._network is not None and self._state is not None:
             atexit.unregister(self.close)
-            self._scorer.join(CLOSE_S)
+            if self._scorer.is_alive():
+                self._scorer.join(CLOSE_S)
             self._network.leave()
             self._state.close()
         self._verifier.close()

@@ -97,7 +97,7 @@ class Network:
         )
         self._bodies: FairQueue[ReceivedBody] = FairQueue()
         self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
-        self._sent_at, self._leaving = -MIN_GAP_S, False
+        self._sent_at, self._starts, self._leaving = -MIN_GAP_S, False, False
         self.error: BaseException | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope, self._begun, self.ready = trio.CancelScope(), threading.Event(), threading.Event()
@@ -107,6 +107,7 @@ class Network:
 
     def start(self) -> None:
         """Start the thread; `ready` is set once others can reach us, or `error` is why they cannot."""
+        self._starts = True
         self._thread.start()
 
     @property
@@ -147,6 +148,8 @@ class Network:
 
     def leave(self) -> None:
         """Give what waits a moment to be sent, and end the thread."""
+        if not self._starts:
+            return
         self._leaving = True
         if self.ready.is_set() and self.error is None:
             ends = LEAVE_S + (time.monotonic() if self.waiting else self._sent_at)

@@ -1,0 +1,264 @@
+"""TRL's GRPOTrainer in a swarm: `SwarmGRPOTrainer`, its data set and its reward. `pip install 'swarmd[trl]'`.
+
+    with swarmd.join("swarm:…") as swarm:
+        trainer = SwarmGRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", train_dataset=dataset(swarm), swarm=swarm)
+        trainer.train()
+
+A group of the batch whose rewards are all the same has no gradient. It is replaced by another node's
+informative group: its question, re-encoded with this tokenizer, its text, and advantages by our own verifier,
+weighed by `[sharing] weigh`. The trainer's own informative groups are shared. All else is TRL's.
+
+Two private methods of TRL are used, and both stand in `SwarmGRPOTrainer` alone:
+`_generate_and_score_completions` is extended, and `_get_per_token_logps_and_entropies` gives the old
+log-probabilities of others' text where TRL wants any: it is this policy's, as in SAPO.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from swarmd.daemon.library.joined_swarm import JoinedSwarm, ScoredGroup
+from swarmd.errors import ConfigError
+from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG
+from swarmd.policy.models.chat import SYSTEM_PROMPT
+from swarmd.types import Completion, Task, TaskRef
+
+# The versions of TRL that the private names were tried with, the lowest and the newest.
+LOWEST_TRL, NEWEST_TRL = "1.0", "1.16"
+# An advantage below this is none.
+NO_ADVANTAGE = 1e-6
+
+try:
+    from accelerate.utils import gather_object
+    from datasets import Dataset
+    from trl import GRPOTrainer
+except ImportError as error:
+    raise ConfigError(f"TRL is missing ({error}). Run `pip install 'swarmd[trl]'`.") from None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+if not _release(LOWEST_TRL) <= _release(version("trl")) <= _release(NEWEST_TRL):
+    raise ConfigError(
+        f"swarmd.trl was tried with TRL {LOWEST_TRL} to {NEWEST_TRL}, and {version('trl')} is here. Run"
+        " `pip install 'swarmd[trl]'`."
+    )
+
+
+def dataset(swarm: JoinedSwarm, size: int = 1000, system_prompt: str = SYSTEM_PROMPT) -> Any:
+    """Draw training questions as a data set: columns prompt, specialty and n.
+
+    system_prompt: asks for <answer>…</answer>; "": none.
+    """
+    head = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    rows = [
+        {"prompt": [*head, {"role": "user", "content": task.question}], **_columns(task.ref)}
+        for task in swarm.tasks.draw(size)
+    ]
+    return Dataset.from_list(rows)
+
+
+def reward_func(swarm: JoinedSwarm) -> Callable[..., list[float]]:
+    """Return a reward function for TRL: 1 for a right answer, by the contained verifier, else 0."""
+
+    def right_answer(
+        completions: Sequence[Any], specialty: Sequence[str], n: Sequence[int], **_: Any
+    ) -> list[float]:
+        pairs = zip(map(TaskRef, specialty, n), map(_text, completions), strict=True)
+        items = [(ref, [text for _, text in same]) for ref, same in groupby(pairs, key=lambda pair: pair[0])]
+        return [reward for rewards in swarm.score(items) for reward in rewards]
+
+    return right_answer
+
+
+class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """A GRPOTrainer that shares its informative groups, and trains on others' in place of those without."""
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        *more: Any,
+        swarm: JoinedSwarm,
+        **options: Any,
+    ) -> None:
+        """Build the trainer.
+
+        swarm: a joined swarm; under torchrun every rank calls `swarmd.join`. reward_funcs: by default
+        `reward_func(swarm)`. The rest is TRL's.
+
+        Raises ConfigError for what cannot be combined with others' groups.
+        """
+        _refuse(args, train_dataset, options)
+        funcs = reward_func(swarm) if reward_funcs is None else reward_funcs
+        super().__init__(model, funcs, args, train_dataset, *more, **options)
+        self.swarm, self.replaced = swarm, 0
+        self._words: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self._head: list[Any] = []  # what stands before the question in a prompt
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        out: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if not self.model.training:
+            return out
+        size = self.num_generations
+        informative = (out["advantages"].view(-1, size).abs().amax(dim=1) > NO_ADVANTAGE).tolist()
+        self._share(inputs, out, [group for group, has in enumerate(informative) if has])
+        free = [group for group, has in enumerate(informative) if not has]
+        self._head = inputs[0]["prompt"][:-1]
+        # Each rank takes as many of what rank 0 collects as it has free places
+        wanted, rank = gather_object([len(free)]), self.accelerator.process_index
+        theirs = self.swarm.collect(sum(wanted), unfit=self._unfit)
+        mine = theirs[sum(wanted[:rank]) :][: len(free)]
+        self.replaced += len(mine)
+        return self._replace(out, dict(zip(free, mine, strict=False))) if theirs else out
+
+    def _share(self, inputs: Sequence[dict[str, Any]], out: dict[str, Any], groups: Sequence[int]) -> None:
+        size, own = self.num_generations, []
+        for group in groups:
+            row = inputs[group * size]
+            ids = [
+                ids[mask.bool()].tolist()
+                for ids, mask in zip(
+                    out["completion_ids"][group * size : (group + 1) * size],
+                    out["completion_mask"][group * size : (group + 1) * size],
+                    strict=True,
+                )
+            ]
+            texts = self._words.batch_decode(ids, skip_special_tokens=True)
+            ended = [self._words.eos_token_id in each for each in ids]
+            own.append((row["specialty"], row["n"], row["prompt"][-1]["content"], texts, ended))
+        for specialty, n, question, texts, ended in gather_object(own):
+            answers = [Completion(text, end) for text, end in zip(texts, ended, strict=True)]
+            self.swarm.share(Task(TaskRef(specialty, n), question, {}), answers)
+
+    def _unfit(self, group: ScoredGroup) -> str | None:
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit and len(self._prompt(group.question)) + self.max_completion_length > limit:
+            return QUESTION_TOO_LONG
+        right = [c for c, reward in zip(group.completions, group.rewards, strict=True) if reward > 0]
+        if any(len(self._answer(completion)) > self.max_completion_length for completion in right):
+            return ANSWER_TOO_LONG
+        return None
+
+    def _prompt(self, question: str) -> list[int]:
+        messages = [*self._head, {"role": "user", "content": question}]
+        encoded = self._words.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, **self.chat_template_kwargs
+        )
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+    def _answer(self, completion: Completion) -> list[int]:
+        ids: list[int] = self._words(completion.text, add_special_tokens=False)["input_ids"]
+        return [*ids, self._words.eos_token_id] if completion.ended else ids or [self._words.eos_token_id]
+
+    def _replace(self, out: dict[str, Any], theirs: dict[int, ScoredGroup]) -> dict[str, Any]:
+        """Write others' groups into these places of the batch. All ranks call it together."""
+        rows: dict[int, tuple[list[int], list[int], bool, float]] = {}
+        for place, group in theirs.items():
+            prompt = self._prompt(group.question)
+            # Of a larger group what has the largest advantages; beside a smaller one our own texts stay,
+            # which have none
+            best = sorted(
+                zip(group.completions, group.advantages, strict=True), key=lambda pair: -abs(pair[1])
+            )
+            for i, (completion, advantage) in enumerate(best[: self.num_generations]):
+                answer = self._answer(completion)[: self.max_completion_length]
+                rows[place * self.num_generations + i] = prompt, answer, completion.ended, advantage
+        out, pad, size = dict(out), self._words.pad_token_id, out["prompt_ids"].size(1)
+        longest = max([size, *(len(prompt) for prompt, *_ in rows.values())])
+        width = max([out["completion_ids"].size(1), *(len(answer) for _, answer, *_ in rows.values())])
+        for name, fill in (("prompt_ids", pad), ("prompt_mask", 0)):
+            out[name] = torch.nn.functional.pad(out[name], (longest - size, 0), value=fill)
+        for name, fill in PER_TOKEN.items():
+            if name in out and out[name].size(1) > 1:
+                value = pad if fill is None else fill
+                out[name] = torch.nn.functional.pad(out[name], (0, width - out[name].size(1)), value=value)
+        out["advantages"] = out["advantages"].clone()
+        for row, (prompt, answer, ended, advantage) in rows.items():
+            _write(out["prompt_ids"], out["prompt_mask"], row, longest - len(prompt), prompt, pad)
+            _write(out["completion_ids"], out["completion_mask"], row, 0, answer, pad)
+            if self.mask_truncated_completions and not ended:
+                out["completion_mask"][row] = 0
+            out["advantages"][row] = advantage
+        out["num_items_in_batch"] = self.accelerator.gather(out["completion_mask"].sum()).sum()
+        if "old_per_token_logps" in out:
+            self._take_as_ours(out, list(rows))
+        return out
+
+    def _take_as_ours(self, out: dict[str, Any], rows: Sequence[int]) -> None:
+        """Give these rows this policy's log-probabilities, as if it had written their text."""
+        chosen = list(rows) or [0]  # of a sharded model every rank makes the pass
+        ids = torch.cat([out["prompt_ids"][chosen], out["completion_ids"][chosen]], dim=1)
+        mask = torch.cat([out["prompt_mask"][chosen], out["completion_mask"][chosen]], dim=1)
+        with torch.no_grad():
+            found, *_ = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                mask,
+                out["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        for name in ("old_per_token_logps", "sampling_per_token_logps"):
+            if name in out and rows:
+                out[name][list(rows)] = found.to(out[name].dtype)
+        if "importance_sampling_ratio" in out and rows:
+            out["importance_sampling_ratio"][list(rows)] = 1.0
+
+
+# What TRL keeps of each token of a completion, and what fills it up; None: padding's id.
+PER_TOKEN: dict[str, float | None] = {
+    "completion_ids": None,
+    "completion_mask": 0,
+    "old_per_token_logps": 0.0,
+    "sampling_per_token_logps": 0.0,
+    "importance_sampling_ratio": 1.0,
+}
+
+
+def _write(ids: Any, mask: Any, row: int, at: int, values: Sequence[int], pad: int) -> None:
+    ids[row], mask[row] = pad, 0
+    ids[row, at : at + len(values)] = torch.tensor(values, device=ids.device)
+    mask[row, at : at + len(values)] = 1
+
+
+def _columns(ref: TaskRef) -> dict[str, Any]:
+    return {"specialty": ref.specialty, "n": ref.n}
+
+
+def _text(completion: Any) -> str:
+    """Return the text of a completion, which TRL gives as messages or as it is."""
+    found = completion if isinstance(completion, str) else completion[-1]["content"]
+    return str(found)
+
+
+def _refuse(args: Any, train_dataset: Any, options: dict[str, Any]) -> None:
+    """Raise ConfigError for what cannot be combined with others' groups, before anything is loaded."""
+    if args is not None and args.beta:
+        raise ConfigError(
+            f"beta is {args.beta:g}, and others' text has no log-probabilities of a reference model. Set"
+            " beta=0.0."
+        )
+    if (
+        args is not None
+        and (args.per_device_train_batch_size * args.steps_per_generation) % args.num_generations
+    ):
+        raise ConfigError(
+            "a group would be spread over several processes. Make per_device_train_batch_size ×"
+            f" steps_per_generation a multiple of num_generations, {args.num_generations}."
+        )
+    if used := sorted(name for name in ("tools", "rollout_func", "environment_factory") if options.get(name)):
+        raise ConfigError(f"{', '.join(used)}: what is shared is one answer to one question. Leave it out.")
+    columns = getattr(train_dataset, "column_names", None) or ["prompt", "specialty", "n"]
+    if missing := sorted({"prompt", "specialty", "n"} - set(columns)):
+        raise ConfigError(
+            f"train_dataset has no column {', '.join(missing)}: others could not make its questions again."
+            " Use swarmd.trl.dataset(swarm)."
+        )

@@ -1,0 +1,69 @@
+"""`swarmd.trl` in programs of their own, with the lowest and the newest TRL that it names."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from benchmarks.environments import PACKAGES, default_environment, holds
+from swarmd.testing import TIMEOUT_S
+from tests.packaging.checkout import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+PROGRAM = ROOT / "tests" / "swarm" / "trl_program.py"
+VERSIONS = {"trl-lowest": "1.0", "trl": "1.16"}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
+    name: str, tmp_path: Path
+) -> None:
+    folder = default_environment(name)
+    if not holds(folder, name):
+        pytest.skip(
+            f"{PACKAGES[name][-1][-1]} is not in {folder}: `python -m benchmarks.environments {name}`"
+        )
+    found = run(folder, tmp_path)
+    why = ("beta=0.0", "a multiple of num_generations, 4", "tools: what is shared", "no column n: others")
+    assert all(reason in said for reason, said in zip(why, found["refused"], strict=True))
+    for batch in (found["once"], found["twice"]):
+        assert batch["replaced"] >= 1 and batch["items"] and batch["learned"] and batch["loss"]
+        assert batch["shapes"][0] == batch["shapes"][1] and batch["shapes"][2] == batch["shapes"][3]
+        assert [shape[0] for shape in batch["shapes"]] == [8] * 4
+        # The two right answers first, ended; advantages are over all five: (1 - 0.4) / 0.49
+        assert batch["advantages"] == [1.224, 1.224, 0.0, 0.0]
+        assert all(row.endswith("</answer><|endoftext|>") for row in batch["rows"][:2])
+    assert found["once"]["old"] is None
+    assert found["twice"]["old"] == [found["twice"]["shapes"][2], True]
+    assert found["rewards"] == [1.0, 0.0]
+
+
+def run(environment: Path, folder: Path) -> dict[str, dict[str, object]]:
+    """What the program prints, by the environment's TRL and this interpreter's packages for the rest."""
+    (theirs,) = environment.glob("lib/python3*/site-packages")
+    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
+    quiet = {"PYTHONPATH": path, "SWARMD_SWARM_MDNS": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder)],
+        capture_output=True,
+        text=True,
+        env=os.environ | quiet,
+        cwd=folder,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_named_versions_are_those_of_the_extra() -> None:
+    source = (ROOT / "swarmd" / "trl.py").read_text()
+    lowest, newest = VERSIONS.values()
+    assert f'LOWEST_TRL, NEWEST_TRL = "{lowest}", "{newest}"' in source
+    assert 'trl = ["trl>=1.0,<1.17"]' in (ROOT / "pyproject.toml").read_text()
+    assert [PACKAGES[name][-1][-1] for name in VERSIONS] == [f"trl=={v}.0" for v in VERSIONS.values()]

@@ -1,0 +1,130 @@
+"""What `swarmd.trl` makes of a batch, as JSON; run with a Python that has TRL: see test_trl.py.
+
+python tests/swarm/trl_program.py FOLDER
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.filterwarnings("ignore")
+
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from trl import GRPOConfig  # noqa: E402
+
+import swarmd  # noqa: E402
+from swarmd.policy.models.tiny import WEIGHTS  # noqa: E402
+from swarmd.testing import wait_until  # noqa: E402
+from swarmd.trl import SwarmGRPOTrainer, dataset, reward_func  # noqa: E402
+
+FOLDER, MODEL = Path(sys.argv[1]), WEIGHTS["tiny-latent"]
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+
+
+def config(**settings: Any) -> GRPOConfig:
+    common = {"output_dir": str(FOLDER / "out"), "num_generations": 4, "max_completion_length": 16}
+    common |= {"per_device_train_batch_size": 8, "max_steps": 2, "use_cpu": True, "bf16": False}
+    common |= {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-3, "seed": 1}
+    return GRPOConfig(**common | settings)
+
+
+def refusals(swarm: swarmd.JoinedSwarm) -> list[str]:
+    questions = dataset(swarm, 8, "")
+    said, spread = [], config()
+    spread.per_device_train_batch_size = 6  # as of one rank of several
+    for args, data, more in (
+        (config(beta=0.1), questions, {}),
+        (spread, questions, {}),
+        (config(), questions, {"tools": [print]}),
+        (config(), questions.remove_columns("n"), {}),
+    ):
+        try:
+            SwarmGRPOTrainer(str(MODEL), None, args, data, swarm=swarm, **more)
+        except swarmd.errors.ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: Any) -> dict[str, Any]:
+    """Train for two steps while another member's groups are here, and show the first batch."""
+    batches: list[dict[str, Any]] = []
+
+    class Shown(SwarmGRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batches.append(super()._generate_and_score_completions(inputs))
+            return batches[-1]
+
+    for task in other.tasks.draw(4):
+        right = f"<answer>{other.tasks.truth(task)}</answer>"
+        other.share(task, [right, "a wrong one", "no answer, and it is cut" * 9, right, "one too many"])
+    wait_until(lambda: len(swarm._parts.pool) >= 4)
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    before = [weights.clone() for weights in model.parameters()]
+    trainer = Shown(
+        model,
+        args=config(**settings),
+        train_dataset=dataset(swarm, 64, ""),
+        processing_class=tokenizer,
+        swarm=swarm,
+    )
+    trainer.train()
+    out = batches[0]
+    external = [i for i, row in enumerate(out["completion_ids"]) if "wrong one" in tokenizer.decode(row)]
+    group = external[0] // 4 * 4
+    rows = [
+        tokenizer.decode(ids[mask.bool()])
+        for ids, mask in zip(
+            out["completion_ids"][group : group + 4], out["completion_mask"][group : group + 4], strict=True
+        )
+    ]
+    old = out.get("old_per_token_logps")
+    return {
+        "replaced": trainer.replaced,
+        "rows": rows,
+        "prompt": tokenizer.decode(out["prompt_ids"][group][out["prompt_mask"][group].bool()]),
+        "advantages": [round(x, 3) for x in out["advantages"][group : group + 4].tolist()],
+        "shapes": [
+            list(out[name].shape)
+            for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        ],
+        "items": int(out["num_items_in_batch"]) == int(out["completion_mask"].sum()),
+        "old": None
+        if old is None
+        else [
+            list(old.shape),
+            bool((old[group : group + 4][out["completion_mask"][group : group + 4].bool()] < 0).all()),
+        ],
+        "learned": any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)),
+        "loss": all(
+            torch.isfinite(torch.tensor(x["loss"])).item() for x in trainer.state.log_history if "loss" in x
+        ),
+    }
+
+
+def main() -> None:
+    common: dict[str, Any] = {"curriculum": "tiny-9", "listen": LOOPBACK, "seed": 1}
+    with (
+        swarmd.join(folder=FOLDER / "other", completions=5, **common) as other,
+        swarmd.join(
+            folder=FOLDER / "own",
+            bootstrap=other.report()["addresses"][:1],
+            external=8,
+            completions=5,
+            **common,
+        ) as swarm,
+    ):
+        found = {"refused": refusals(swarm), "once": trained(swarm, other)}
+        found["twice"] = trained(swarm, other, num_iterations=2, mask_truncated_completions=True)
+        (task,) = swarm.tasks.draw()
+        right = [{"role": "assistant", "content": f"<answer>{swarm.tasks.truth(task)}</answer>"}]
+        columns = {"specialty": [task.ref.specialty] * 2, "n": [task.ref.n] * 2}
+        found["rewards"] = reward_func(swarm)([right, "no"], **columns)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
