@@ -116,7 +116,7 @@ def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int,
         ),
     ],
 )
-def test_who_comes_by_another_connection_is_passed_on(
+def test_an_author_on_another_connection_is_still_forwarded(
     tmp_path: Path, connections: int, machines: bool
 ) -> None:
     """B's mesh has six places: more connections than it has, of one network group and of many."""

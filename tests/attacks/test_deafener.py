@@ -267,14 +267,14 @@ class Life:
 
 
 @pytest.mark.net
-def test_real_nodes_hear_each_other_beside_it(tmp_path: Path) -> None:
+def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
     result = attack(tmp_path, seconds=20.0, rate=300.0)
     assert result.missed <= 0.01 and result.admitted > 1000 and result.disk < 1.0
 
 
 @pytest.mark.net
 @pytest.mark.p2pd
-def test_with_p2pd_too_and_after_a_restart(tmp_path: Path) -> None:
+def test_hivemind_nodes_hear_each_other_despite_the_attack_and_a_restart(tmp_path: Path) -> None:
     result = attack(tmp_path, "hivemind", "clean", seconds=20.0, rate=300.0)
     assert result.missed <= 0.03 and result.admitted > 1000 and result.disk < 1.0
 

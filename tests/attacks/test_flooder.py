@@ -147,7 +147,7 @@ def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
 
 
 @pytest.mark.parametrize("amount", [READ_COST, ENTRY_COST, 100 * MESSAGE_ID_COST])
-def test_what_is_no_message_is_paid_for(amount: float) -> None:
+def test_bytes_that_are_no_message_are_charged(amount: float) -> None:
     now, cut = [0.0], list[str]()
     meter = Meter(RateLimit(), lambda: now[0], lambda peer, why: cut.append(peer))
     for n in range(20_000):  # as many a second as a busy peer has, and the attacker
@@ -162,7 +162,7 @@ def test_what_is_no_message_is_paid_for(amount: float) -> None:
 @pytest.mark.net
 @pytest.mark.p2pd
 @pytest.mark.parametrize("kind", ["frames", "forged"])  # p2pd tells nobody of the second
-def test_with_p2pd_it_is_cut_off_as_often_as_it_comes(kind: str, tmp_path: Path) -> None:
+def test_with_p2pd_a_flooder_is_cut_off_each_time_it_returns(kind: str, tmp_path: Path) -> None:
     result = attack(tmp_path, "hivemind", kind, calm=0.0, seconds=5.0)
     assert result.never == 0
     assert result.written_again < RATE * 5  # it is let in again and again: p2pd keeps nobody out

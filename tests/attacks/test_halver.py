@@ -72,7 +72,7 @@ def attack(
 
 
 @pytest.mark.net
-def test_what_is_begun_and_not_finished_is_bounded_and_ends(tmp_path: Path) -> None:
+def test_unfinished_rpcs_are_bounded_and_end(tmp_path: Path) -> None:
     result = attack(tmp_path, seconds=25.0)
     assert result.halves >= 384 and result.cuts >= 6
     assert result.cut_off < 15.0

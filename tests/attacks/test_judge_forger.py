@@ -318,7 +318,7 @@ def lateness(folder: Path, answers: int) -> dict[str, int]:
 
 @pytest.mark.net
 @pytest.mark.slow
-def test_what_must_not_be_accepted_is_not(tmp_path: Path) -> None:
+def test_forged_requests_and_answers_are_refused(tmp_path: Path) -> None:
     found = play(tmp_path, 160, 7)
     assert (found["accepted"], found["server_errors"], found["miscounted"]) == (0, 0, 0)
 

@@ -114,7 +114,7 @@ def attack(
 
 @pytest.mark.net
 @pytest.mark.slow
-def test_who_never_reads_costs_little_memory_and_nobody_time(tmp_path: Path) -> None:
+def test_readers_that_never_read_cost_little_memory_and_no_time(tmp_path: Path) -> None:
     found = attack(tmp_path, seconds=0.0, answers=40, patience=0.0)
     assert 64 < found["page_KiB"] <= 256
     assert found["more_MiB"] <= 64

@@ -106,7 +106,7 @@ def crowd(folder: Path, keys: int, networks: int) -> dict[str, Any]:
 
 @pytest.mark.net
 @pytest.mark.slow
-def test_silent_keys_of_a_network_take_its_own_room_alone(tmp_path: Path) -> None:
+def test_silent_keys_fill_only_their_own_networks_room(tmp_path: Path) -> None:
     found = crowd(tmp_path, NEWCOMERS_QUESTIONS + 40, 1)
     assert (found["asked"], found["refused"]) == (NEWCOMERS_QUESTIONS, 40)
     assert found["known_refused"] == found["newcomer_refused"] == 0

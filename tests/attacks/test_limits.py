@@ -111,13 +111,13 @@ def table() -> list[str]:
     return [*rows, f"| *all of it full* | | | {total:.0f} MiB |"]
 
 
-def test_the_document_has_the_table() -> None:
+def test_the_document_shows_the_table_of_limits() -> None:
     found = re.search(r"## What each may take\n[^|]*((?:\|[^\n]*\n)+)", DOCUMENT.read_text())
     assert found is not None
     assert found.group(1).splitlines()[2:] == table(), "\n".join(table())
 
 
-def test_it_adds_up_to_what_a_small_machine_has() -> None:
+def test_all_limits_together_fit_a_small_machine() -> None:
     assert sum(limit.mib for limit in LIMITS) <= 512
 
 

@@ -67,7 +67,7 @@ def test_sizes_are_bounded_before_anything_is_built(changes: dict[str, Any], tmp
     assert time.process_time() - begun < 1
 
 
-def test_parts_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
+def test_modules_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
     """A family that keeps its number of layers under another name."""
     place = Place(
         "mine",
@@ -87,7 +87,7 @@ def test_parts_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
         " " * (preflight.MAX_BYTES + 1),
     ],
 )  # fmt: skip
-def test_what_is_no_configuration_is_a_message(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_configuration_gives_a_message(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(NoModel, match=r"is not a JSON object|more than .* bytes"):
         read_config(Place("mine", tmp_path))
@@ -104,7 +104,7 @@ def test_what_is_no_configuration_is_a_message(text: str, tmp_path: Path) -> Non
         {"model_type": "clip"},
     ],
 )  # fmt: skip
-def test_a_configuration_that_makes_no_sense_is_a_message(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_path: Path) -> None:
     """NoModel, or a network: never a traceback of transformers."""
     try:
         fit(ModelConfig(name=str(folder(tmp_path, **changes)), device="cpu"), Workload())
@@ -118,7 +118,7 @@ def test_a_configuration_that_makes_no_sense_is_a_message(changes: dict[str, Any
 )
 @pytest.mark.parametrize("question", ["1+1?", "  two\n\nlines \n", "<|user|> </answer> {{ x }}", ""])
 @pytest.mark.parametrize("system", ["", "be good"])
-def test_a_frame_gives_what_the_template_would(template: str, question: str, system: str) -> None:
+def test_a_frame_gives_the_same_prompt_as_the_template(template: str, question: str, system: str) -> None:
     tokenizer = make_tokenizer(template)
     chat = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": question}]
     whole = tokenizer.apply_chat_template(
@@ -148,7 +148,7 @@ def test_what_a_template_may_do_to_a_question() -> None:
         ("{{ raise_exception('no') }}", "no"),
     ],
 )
-def test_a_template_has_so_much_time_and_memory_and_no_more(template: str, why: str) -> None:
+def test_a_template_has_limited_time_and_memory(template: str, why: str) -> None:
     with pytest.raises(TemplateFails, match=why):
         render_contained(template + CHAT, {}, "")
 

@@ -41,7 +41,7 @@ AHEAD = 20  # streams that are on their way through the library when their peer 
 
 
 @pytest.mark.net
-async def test_who_opens_streams_without_end_is_cut_off(nursery: trio.Nursery) -> None:
+async def test_a_peer_that_opens_streams_without_end_is_cut_off(nursery: trio.Nursery) -> None:
     now = time.time()
     victim, count, hostile = real_member("libp2p", 1, clock=lambda: now), Count(), key_of(1, 0)
     (address,) = await nursery.start(victim.run)
@@ -87,7 +87,7 @@ def test_new_keys_that_come_through_a_relay_pay_together() -> None:
 
 @pytest.mark.net
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_who_connects_without_end_is_not_greeted(
+async def test_a_machine_that_connects_without_end_gets_no_handshake(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """From one machine, and from many of one network group. Each greeting would begin a handshake."""

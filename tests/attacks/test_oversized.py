@@ -134,7 +134,7 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
 
 
 @pytest.mark.slow
-def test_an_author_has_no_more_of_a_batch_than_of_its_rollouts(verifier: Verifier) -> None:
+def test_longer_rollouts_get_no_larger_share_of_a_batch(verifier: Verifier) -> None:
     """The whole figure, with what is learnt: `python -m benchmarks.attack oversized`."""
     result = play(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
     show("oversized", result)

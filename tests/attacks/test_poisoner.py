@@ -179,7 +179,7 @@ def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
     assert on.shown <= 0.05  # some of it while the gate has seen too little of ours
 
 
-def test_who_is_honest_is_let_in(verifier: Verifier) -> None:
+def test_honest_text_passes_the_gate(verifier: Verifier) -> None:
     taken, gated = 0, 0
     for stranger in unlike(verifier, alone=8, rounds=8):
         show(f"honest, {stranger.name}", stranger)

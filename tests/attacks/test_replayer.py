@@ -102,7 +102,7 @@ def replays(folder: Path, seed: int = 1) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_nothing_is_let_in_twice(tmp_path: Path) -> None:
+def test_no_frame_is_admitted_twice(tmp_path: Path) -> None:
     results = replays(tmp_path)
     assert len(results) == 7 and not any(results.values())
 

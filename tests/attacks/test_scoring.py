@@ -68,7 +68,7 @@ def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed
     return result
 
 
-def test_who_is_never_useful_is_scored_less_and_less(verifier: Verifier) -> None:
+def test_useless_authors_are_scored_less_and_less(verifier: Verifier) -> None:
     result = load(verifier, rounds=15)
     assert result.charged >= 4
     assert result.scored <= result.sent / 10

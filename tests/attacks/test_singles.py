@@ -149,7 +149,7 @@ def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapp
 
 
 @pytest.mark.parametrize("manner", ["right", "wrong"])
-def test_what_is_right_is_trained_on_and_what_is_wrong_never(verifier: Verifier, manner: str) -> None:
+def test_single_right_answers_are_trained_on_and_wrong_ones_never(verifier: Verifier, manner: str) -> None:
     """What it does to who learns: `python -m benchmarks.attack singles`."""
     result = play(verifier, manner, rounds=3, seed=1, honest=2, keys=2, questions=9)
     show(f"singles, {manner}", result)

@@ -190,7 +190,7 @@ def test_a_crowd_gets_what_its_addresses_are_worth_and_crowds_nobody_out(
     assert fmean(result.external) > 3  # and the batch is no smaller for it
 
 
-def test_who_hides_where_he_is_gets_no_more_than_half_of_what_is_taken() -> None:
+def test_authors_of_unknown_group_get_at_most_half_of_a_choice() -> None:
     assert crowd(HIDDEN, rounds=6).most <= 0.25
 
 

@@ -40,7 +40,7 @@ def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_h
     assert left.value.code == (0 if found["held"] else 1)
 
 
-def test_a_bound_that_does_not_hold_is_said(
+def test_a_broken_bound_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for most, code in ((10, 0), (-1, 1)):
@@ -52,7 +52,7 @@ def test_a_bound_that_does_not_hold_is_said(
         assert (left.value.code, found["held"], found["figures"]) == (code, code == 0, {"let_in": 3})
 
 
-def test_an_attack_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         attack.main(["gnome"])
     assert left.value.code == 2 and "poisoner" in capsys.readouterr().err

@@ -33,18 +33,18 @@ def check(found: dict[str, Any]) -> None:
     assert found["work"]["size"] == "1.25m"
 
 
-def test_decode(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_measures_decoding(capsys: pytest.CaptureFixture[str]) -> None:
     check(last_line(decode.main, SMALL, capsys))
 
 
 @pytest.mark.slow
-def test_update_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_measures_an_update_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
     found = last_line(update.main, SMALL, capsys)
     check(found)
     assert 0 < found["peak_MiB"]["ours"] < found["peak_MiB"]["peer"]
 
 
-def test_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
     found = last_line(round.main, ["--local", "1", "--completions", "2", "--rounds", "1", "--json"], capsys)
     assert found["work"] == {"model": "tiny", "local": 1, "external": 0, "completions": 2, "rounds": 1}
     assert found["ours"] == found["seconds"]["round"]["cpu"] > 0
@@ -53,7 +53,7 @@ def test_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", compare.TRAINERS)
-def test_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_contract_measures_a_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
     if not environments.holds(environments.default_environment(peer), peer):
         pytest.skip(f"no environment of {peer}; `python -m benchmarks.round --peer {peer}` makes one")
     small = [option if option != "1" else "2" for option in SMALL]  # a group of one has no advantages
@@ -62,7 +62,7 @@ def test_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> N
     assert found["ratio"] > 0
 
 
-def test_sweep_leaves_out_what_there_is_no_time_or_memory_for(
+def test_a_sweep_leaves_out_sizes_beyond_time_or_memory(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sweep, "free", lambda device: 0)
@@ -102,7 +102,7 @@ def test_sweep_leaves_out_what_there_is_no_time_or_memory_for(
         (["--tokens", "16"], "--tokens goes with --peer"),
     ],
 )
-def test_what_cannot_be_measured_is_said(
+def test_unmeasurable_figures_are_reported(
     argv: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -113,7 +113,7 @@ def test_what_cannot_be_measured_is_said(
     )
 
 
-def test_without_a_network_it_says_how_to_make_the_environment(tmp_path: Path) -> None:
+def test_without_a_network_the_message_says_how_to_make_the_environment(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\nexit 1\n")  # what pip does without a network
@@ -122,7 +122,7 @@ def test_without_a_network_it_says_how_to_make_the_environment(tmp_path: Path) -
         environments.environment_of("trl", tmp_path)
 
 
-def test_a_side_that_dies_is_heard(tmp_path: Path) -> None:
+def test_a_side_that_dies_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)'broken'.*status 3.*no such model"):
         compare.Side("broken", ["sh", "-c", "echo no such model >&2; exit 3"], tmp_path, "cpu")
 

@@ -46,7 +46,7 @@ class Line:
     ),
     st.data(),
 )
-def test_who_hands_on_each_message_once_is_never_over(
+def test_a_connection_that_forwards_each_message_once_is_never_flagged(
     ticks: list[tuple[list[int], float]], data: st.DataObject
 ) -> None:
     line = Line()
@@ -65,7 +65,7 @@ def test_junk_is_found_within_a_second_and_the_others_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("calm", [0.0, 3600.0])
-def test_who_comes_after_a_long_calm_has_no_more_to_his_credit(calm: float) -> None:
+def test_a_connection_gains_no_credit_from_a_long_calm(calm: float) -> None:
     line = Line()
     for _ in range(int(2 * calm)):
         line.passes(0.5, dict.fromkeys(HERE, 1000), 1000)
@@ -74,14 +74,14 @@ def test_who_comes_after_a_long_calm_has_no_more_to_his_credit(calm: float) -> N
     assert ["new"] in found
 
 
-def test_what_the_others_have_to_their_credit_hides_nobody_new() -> None:
+def test_others_credit_does_not_hide_a_new_flooder() -> None:
     line = Line()
     line.passes(0.5, {}, int(3 * BURST_BYTES))
     line.brought["new"] = 0
     assert line.passes(0.5, {"new": int(BURST_BYTES + BYTES_PER_S)}, 0) == ["new"]
 
 
-def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything() -> None:
+def test_junk_below_the_rate_passes_and_junk_above_it_is_found() -> None:
     line = Line()
     assert not any(line.passes(0.5, {"a": int(BYTES_PER_S / 2)}, 0) for _ in range(1000))
     assert any(line.passes(0.5, {"a": int(BYTES_PER_S)}, 0) for _ in range(1000))
@@ -96,7 +96,7 @@ def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything
         max_size=40,
     )
 )
-def test_who_is_over_is_always_suspected(ticks: list[tuple[list[int], int]]) -> None:
+def test_a_connection_over_its_limit_is_always_suspected(ticks: list[tuple[list[int], int]]) -> None:
     line = Line()
     for sizes, explained in ticks:
         for each, size in zip(HERE, sizes, strict=True):
@@ -107,7 +107,7 @@ def test_who_is_over_is_always_suspected(ticks: list[tuple[list[int], int]]) -> 
             assert deepcopy(line.account).over(line.brought) == []
 
 
-def test_what_a_connection_owed_ends_with_it_and_pulses_are_no_way_around() -> None:
+def test_debts_end_with_a_connection_and_pulses_do_not_evade_the_limit() -> None:
     line = Line()
     assert line.passes(0.5, {"a": int(BURST_BYTES)}, 0) == []
     line.brought.pop("a")
@@ -145,7 +145,7 @@ def test_the_kernel_counts_what_came_over_a_connection(family: socket.AddressFam
 
 
 @LINUX
-def test_a_process_that_is_gone_is_told_of() -> None:
+def test_a_process_that_is_gone_raises_an_error() -> None:
     with pytest.raises(OSError):
         sockets_of(2**22 + 1)
 

@@ -73,7 +73,7 @@ def children() -> list[psutil.Process]:
 
 
 @with_p2pd
-async def test_no_room_for_another_stream_ends_nothing(nursery: trio.Nursery) -> None:
+async def test_running_out_of_streams_ends_nothing(nursery: trio.Nursery) -> None:
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_p2pd(Identity.from_seed(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
         await nursery.start(serve, p2pd, Responder(lambda _, question: question, lambda _: True))
@@ -111,7 +111,7 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
 
 @with_p2pd
 @pytest.mark.parametrize("forbidden", [False, True])
-async def test_the_child_interrupts_nobody_and_we_stay_as_we_were(
+async def test_p2pd_gets_batch_priority_and_we_keep_ours(
     forbidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbid(*_: object) -> None:
@@ -150,7 +150,7 @@ async def test_a_child_that_cannot_start_says_why() -> None:
 
 
 @with_p2pd
-async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+async def test_p2pd_dies_with_a_killed_parent(tmp_path: Path) -> None:
     with ProbeProcess(tmp_path, engine="hivemind") as probe:
         probe.wait(lambda: probe.addresses, SECONDS)
         (child,) = psutil.Process(probe.process.pid).children()
@@ -160,7 +160,7 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 @with_p2pd
-async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Path) -> None:
+async def test_p2pd_dies_with_a_parent_killed_during_its_start(tmp_path: Path) -> None:
     """p2pd ends itself when nobody speaks to it within the time for its start."""
     program = (
         "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from"
@@ -196,7 +196,7 @@ async def test_nobody_takes_the_port_while_p2pd_starts(
 
 
 @with_p2pd
-async def test_it_is_up_once_it_answers_questions(
+async def test_the_engine_is_up_once_it_answers_questions(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """However long p2pd takes to hand them over: who finds it may ask at once."""
@@ -289,7 +289,7 @@ async def test_messages_arrive_whole_however_they_are_cut(step: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x7f", b"\xff" * 9, b"\x81\x80\x80\x02"])
-async def test_what_announces_too_much_is_refused(data: bytes) -> None:
+async def test_a_message_with_too_large_a_length_is_refused(data: bytes) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     await theirs.send_all(data)
     with pytest.raises(P2pdGone, match="no message"):
@@ -306,7 +306,7 @@ async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
     )
 
 
-async def test_it_is_found_by_its_entry_point_and_auto_takes_libp2p_all_the_same() -> None:
+async def test_hivemind_is_found_by_its_entry_point_and_auto_stays_libp2p() -> None:
     point = offered()["hivemind"]
     assert point.dist is not None and point.dist.name == "swarmd-engine-hivemind"
     assert point.load() is engine("hivemind") is hivemind_engine.HivemindEngine

@@ -129,7 +129,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
 
 
 @pytest.mark.net
-def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
+def test_the_guard_ends_the_server_with_a_killed_trainer() -> None:
     """The trainer, the guard as `Child` starts it, the server, and a process that the server has started."""
     server = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'],"
@@ -229,7 +229,7 @@ def calls(url: str) -> Any:
 
 
 @pytest.mark.net
-def test_a_server_that_runs_already_is_used_and_left_alone(able: str, folder: Path) -> None:
+def test_a_running_server_is_used_and_not_ended(able: str, folder: Path) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able, device="cuda"))
     network = moved(folder, lora="on", lora_rank=4).network
     engine.sync(NetworkWeights(network, 1, 4, str(folder)))
@@ -291,7 +291,9 @@ def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Pat
         (None, r"has no /collective_rpc.*VLLM_SERVER_DEV_MODE=1"),
     ],
 )
-def test_a_server_that_takes_no_weights(rank: int | None, said: str, plain: str, folder: Path) -> None:
+def test_a_server_that_accepts_no_weights_is_named(
+    rank: int | None, said: str, plain: str, folder: Path
+) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=plain, lora_rank=rank))
     network = open_policy(folder, lora="on" if rank else "off", lora_rank=4).network
     with pytest.raises(EngineFailed, match=said):
@@ -300,7 +302,7 @@ def test_a_server_that_takes_no_weights(rank: int | None, said: str, plain: str,
 
 
 @pytest.mark.net
-def test_what_the_server_refuses_is_passed_on(able: str, folder: Path) -> None:
+def test_the_servers_refusals_are_passed_on(able: str, folder: Path) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able))
     engine._model = "gone"
     with pytest.raises(EngineFailed, match=r"refused /v1/completions \(404: The model `gone` does not exist"):
@@ -309,7 +311,7 @@ def test_what_the_server_refuses_is_passed_on(able: str, folder: Path) -> None:
 
 
 @pytest.mark.net
-def test_its_own_server_sleeps_while_the_network_is_trained(able: str, tmp_path: Path) -> None:
+def test_the_engines_own_server_sleeps_during_updates(able: str, tmp_path: Path) -> None:
     client = Client(httpx2.Client(base_url=able, timeout=TIMEOUT_S), able, str)
     engine = VllmEngine(client, "their-name", tmp_path / "scratch", sleeps=True, end=lambda: None)
     engine.sleep()
@@ -322,7 +324,7 @@ def test_its_own_server_sleeps_while_the_network_is_trained(able: str, tmp_path:
 
 
 @pytest.mark.net
-def test_a_server_without_token_ids_and_one_that_is_not_there(tmp_path: Path, folder: Path) -> None:
+def test_a_server_without_token_ids_or_without_an_answer_is_named(tmp_path: Path, folder: Path) -> None:
     def old(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json={"choices": [{"index": 0, "text": "hello", "logprobs": None}]})
 
@@ -344,14 +346,14 @@ def test_a_server_without_token_ids_and_one_that_is_not_there(tmp_path: Path, fo
 # What it is started with.
 
 
-def test_it_is_found_by_its_entry_point() -> None:
+def test_vllm_is_found_by_its_entry_point() -> None:
     (point,) = [p for p in entry_points(group=GROUP) if p.name == "vllm"]
     assert point.dist is not None
     assert point.dist.name == "swarmd-engine-vllm"
     assert point.load() is open_engine
 
 
-def test_the_command(folder: Path, python: str) -> None:
+def test_the_command_line_of_the_server(folder: Path, python: str) -> None:
     line = command(
         asked(
             folder,
@@ -391,7 +393,7 @@ def test_the_command(folder: Path, python: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_started(
+def test_a_server_that_cannot_be_started_is_named(
     changes: dict[str, Any], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -399,6 +401,6 @@ def test_what_cannot_be_started(
         open_engine(asked(folder, **changes))
 
 
-def test_nothing_of_ours_is_in_the_stand_in() -> None:
+def test_the_stand_in_server_imports_nothing_of_ours() -> None:
     """Guards the tests above: it reads weights as peft and transformers do."""
     assert "swarmd" not in STANDIN.read_text()

@@ -94,7 +94,7 @@ async def test_every_peer_gets_its_own_question(court: Court) -> None:
     assert len({specialty for specialty, _ in questions}) > 3
 
 
-async def test_once_and_by_the_peer_that_asked(court: Court) -> None:
+async def test_a_question_is_answered_once_and_by_its_peer(court: Court) -> None:
     (peer, evaluation, right), other = await questioned(court), court.peer()
     refused(await court.answer(other, evaluation, right), 403, "another peer")
     assert await standing(court, other) == {}
@@ -103,7 +103,7 @@ async def test_once_and_by_the_peer_that_asked(court: Court) -> None:
     assert (await standing(court, peer))["n"] == 1
 
 
-async def test_in_time(court: Court) -> None:
+async def test_an_answer_after_the_deadline_is_refused(court: Court) -> None:
     peer, evaluation, right = await questioned(court)
     court.monotonic.now += 60.1
     refused(await court.answer(peer, evaluation, right), 410, "deadline")
@@ -158,7 +158,7 @@ async def test_replayed_requests(court: Court) -> None:
     assert (await standing(court, peer))["n"] == 1
 
 
-async def test_another_curriculum(court: Court) -> None:
+async def test_a_peer_of_another_curriculum_is_refused(court: Court) -> None:
     response = await court.post(court.peer(), "/v1/evaluations", wish(curriculum=SAPO_9.digest))
     refused(response, 409, "tiny-9", "another curriculum")
     assert "tiny-9" in response.json()["remedy"]
@@ -171,7 +171,7 @@ async def test_a_node_that_scores_otherwise_is_asked_and_scored_by_the_judges_ru
     assert health["curriculum"] == TINY_9.digest
 
 
-async def test_too_often(court: Court) -> None:
+async def test_asking_too_often_is_refused(court: Court) -> None:
     peer = court.peer()
     for _ in range(config.ASK_BURST):
         assert (await court.ask(peer)).status_code == 201
@@ -247,7 +247,7 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=[repr(b[:30]) for b in BAD_BODIES])
-async def test_a_body_of_another_form(court: Court, body: bytes) -> None:
+async def test_a_malformed_body_is_refused(court: Court, body: bytes) -> None:
     refused(await court.post(court.peer(), "/v1/evaluations", body), 422)
 
 
@@ -265,7 +265,7 @@ async def test_mutated_bodies_are_never_a_fault(court: Court) -> None:
         assert response.status_code in (201, 404, 409, 422), response.text
 
 
-async def test_sizes(court: Court) -> None:
+async def test_bodies_over_their_limits_are_refused(court: Court) -> None:
     peer = court.peer()
     refused(await court.post(peer, "/v1/evaluations", b" " * (config.MAX_ASK_BYTES + 1)), 413)
     evaluation = await asked(court, peer)
@@ -308,7 +308,7 @@ async def test_hostile_answers_earn_nothing(court: Court) -> None:
     assert {entry["answer"] for entry in (await standing(court, peer))["evaluations"]} == set(HOSTILE_ANSWERS)
 
 
-async def test_what_is_not_there(court: Court) -> None:
+async def test_unknown_addresses_and_ids_give_404(court: Court) -> None:
     refused(await court.http.get("/v3"), 404)
     refused(await court.http.get("/v1/evaluations"), 405)
     refused(await court.http.get("/v1/peers/nobody"), 404)
@@ -342,7 +342,7 @@ async def test_a_refusal_is_a_page_in_a_browser_and_open_to_scripts(court: Court
     )
 
 
-async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
+async def test_an_answer_lost_to_a_full_disk_does_not_count(court: Court) -> None:
     """An answer that could not be recorded is not "answered", and the question does not lapse.
 
     /healthz says that the disk is full.
@@ -459,7 +459,7 @@ async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
     refused(await court.http.get("/v1/leaderboard?after=-1"), 422)
 
 
-async def test_the_verifier_is_killed(court: Court) -> None:
+async def test_a_killed_verifier_costs_no_answer(court: Court) -> None:
     """The process that marks is replaced, and the answer is marked all the same."""
     peer, evaluation, right = await questioned(court)
     verifier = court.service._mark.__self__  # type: ignore[attr-defined]
@@ -469,7 +469,7 @@ async def test_the_verifier_is_killed(court: Court) -> None:
     assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
 
 
-async def test_page(court: Court) -> None:
+async def test_the_leaderboard_page_lists_the_peer(court: Court) -> None:
     court.forget_leaderboard()
     response = await court.http.get("/")
     assert response.status_code == 200

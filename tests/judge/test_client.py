@@ -230,7 +230,7 @@ async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
         {"answers": [sha256(b"3").hexdigest()]}, {"rewards": "1"}, {"commitment": "cd" * 32},
     ],
 )  # fmt: skip
-async def test_a_receipt_that_does_not_stand(changed: dict[str, Any]) -> None:
+async def test_a_wrong_receipt_is_refused(changed: dict[str, Any]) -> None:
     async with judge(saying(reply(graded(**changed), 200))) as url:
         by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=PATIENT)
         outcome = await by.answer(OPEN, Completion("2", True))
@@ -248,7 +248,7 @@ async def test_a_receipt_that_does_not_stand(changed: dict[str, Any]) -> None:
     ],
     ids=lambda lie: repr(lie)[:40],
 )
-async def test_what_is_no_list_of_questions(lie: Any) -> None:
+async def test_a_malformed_list_of_questions_is_refused(lie: Any) -> None:
     async with judge(saying(reply(lie))) as url:
         await silent(lambda: client(url).ask(1, "tiny"))
 
@@ -342,7 +342,7 @@ GRADE_LIES: list[Any] = [
 
 
 @pytest.mark.parametrize("lie", GRADE_LIES, ids=lambda lie: repr(lie)[:60])
-async def test_a_grade_that_cannot_be(lie: Any) -> None:
+async def test_an_impossible_grade_is_refused(lie: Any) -> None:
     async with judge(saying(reply(lie, 200))) as url:
         await silent(lambda: client(url).answer(OPEN, Completion("2", True)))
 
@@ -377,7 +377,7 @@ NOT_HTTP = {
 @pytest.mark.parametrize(
     "said", [*map(reply, LIES), *NOT_HTTP.values()], ids=[*(repr(lie)[:40] for lie in LIES), *NOT_HTTP]
 )
-async def test_what_is_no_question(said: bytes) -> None:
+async def test_a_malformed_question_is_refused(said: bytes) -> None:
     async with judge(saying(said)) as url:
         await silent(lambda: client(url).ask(1, "tiny"))
 
@@ -424,7 +424,7 @@ async def test_redirects_are_not_followed() -> None:
 # Judges that are down or slow.
 
 
-async def test_down_and_no_such_host() -> None:
+async def test_a_judge_that_is_down_or_unknown_is_reported() -> None:
     with socket.socket() as down:
         down.bind(("127.0.0.1", 0))  # and nobody listens there
         for url in (f"http://127.0.0.1:{down.getsockname()[1]}", "http://judge.invalid:8400"):
@@ -455,13 +455,13 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
 
 
 @pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips])
-async def test_slow(handle: Handler) -> None:
+async def test_a_slow_judge_is_given_up(handle: Handler) -> None:
     async with judge(handle) as url:
         await silent(lambda: client(url, timeouts=SHORT).ask(1, "tiny"))
         await silent(lambda: client(url, timeouts=SHORT).answer(OPEN, Completion("2", True)))
 
 
-async def test_too_much() -> None:
+async def test_a_response_over_the_limit_is_refused() -> None:
     async with judge(pours) as url:
         outcome = await JudgeClient(url, ME, "digest", timeouts=PATIENT).ask(1, "tiny")
     assert isinstance(outcome, NotJudged)
@@ -528,7 +528,7 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
         assert asking.wait() == pytest.approx(waits[0])  # a grade forgives
 
 
-async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> None:
+async def test_the_given_resolver_looks_up_a_name_once() -> None:
     """A name that leads somewhere else each time is dialled at what was checked, under its own name.
 
     What is refused is not dialled.
@@ -586,7 +586,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
     assert numbers == [5, 10**18 + 1]
 
 
-async def test_too_late_is_not_even_sent() -> None:
+async def test_an_answer_after_the_deadline_is_not_sent() -> None:
     clock = Clock(61.0)
     outcome = await silent(lambda: client("http://127.0.0.1:9", clock).answer(OPEN, Completion("2", True)))
     assert "deadline" in outcome.cause
@@ -604,7 +604,7 @@ async def test_too_late_is_not_even_sent() -> None:
         ("HTTP://[::1]:8400/", "http://[::1]:8400"),
     ],
 )
-def test_one_spelling(url: str, origin: str) -> None:
+def test_an_origin_has_one_spelling(url: str, origin: str) -> None:
     assert judge_origin(url) == origin
 
 
@@ -621,7 +621,7 @@ def test_one_spelling(url: str, origin: str) -> None:
         "http://[v1.x]", "http://-a", "http://a.%41",
     ],
 )  # fmt: skip
-def test_what_is_no_address(url: str) -> None:
+def test_a_malformed_judge_address_is_refused(url: str) -> None:
     with pytest.raises(BadJudgeUrl, match="http://host:port") as caught:
         judge_origin(url)
     assert isinstance(caught.value, SwarmdError)
@@ -690,7 +690,7 @@ async def test_a_silent_judge_is_in_the_status() -> None:
         assert (document["score"], document["n"]) == (None, 0)
 
 
-def test_a_judge_that_scores_otherwise_is_taken_and_its_rules_are_named_once() -> None:
+def test_a_judge_with_other_scoring_is_used_and_its_rules_named_once() -> None:
     async def main() -> None:
         told: list[str] = []
         async with judge(saying(reply({"status": "ok", "curriculum": TINY_9.digest}, 200))) as url:

@@ -68,7 +68,7 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path, monkeypatch: 
     assert f"{NOBODYS} port 8400:" in said()[1][0]
 
 
-def test_a_list_a_path_and_a_truth_arrive(tmp_path: Path) -> None:
+def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
     found = from_file(
         'origin = ["https://a.example", "https://b.example/"]\nkey = "k"\ndeadline = 60', tmp_path
     )
@@ -110,7 +110,7 @@ def test_a_mistake_names_file_key_and_what_was_expected(tmp_path: Path, text: st
     assert f"{tmp_path / 'judge.toml'}" in str(wrong.value) and words in str(wrong.value)
 
 
-def test_without_the_file_it_says_what_writes_one(tmp_path: Path) -> None:
+def test_a_missing_file_names_the_command_that_writes_one(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "none.toml")])
     assert isinstance(done.exception, ConfigError) and "`swarmd-judge init` writes one" in str(done.exception)
 
@@ -178,7 +178,7 @@ def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--verified-hub=https://huggingface.co", "--verified-model=other"])
-def test_what_does_nothing_without_uploads_is_refused(option: str) -> None:
+def test_options_that_need_uploads_are_refused_without_them(option: str) -> None:
     for command in ("check", "serve"):
         done = CliRunner().invoke(app, [command, option])
         assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)

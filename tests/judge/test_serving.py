@@ -119,7 +119,7 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         assert grades[0].n == 11
 
 
-def test_kill_9_while_it_writes(tmp_path: Path) -> None:
+def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
     """Three times, at another moment each.
 
     Whatever the node was told is graded is in the database afterwards, once.
@@ -159,7 +159,7 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
             told += trio.run(until_it_dies, str(ready["url"]), process, 0.03 + 0.1 * i)
 
 
-def test_origin(tmp_path: Path) -> None:
+def test_requests_for_another_origin_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "--origin", "https://judge.example") as (_, ready):
         outcome = trio.run(client(str(ready["url"]), 1).ask, 1, "tiny")
         assert isinstance(outcome, NotJudged)
@@ -168,7 +168,7 @@ def test_origin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_sigterm_ends_the_judge_cleanly(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with serving(tmp_path) as (process, ready):
         trio.run(evaluate, client(str(ready["url"]), 1), 1)
         half_open = socket.create_connection(address(ready))
@@ -269,7 +269,7 @@ async def served(
 # Asyncio forgets one that is accepted as its server closes
 @pytest.mark.filterwarnings("ignore:unclosed transport")
 @pytest.mark.parametrize("turns", range(4))
-def test_who_connects_while_it_ends_does_not_hold_it_up(turns: int) -> None:
+def test_a_connection_during_shutdown_does_not_delay_it(turns: int) -> None:
     """However many turns of the loop before.
 
     The connection waits to be accepted, is being accepted, or is open.
@@ -308,13 +308,13 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int,
     [(0.5, 100, 0, "/few"), (1e6, 2, 2, "/")],
     ids=["by time", "by number"],
 )
-def test_who_does_not_take_its_answer_is_cut_off(
+def test_a_client_that_does_not_read_its_answer_is_cut_off(
     take: float, of_a_network: int, until: int, asked: str
 ) -> None:
     asyncio.run(asyncio.wait_for(readers_left(take, of_a_network, 5, until, asked), TIMEOUT_S))
 
 
-def test_trickling_buys_no_time() -> None:
+def test_a_trickling_client_gains_no_time() -> None:
     """A byte ten times within each deadline: the connection is cut all the same."""
 
     async def trickle() -> float:
@@ -342,7 +342,7 @@ def failed(folder: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_mistakes_of_an_operator(tmp_path: Path) -> None:
+def test_operator_mistakes_give_messages(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, ready):
         code, words = failed(tmp_path)
         assert code == 5
@@ -366,7 +366,7 @@ def test_mistakes_of_an_operator(tmp_path: Path) -> None:
         ({"database": "letter.txt/judge.sqlite3"}, "cannot write.*--database"),
     ],
 )
-def test_refused_at_the_start(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+def test_settings_refused_at_the_start(tmp_path: Path, changed: dict[str, str], words: str) -> None:
     (tmp_path / "letter.txt").write_text("dear database")
     Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}").close()
     database = tmp_path / changed.pop("database", "judge.sqlite3")
@@ -422,7 +422,7 @@ def test_plain_line_and_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["fastapi", "sqlalchemy", "uvicorn"])
-def test_without_its_extra_it_says_what_to_install(package: str) -> None:
+def test_without_the_judge_extra_the_message_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -453,7 +453,7 @@ def test_the_version_as_an_option() -> None:
         ("swarmd.daemon.judging.client", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
     ],
 )
-def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:
+def test_modules_that_serving_does_not_load(modules: str, absent: set[str]) -> None:
     code = f"import {modules}, sys; print(sorted({{m.split('.')[0] for m in sys.modules}} & {absent}))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True

@@ -141,7 +141,7 @@ def test_numbers_of_a_peer_that_is_answered_at_both(judges: TwoJudges) -> None:
         assert record is not None and record.answered == 8
 
 
-def test_who_may_share(judges: TwoJudges, tmp_path: Path) -> None:
+def test_only_postgresql_may_be_shared(judges: TwoJudges, tmp_path: Path) -> None:
     with pytest.raises(DatabaseInUse, match="start all with --shared"):
         Store(judges.address, f"tiny-9 {TINY_9.digest}")
     with pytest.raises(DatabaseUnusable, match="SQLite"):
@@ -153,7 +153,7 @@ def test_who_may_share(judges: TwoJudges, tmp_path: Path) -> None:
         )
 
 
-def test_all_have_the_same_key_deadline_and_window(
+def test_judges_of_one_database_share_key_deadline_and_window(
     judges: TwoJudges, postgresql: Callable[[], str], tmp_path: Path
 ) -> None:
     other = JudgeSettings(judges.address, "tiny-9", port=0, shared=True, key=tmp_path / "other.key")
@@ -170,7 +170,7 @@ def test_all_have_the_same_key_deadline_and_window(
         store.agree("--deadline 90", shared=True)
 
 
-def test_questions_of_a_judge_that_is_gone_count_as_nothing(judges: TwoJudges) -> None:
+def test_questions_of_a_dead_judge_do_not_count(judges: TwoJudges) -> None:
     peer = judges.peer()
     _, questions = judges.ask(peer)(0)
     now = time.time()

@@ -106,7 +106,7 @@ def test_each_lie_is_found(verifier: Verifier, honest: dict[str, Any]) -> None:
     assert findings(verifier, honest, own)["own receipt"] is False
 
 
-def test_what_cannot_be_checked_yet(verifier: Verifier, honest: dict[str, Any]) -> None:
+def test_checks_that_are_not_possible_yet(verifier: Verifier, honest: dict[str, Any]) -> None:
     window = replace(WINDOW, revealed=None).told()
     assert findings(verifier, {**honest, "window": window}) == {
         "signature": True,

@@ -80,7 +80,7 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     assert [further["text"] for further in entry["further"]] == [right, "y"]
 
 
-async def test_a_changed_receipt_is_none(court: Court) -> None:
+async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
     peer = court.peer()
     document = (await ask(court, peer)).json()
     graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
@@ -196,7 +196,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("document", BAD)
-async def test_a_wish_of_another_form(court: Court, document: dict[str, Any]) -> None:
+async def test_a_malformed_request_for_questions_is_refused(court: Court, document: dict[str, Any]) -> None:
     refused(await court.post(court.peer(), "/v1/evaluations", document), 422)
 
 
@@ -286,7 +286,7 @@ def test_any_name_is_kept_without_what_hides_or_turns_text(text: str) -> None:
         ("a\u0430" * 32, "a\u0430" * 24 + " (mixed scripts)"),
     ],
 )  # fmt: skip
-def test_names(text: str, kept: str | None) -> None:
+def test_names_are_cleaned(text: str, kept: str | None) -> None:
     assert plain(text) == kept
 
 

@@ -31,7 +31,7 @@ def raw(headers: dict[str, str]) -> Headers:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-def test_golden() -> None:
+def test_the_signed_bytes_are_frozen() -> None:
     peer = SigningPeer(0x0101, origin="http://127.0.0.1:8400")
     assert peer.headers("POST", TARGET, BODY, 1_700_000_000_000_000_000) == GOLDEN
     assert verify_request("POST", TARGET, raw(GOLDEN), BODY) == Signed(
@@ -39,7 +39,7 @@ def test_golden() -> None:
     )
 
 
-def test_our_client_signs_the_same() -> None:
+def test_our_client_signs_as_the_golden_file() -> None:
     client = JudgeClient(
         "http://127.0.0.1:8400/",
         Identity.from_seed(b"\x01" * 32),
@@ -80,7 +80,7 @@ SPELLINGS = [
     st.sampled_from(sorted(ALICE)),
     st.integers(0, 2000) | st.sampled_from([*SPELLINGS, *MALLORY.values()]) | st.binary(max_size=70),
 )
-def test_whatever_is_changed_it_is_refused(name: str, change: int | bytes) -> None:
+def test_any_changed_part_breaks_the_signature(name: str, change: int | bytes) -> None:
     """One field of a signed request is another's, is anything, or has a bit flipped."""
     value = bytearray(ALICE[name])
     if isinstance(change, int):
@@ -117,7 +117,7 @@ def refused(headers: Headers, origins: frozenset[str] = frozenset()) -> Refusal:
     return outcome
 
 
-def test_signed_for_another_judge() -> None:
+def test_a_request_signed_for_another_judge_is_refused() -> None:
     headers = raw(SigningPeer(1).headers("POST", TARGET, BODY))
     assert isinstance(verify_request("POST", TARGET, headers, BODY, frozenset({ORIGIN})), Signed)
     assert "another judge" in refused(headers, frozenset({"https://judge.example"})).error

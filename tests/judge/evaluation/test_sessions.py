@@ -58,7 +58,7 @@ STEP = st.tuples(
 
 
 @given(st.lists(STEP, max_size=80))
-def test_every_history(steps: list[tuple[str, int, int, float]]) -> None:
+def test_the_rules_of_open_questions_hold_for_any_history(steps: list[tuple[str, int, int, float]]) -> None:
     """Six peers in any order.
 
     A question is taken once, by its peer, in time, and asking again gives the same one.
@@ -100,7 +100,7 @@ def test_every_history(steps: list[tuple[str, int, int, float]]) -> None:
     assert len(judge) == sum(question.id not in fate for question in asked)
 
 
-def test_a_network_has_so_much_room_and_another_its_own() -> None:
+def test_each_network_has_its_own_limit_of_open_questions() -> None:
     judge = sessions(limit=1_000)
     newcomers = [judge.ask(PeerId(f"new {i}"), NEWCOMER, 0.0) for i in range(70)]
     assert newcomers[64:] == [CROWDED] * 6
@@ -114,7 +114,7 @@ def test_a_network_has_so_much_room_and_another_its_own() -> None:
     ask(judge, BOB, 1.0)  # its room is free again
 
 
-def test_with_a_record_there_is_room_when_all_is_full() -> None:
+def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
     """The newest question of those without a record makes room; theirs only, and until there is none."""
     judge = sessions(limit=3)
     old, young = ask(judge, PeerId("old"), 0.0), ask(judge, PeerId("young"), 1.0)
@@ -131,7 +131,7 @@ def test_with_a_record_there_is_room_when_all_is_full() -> None:
     assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]
 
 
-def test_withdrawn_is_gone() -> None:
+def test_a_withdrawn_question_is_forgotten() -> None:
     judge = sessions()
     question = ask(judge, ALICE, 0.0)
     judge.withdraw(question)
@@ -157,7 +157,7 @@ def test_same_seed_same_questions() -> None:
         ("testclient", "testclient"),
     ],
 )
-def test_network_of(host: str, network: str) -> None:
+def test_the_network_of_an_address(host: str, network: str) -> None:
     assert network_of(host) == network
 
 

@@ -54,7 +54,7 @@ class Seeds:
 
 
 @given(st.lists(st.integers(-3 * DAY, 5 * DAY), max_size=20), st.integers(60, 2 * DAY))
-def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(
+def test_one_window_is_open_and_the_next_published_whatever_the_clock_does(
     steps: list[int], seconds: int
 ) -> None:
     now, made, new = 1.8e9, [], Seeds()
@@ -200,7 +200,7 @@ async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
-async def test_nothing_ends_the_work_that_never_ends(
+async def test_no_error_ends_the_endless_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(config, "EXPIRE_S", 0.01)
@@ -298,7 +298,9 @@ async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path:
 
 
 @pytest.mark.anyio
-async def test_what_lapses_is_wrong_and_what_a_kill_ends_is_nothing(database: str, tmp_path: Path) -> None:
+async def test_a_lapsed_question_counts_as_wrong_and_one_lost_to_a_kill_does_not_count(
+    database: str, tmp_path: Path
+) -> None:
     """Of several questions with several answers each, with the wall clock set back and forth meanwhile."""
     peer = SigningPeer(1)
     async with open_court(database, tmp_path) as court:

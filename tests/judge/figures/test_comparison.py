@@ -68,7 +68,7 @@ def test_cumulative_reward_counts_rounds_and_not_evaluations() -> None:
     assert walked((12, 1.0), (15, 0.0))[1] == {5: 5.0, 10: 10.0, 15: 15.0}
 
 
-def test_what_does_not_count() -> None:
+def test_evaluations_that_do_not_count() -> None:
     progress, values = walked((1, 1.0), (5, 1.0))
     assert values == {5: 5.0}
     assert advance(progress, "swarm", 3, 1.0) == (progress, ())  # of a bin that is over
@@ -119,11 +119,13 @@ def test_welch_and_corrections_are_those_of_scipy() -> None:
         ([(5, -1.0, 0.01), (10, 1.0, 0.01)], 10),
     ],
 )
-def test_from_which_round_on(tests: list[tuple[int, float, float]], first: int | None) -> None:
+def test_the_round_from_which_a_difference_stays_significant(
+    tests: list[tuple[int, float, float]], first: int | None
+) -> None:
     assert stays_from(tests) == first
 
 
-def test_a_comparison_wants_peers_enough_on_each_side() -> None:
+def test_a_comparison_needs_enough_peers_on_each_side() -> None:
     good = {bin: sums([0.5 + 0.01 * peer for peer in range(6)]) for bin in range(6)} | {
         6: sums([0.5, 0.6, 0.7])
     }

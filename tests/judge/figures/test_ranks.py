@@ -7,7 +7,7 @@ from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW_QUESTIONS, ScoreTal
 from judge.figures.ranks import LEVEL, RankRange, RankRanges
 
 
-def test_who_overlaps_is_tied() -> None:
+def test_overlapping_peers_are_tied() -> None:
     scores = {(90, 100): 1, (50, 100): 1, (45, 100): 2, (10, 100): 1, (10, 10): 1}
     ranges = RankRanges(scores)
     found = {score: (ranges.of(*score).first, ranges.of(*score).last) for score in scores}

@@ -17,12 +17,14 @@ from judge.figures.leaderboard import CURVE_POINTS, curve_numbers
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_published_values(successes: int, trials: int, low: float, high: float) -> None:
+def test_wilsons_interval_matches_published_values(
+    successes: int, trials: int, low: float, high: float
+) -> None:
     interval = wilson(successes, trials)
     assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
-def test_edges() -> None:
+def test_wilsons_interval_at_the_edges() -> None:
     assert wilson(0, 0) == Interval(0.0, 1.0)
     assert wilson(5, 5).high == 1.0
     for bad in [(-1, 3), (4, 3)]:
@@ -30,7 +32,7 @@ def test_edges() -> None:
             wilson(*bad)
 
 
-def test_it_narrows_with_trials_and_mirrors() -> None:
+def test_wilsons_interval_narrows_with_trials_and_is_symmetric() -> None:
     for trials in (1, 7, 40):
         for successes in range(trials + 1):
             interval, mirror = wilson(successes, trials), wilson(trials - successes, trials)

@@ -88,7 +88,7 @@ async def test_500_hostile_names_and_answers_are_text(site: httpx2.AsyncClient) 
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/?q=%3Cscript%3E&model=%3Cscript%3E", "/?sort=score&active=1"])
-async def test_a_page_loads_and_runs_nothing_of_others(site: httpx2.AsyncClient, path: str) -> None:
+async def test_a_page_loads_and_runs_no_foreign_content(site: httpx2.AsyncClient, path: str) -> None:
     response = await site.get(path)
     assert response.status_code == (404 if path.endswith("nobody") else 200)
     page = hostile.Parsed(response.text)
@@ -98,12 +98,12 @@ async def test_a_page_loads_and_runs_nothing_of_others(site: httpx2.AsyncClient,
     assert len(response.content) <= 100_000
 
 
-async def test_a_tier_that_all_have_is_said_once(site: httpx2.AsyncClient) -> None:
+async def test_a_tier_common_to_all_rows_is_shown_once(site: httpx2.AsyncClient) -> None:
     text = hostile.Parsed((await site.get("/")).text).text
     assert "all scores reported" in " ".join(text.split()) and text.count("reported") == 2  # and the filter
 
 
-async def test_what_is_asked_for_comes_back_as_text(site: httpx2.AsyncClient) -> None:
+async def test_a_search_text_is_shown_escaped(site: httpx2.AsyncClient) -> None:
     page = hostile.Parsed((await site.get("/", params={"q": '"><script>hacked=1</script>'})).text)
     assert ("value", '"><script>hacked=1</script>') in page.attributes
 
@@ -130,7 +130,7 @@ FILES = ("/v1/leaderboard", "/v1/judge", "/leaderboard.csv", "/openapi.json", f"
 
 
 @pytest.mark.parametrize("path", [*PAGES[:-1], *FILES])
-async def test_a_reader_that_has_it_gets_304(site: httpx2.AsyncClient, path: str) -> None:
+async def test_an_unchanged_page_gives_304(site: httpx2.AsyncClient, path: str) -> None:
     first = await site.get(path)
     etag = first.headers["etag"]
     for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
@@ -178,7 +178,7 @@ async def test_csv_has_no_formulas(site: httpx2.AsyncClient) -> None:
     assert len(response.content) <= 100_000
 
 
-async def test_joining(site: httpx2.AsyncClient) -> None:
+async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> None:
     page = hostile.Parsed((await site.get("/join")).text)
     assert (
         f"swarmd join '{INVITATION}'" in page.text
@@ -189,7 +189,7 @@ async def test_joining(site: httpx2.AsyncClient) -> None:
     assert [value for name, value in page.attributes if name == "data-copy"] == ["install", "command"]
 
 
-async def test_joining_without_an_invitation(tmp_path: Path) -> None:
+async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
     """Every command can be run as it stands: no word in it is to be replaced."""
     origin = "https://judge.example"
     settings = JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9", origin=(origin,))
@@ -235,7 +235,9 @@ async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site:
 @pytest.mark.parametrize(
     ("path", "title"), [("/", "swarm"), (f"/nodes/{PEER}", "script"), ("/join", "Join this swarm")]
 )
-async def test_what_a_link_to_a_page_shows_elsewhere(site: httpx2.AsyncClient, path: str, title: str) -> None:
+async def test_link_previews_have_title_and_description(
+    site: httpx2.AsyncClient, path: str, title: str
+) -> None:
     """Open Graph: https://ogp.me"""
     page = hostile.Parsed((await site.get(path)).text)
     said = dict(
@@ -249,7 +251,7 @@ async def test_what_a_link_to_a_page_shows_elsewhere(site: httpx2.AsyncClient, p
     assert f"http://judge.test{path}" in values and any(title in value for value in values)
 
 
-async def test_each_reply_is_as_the_api_says(site: httpx2.AsyncClient) -> None:
+async def test_each_reply_matches_its_schema(site: httpx2.AsyncClient) -> None:
     """Every document that anyone may read has the fields of its model, and no other; none is left untyped."""
     found = (await site.get("/openapi.json")).json()
     for path, methods in found["paths"].items():
@@ -468,7 +470,7 @@ def test_progress_is_of_the_same_nodes(database: str) -> None:
         assert Reader(store.database).health(999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
 
 
-def test_a_rank_is_told_with_its_node(board: Reader) -> None:
+def test_a_rank_stands_beside_its_node(board: Reader) -> None:
     ranks = {peer: board.standing(peer) for peer in ("node3", "node0", "newcomer", "nobody")}
     assert {peer: found and found.rank for peer, found in ranks.items()} == {
         "node3": 1,
@@ -536,7 +538,7 @@ def test_a_newcomer_has_a_page() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
-def test_what_is_said_is_what_is_measured(curriculum: Curriculum) -> None:
+def test_the_pages_name_the_measured_figures(curriculum: Curriculum) -> None:
     """With another seed than benchmarks.overlap took.
 
     Without bf, which takes longer to make than all others.

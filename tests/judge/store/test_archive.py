@@ -59,7 +59,7 @@ def change(database: str, statement: str) -> None:
         db.exec_driver_sql(statement)
 
 
-def test_what_is_stored_is_scored_again(database: str, verifier: Verifier) -> None:
+def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     assert archive.verify(database, CURRICULUM, verifier.judge) == (8, [])
     with pytest.raises(DatabaseUnusable, match="--curriculum"):
@@ -88,7 +88,7 @@ def test_a_backup_that_fails_leaves_nothing_that_looks_like_one(tmp_path: Path) 
     assert list(folder.iterdir()) == []
 
 
-def test_a_backup_is_the_same_judge(database: str, tmp_path: Path, verifier: Verifier) -> None:
+def test_a_backup_serves_as_the_same_judge(database: str, tmp_path: Path, verifier: Verifier) -> None:
     """To a file, and back from the file to an empty database of the first kind.
 
     Nothing is lost or changed.
@@ -113,7 +113,7 @@ def test_a_backup_is_the_same_judge(database: str, tmp_path: Path, verifier: Ver
             archive.backup(copy, taken)
 
 
-def test_csv_has_everything(database: str, verifier: Verifier) -> None:
+def test_csv_has_every_question_and_answer(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     written = io.StringIO(newline="")
     assert archive.export(database, written) == 10
@@ -122,7 +122,7 @@ def test_csv_has_everything(database: str, verifier: Verifier) -> None:
     assert HOSTILE in {row["answer"] for row in rows}
 
 
-def test_parquet_has_the_same(database: str, verifier: Verifier) -> None:
+def test_parquet_has_the_same_rows_as_csv(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     written, text = io.BytesIO(), io.StringIO(newline="")
     assert archive.export_parquet(database, written, group=4) == archive.export(database, text) == 10
@@ -134,7 +134,7 @@ def test_parquet_has_the_same(database: str, verifier: Verifier) -> None:
     assert {type(row["n"]) for row in rows} == {int} and {type(row["asked_at"]) for row in rows} == {float}
 
 
-def test_the_commands(tmp_path: Path, verifier: Verifier) -> None:
+def test_backup_export_and_verify_as_commands(tmp_path: Path, verifier: Verifier) -> None:
     database = str(tmp_path / "judge.sqlite3")
     fill(database, verifier)
     of = ["--database", database, "--curriculum", "tiny-9"]

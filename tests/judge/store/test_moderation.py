@@ -176,7 +176,7 @@ def test_a_key_is_banned_while_the_judge_writes_without_a_pause(database: str) -
     assert failed == [] and len(moderation.history(database)) == 3
 
 
-def test_a_full_disk_is_no_traceback(tmp_path: Path) -> None:
+def test_moderation_on_a_full_disk_gives_a_message(tmp_path: Path) -> None:
     Store(database := tmp_path / "judge.sqlite3", "tiny-9 0123").close()
     with closing(sqlite3.connect(database)) as db:
         db.execute(

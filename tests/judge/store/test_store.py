@@ -57,7 +57,7 @@ def the(record: Record | None) -> Record:
     return record
 
 
-def test_what_it_keeps(store: Store) -> None:
+def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
     for number in range(1, 301):
         told = evaluate(store, number, float(number % 3 == 0))
     assert (told.n, told.score, told.number, told.answered, told.total) == (
@@ -149,7 +149,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     ) == (2, 3)
 
 
-def test_who_is_on_the_board_and_where(database: str) -> None:
+def test_the_board_lists_and_orders_peers(database: str) -> None:
     """Ten answers are enough to be listed.
 
     Luck does not beat evidence; equal ones keep their order; pages hold everybody once.
@@ -208,7 +208,7 @@ def test_postgresql_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["mysql://judge@/judge", "://", "sqlite://"])
-def test_what_is_no_database(address: str) -> None:
+def test_a_file_that_is_no_database_is_refused(address: str) -> None:
     with pytest.raises(DatabaseUnusable, match="postgresql://user@host/name"):
         opened(address)
 
@@ -221,7 +221,7 @@ def test_text_comes_back_as_it_was(store: Store) -> None:
     assert (row["answer"], row["ended"], row["model"], row["name"]) == (text, False, "m\0\\", "\0")
 
 
-def test_what_a_restart_leaves(database: str) -> None:
+def test_open_questions_after_a_restart(database: str) -> None:
     with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
         store.asked(question(2), 5, 5.0)
@@ -257,7 +257,7 @@ def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> Non
     ]
 
 
-def test_several_answers(store: Store) -> None:
+def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
     """The first is what counts; all are kept, and give pass@k over the questions that wanted so many."""
     for number, right in enumerate((0, 1, 4), 1):
         asked = replace(question(number), answers=4)
@@ -279,7 +279,7 @@ def test_several_answers(store: Store) -> None:
     assert newest["further"][2] == {"text": "3", "ended": True, "reason": "correct"}
 
 
-def test_what_a_peer_says_of_itself(store: Store) -> None:
+def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
     """The newest is the peer's; each question keeps what was said when it was asked."""
     said = {
         "name": "<b>otter</b>",

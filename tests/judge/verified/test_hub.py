@@ -195,7 +195,7 @@ async def outcome(judge: Uploader, repo: str, **said: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("repo", "file"), [("me/good", GOOD), ("me/moved", GOOD), ("me/adapter", PEFT)])
-async def test_weights_of_a_commit_are_evaluated_and_the_receipt_says_whence(
+async def test_weights_of_a_commit_are_evaluated_and_named_in_the_receipt(
     judge: Uploader, hub: str, repo: str, file: bytes
 ) -> None:
     rank = {"lora_rank": 2} if file is PEFT else {}
@@ -254,7 +254,7 @@ async def test_hostile_answers(judge: Uploader, repo: str, words: str) -> None:
         ("me/dear", "too large"),
     ],
 )
-async def test_an_adapter_that_is_meant_otherwise_is_refused(judge: Uploader, repo: str, words: str) -> None:
+async def test_an_adapter_of_other_settings_is_refused(judge: Uploader, repo: str, words: str) -> None:
     before = len(HubWithTricks.asked)
     found = await outcome(judge, repo, lora_rank=2)
     assert found["state"] == "refused" and words in found["error"] and found["remedy"], found
@@ -286,11 +286,13 @@ async def test_a_hub_that_is_too_slow(
         {"file": "x.bin"},
     ],
 )
-async def test_what_cannot_be_named(judge: Uploader, said: dict[str, str]) -> None:
+async def test_names_of_weights_that_are_refused(judge: Uploader, said: dict[str, str]) -> None:
     refused(await name(judge, said.pop("repo", "me/good"), **said), 422, "another form")
 
 
-async def test_other_refusals(judge: Uploader, settings: JudgeSettings, tmp_path: Path) -> None:
+async def test_a_hub_without_the_file_is_reported(
+    judge: Uploader, settings: JudgeSettings, tmp_path: Path
+) -> None:
     refused(await name(judge, "me/good", model="other"), 422, "no model of this name")
     refused(await name(judge, "me/adapter", lora_rank=2, base="f" * 16), 409, "another base model")
     peer = judge.peer()
@@ -309,7 +311,7 @@ async def test_other_refusals(judge: Uploader, settings: JudgeSettings, tmp_path
         refused(await name(without, "me/good"), 404, "fetches no weights")
 
 
-async def test_what_waits_is_fetched_after_a_restart(settings: JudgeSettings, tmp_path: Path) -> None:
+async def test_waiting_weights_are_fetched_after_a_restart(settings: JudgeSettings, tmp_path: Path) -> None:
     async def asked_for_held() -> bool:
         return any("/me/held" in path for path in HubWithTricks.asked)
 
@@ -352,7 +354,7 @@ async def test_a_cdn_is_reached_by_the_address_that_was_checked() -> None:
     assert len(sent) == 3
 
 
-async def test_a_host_that_is_no_name() -> None:
+async def test_a_malformed_host_is_refused() -> None:
     away = httpx2.MockTransport(
         lambda _: httpx2.Response(302, headers={"location": "https://" + 64 * "a" + ".example/"})
     )
@@ -366,6 +368,6 @@ async def test_a_host_that_is_no_name() -> None:
     "address",
     ["huggingface.co", "ftp://hub.example", "https://me:secret@hub.example", "https://hub.example?x"],
 )
-def test_an_address_that_is_none(address: str) -> None:
+def test_a_malformed_hub_address_is_refused(address: str) -> None:
     with pytest.raises(VerifiedUnusable, match="--verified-hub"):
         Hub(address)

@@ -118,7 +118,9 @@ async def run(*arguments: str) -> int:
     return await asyncio.to_thread(main, ["verify", *arguments])
 
 
-async def test_the_newest_checkpoint(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_verify_uploads_the_newest_checkpoint(
+    url: str, node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await run("--upload", "--judge", url, "--state-dir", str(node), "--json", "--answers", "2") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["n"], found["weights"]) == ("done", 9, sha256(ADAPTER).hexdigest())
@@ -129,7 +131,7 @@ async def test_the_newest_checkpoint(url: str, node: Path, capsys: pytest.Captur
     assert "pass@1 0.0%" in capsys.readouterr().out
 
 
-async def test_a_file_and_a_refusal(
+async def test_verify_uploads_a_file_and_shows_a_refusal(
     url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -144,7 +146,7 @@ async def test_a_file_and_a_refusal(
     assert "Give a safetensors file" in capsys.readouterr().err
 
 
-async def test_an_exported_adapter(
+async def test_verify_uploads_an_exported_adapter(
     url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the names that peft gives its tensors."""
@@ -165,7 +167,9 @@ async def test_an_exported_adapter(
     assert "adapter_config.json cannot be read" in capsys.readouterr().err
 
 
-async def test_a_commit_on_the_hub(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_verify_names_a_commit_on_the_hub(
+    url: str, node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a judge whose hub is out of reach."""
     options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
     assert await run("--upload", f"me/x@{'c' * 40}", "--lora-rank", "4", *options) == 1
@@ -175,7 +179,9 @@ async def test_a_commit_on_the_hub(url: str, node: Path, capsys: pytest.CaptureF
     assert "40 hex digits" in capsys.readouterr().err
 
 
-async def test_what_cannot_be_asked_for(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_uploads_that_cannot_be_asked_for(
+    url: str, node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await run("--upload", "--state-dir", str(node)) == 2
     assert "--judge" in capsys.readouterr().err
     assert await run("--judge", url, "--state-dir", str(node)) == 2
@@ -183,7 +189,7 @@ async def test_what_cannot_be_asked_for(url: str, node: Path, capsys: pytest.Cap
     assert "no evaluation and no upload of this id" in capsys.readouterr().err
 
 
-async def test_a_clock_that_was_set_back(url: str) -> None:
+async def test_an_upload_after_the_clock_was_set_back(url: str) -> None:
     """A sequence number that is too low is answered with the highest one known."""
     identity = Identity.from_seed(b"\x07" * 32)
     weights = UploadedWeights(GOOD, "tiny", TINY_9.digest)

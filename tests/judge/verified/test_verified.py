@@ -171,7 +171,7 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     ]
 
 
-async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
+async def test_the_judge_tells_which_models_it_evaluates(judge: Uploader) -> None:
     response = await judge.http.get("/v1/verified")
     assert response.headers["etag"] and response.headers["access-control-allow-origin"] == "*"
     said = response.json()
@@ -249,7 +249,7 @@ async def test_weights_that_cannot_be_removed_hold_up_nobody(settings: JudgeSett
         ({"path": "/etc/passwd"}, 422, "another form"),
     ],
 )
-async def test_what_is_declared_is_checked(
+async def test_declarations_are_checked_before_the_body(
     judge: Uploader, said: dict[str, Any], status: int, words: str
 ) -> None:
     response = await judge.upload(**said)
@@ -259,11 +259,11 @@ async def test_what_is_declared_is_checked(
     assert response.json()["remedy"] and judge.files() == []
 
 
-async def test_too_large(judge: Uploader) -> None:
+async def test_an_upload_over_the_limit_is_refused(judge: Uploader) -> None:
     refused(await judge.upload(headers={"content-length": str(10**6 + 1)}, bytes=10**6 + 1), 413, "too large")
 
 
-async def test_what_is_not_signed(judge: Uploader) -> None:
+async def test_an_unsigned_upload_is_refused(judge: Uploader) -> None:
     peer = judge.peer()
     refused(await judge.upload(peer=peer, headers={"swarmd-signature": "0" * 128}), 401, "signature")
     refused(await judge.upload(peer=peer, headers={"content-encoding": "gzip"}), 415, "compressed")
@@ -299,7 +299,7 @@ async def test_a_disk_that_times_out_is_not_the_senders_fault(
     assert judge.files() == []
 
 
-async def test_one_at_a_time_and_few_of_a_network(judge: Uploader) -> None:
+async def test_one_upload_a_peer_and_few_a_network(judge: Uploader) -> None:
     peer, held = judge.peer(), asyncio.Event()
 
     async def waiting() -> AsyncIterator[bytes]:
@@ -319,7 +319,7 @@ async def test_one_at_a_time_and_few_of_a_network(judge: Uploader) -> None:
         assert (await judge.ended((await upload).json()["verification"]))["state"] == "done"
 
 
-async def test_a_peer_uploads_so_often(judge: Uploader) -> None:
+async def test_a_peer_may_upload_only_so_often(judge: Uploader) -> None:
     peer = judge.peer()
     for _ in range(config.VERIFIED_BURST):
         taken = await judge.upload(peer=peer)
@@ -351,7 +351,7 @@ async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path
             assert (found["state"], found["error"]) == ("refused", "the judge failed; this is its own fault")
 
 
-async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
+async def test_uploads_after_a_restart(database: str, tmp_path: Path) -> None:
     """What waits goes on; what was being evaluated twice does not.
 
     What is not whole, or has no name in the database, is removed.
@@ -382,7 +382,7 @@ async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
     (folder_of(settings) / "notes.txt").unlink()
 
 
-def test_the_last_few_of_a_peer_are_kept(database: str) -> None:
+def test_a_peers_last_uploads_are_kept(database: str) -> None:
     with closing(Store(database, "tiny-9 0123")) as store:
         records = store.verified
         answer = VerifiedAnswer("bf", 7, 1.0, 1, "correct", "a\0\\", True)

@@ -48,12 +48,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
         return Given(model, tmp_path_factory.mktemp("weights"), said.read())
 
 
-def test_it_says_nothing_as_it_ends(given: Given) -> None:
+def test_the_worker_ends_without_output(given: Given) -> None:
     """What torch does at an ordinary exit is refused by then."""
     assert given.said == ""
 
 
-def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
+def test_the_worker_answers_with_the_given_weights(given: Given) -> None:
     tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
     WeightsCheck(len(tiny), sha256(tiny).hexdigest(), given.model.shapes(None)).feed(tiny)
     answers = given.answers(tiny, count=3)
@@ -69,7 +69,7 @@ def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
     assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]
 
 
-def test_it_does_not_outlive_a_judge_that_was_killed_as_it_started() -> None:
+def test_the_worker_does_not_outlive_a_judge_killed_at_its_start() -> None:
     """Its parent has another id by then."""
     worker = subprocess.run((*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_S, check=False)
     assert worker.returncode == -signal.SIGKILL

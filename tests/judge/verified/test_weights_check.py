@@ -55,7 +55,7 @@ def test_no_flipped_bit_passes(bit: int, cuts: list[int]) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=len(GOOD) + 50), st.booleans(), st.lists(st.integers(0, 400), max_size=3))
 @example(b"", False, [])
-def test_no_other_bytes_pass(data: bytes, with_length: bool, cuts: list[int]) -> None:
+def test_random_bytes_do_not_pass(data: bytes, with_length: bool, cuts: list[int]) -> None:
     """Also with the right digest and size."""
     file = struct.pack("<Q", len(data)) + data if with_length else data
     with pytest.raises(UnfitWeights):
@@ -63,7 +63,7 @@ def test_no_other_bytes_pass(data: bytes, with_length: bool, cuts: list[int]) ->
 
 
 @pytest.mark.parametrize("shape", [[3, 4], [12], [4, 3, 1], [2, 6], [], [4, 4]])
-def test_other_shapes(shape: list[int]) -> None:
+def test_other_shapes_are_refused(shape: list[int]) -> None:
     header, data = parts_of(GOOD)
     header["a.weight"]["shape"] = shape
     with pytest.raises(UnfitWeights, match="other shapes"):
@@ -125,7 +125,7 @@ def test_a_header_that_passes_describes_the_data_and_nothing_else(
 @pytest.mark.parametrize("format", ["F32", "BF16"])
 @pytest.mark.parametrize("place", [0, 7, 16])
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
-def test_a_number_that_is_none(number: float, format: str, place: int, cut: int) -> None:
+def test_nan_and_infinity_are_refused(number: float, format: str, place: int, cut: int) -> None:
     header, data = parts_of(file_of(SHAPES, format))
     width = SIZES[format]
     bits = struct.pack("<f", number)[4 - width :]
@@ -134,7 +134,7 @@ def test_a_number_that_is_none(number: float, format: str, place: int, cut: int)
         checked(file, (len(file) - len(data) + place * width + cut,))
 
 
-def test_longer_or_shorter_than_declared() -> None:
+def test_a_file_of_another_size_than_declared_is_refused() -> None:
     digest = sha256(GOOD).hexdigest()
     for file, words in (
         (GOOD + b"x", "more bytes"),
@@ -149,7 +149,7 @@ def test_longer_or_shorter_than_declared() -> None:
         checked(GOOD, digest="0" * 64)
 
 
-def test_names_of_peft() -> None:
+def test_names_are_mapped_from_pefts() -> None:
     own = {"x.lora_A.default.weight": (2, 3), "x.lora_B.default.weight": (4, 2)}
     peft = {f"base_model.model.{name.replace('.default', '')}": shape for name, shape in own.items()}
     file = file_of(peft)
