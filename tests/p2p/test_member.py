@@ -5,7 +5,7 @@ import pytest
 
 from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs.blobs import content_id, pack
-from p2p.blobs.fetch import Fetcher, Want, answer
+from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import MAX_BODY_BYTES, seal
 from p2p.identity import Identity
@@ -164,7 +164,7 @@ async def test_who_was_heard_is_asked_for_a_blob_also_where_there_is_no_connecti
         asked.append(peer)
         if peer == b.identity.peer_id:
             raise Unanswered("it has left")
-        return answer([blob])
+        return blob
 
     a.fetcher = Fetcher(ask, a.blobs, a.report)
     author, holder = b.identity.peer_id, c.identity.peer_id
