@@ -13,7 +13,7 @@ WHERE = Endpoint("ip4", "203.0.113.7", 4001)
 @pytest.mark.parametrize(
     "host", ["ip4/127.0.0.1", "ip6/::1", "dns/example.org", "dns4/a.example", "dns6/localhost"]
 )
-def test_addresses_of_each_kind(host: str) -> None:
+def test_addresses_of_each_kind_are_parsed(host: str) -> None:
     assert str(parse_bootstrap(f"/{host}/tcp/4001/p2p/{A}")[1]) == f"/{host}/tcp/4001"
     assert parse_bootstrap(EXAMPLE)[1] == WHERE
 
@@ -26,7 +26,7 @@ def test_addresses_of_each_kind(host: str) -> None:
     + [f"/{part}/p2p/{A}" for part in ("ip4/1.2.3.256/tcp/1", "ip4/1.2.3.4/udp/1", "dns4/-a/tcp/1")]
     + [f"/{part}/p2p/{A}" for part in ("dns4//tcp/1", "dns4/a b/tcp/1", "unix/x/tcp/1")],
 )  # fmt: skip
-def test_what_is_no_bootstrap_address_is_named_and_shown_right(text: str) -> None:
+def test_a_malformed_bootstrap_address_is_named_with_an_example(text: str) -> None:
     with pytest.raises(BadAddress) as raised:
         parse_bootstrap(text)
     assert repr(text) in str(raised.value) and EXAMPLE in str(raised.value)

@@ -155,7 +155,7 @@ def test_a_signature_holds_for_its_key_domain_and_message_only() -> None:
         "é" * 52,
     ],
 )
-def test_what_is_no_peer_id_is_refused(text: str) -> None:
+def test_malformed_peer_ids_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         public_key_of(text)
     assert not verify(text, b"d", b"m", bytes(64))
@@ -189,7 +189,7 @@ def test_nicknames_stay_and_spread() -> None:
     assert len({nickname(peer) for peer in peers}) > 180
 
 
-def test_nobody_speaks_for_a_key_of_small_order() -> None:
+def test_keys_of_small_order_are_refused() -> None:
     """The point that is its own negative.
 
     With signature (that point, 0) OpenSSL believes every message of it.

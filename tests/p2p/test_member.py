@@ -21,7 +21,7 @@ def member(
     return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
 
 
-def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
+def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
     other = Topic(TOPIC.name, "ffffffffffffffff")
     kept: list[Handlers] = []
 
@@ -111,7 +111,7 @@ def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
     assert passed_on("later", 30) == min(30, UNKNOWN_RATE)
 
 
-def test_what_nobody_would_admit_is_not_sent() -> None:
+def test_frames_that_nobody_would_admit_are_not_sent() -> None:
     a = member(MemorySwarm(), 1)
     a.publish("rollouts", bytes(MAX_BODY_BYTES))
     with pytest.raises(ValueError):
@@ -155,7 +155,7 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     assert not b.received()
 
 
-async def test_who_was_heard_is_asked_for_a_blob_also_where_there_is_no_connection() -> None:
+async def test_recent_authors_are_asked_for_blobs_without_a_connection() -> None:
     swarm, blob = MemorySwarm(), pack(b"rollouts")
     a, b, c = (member(swarm, n) for n in (1, 2, 3))
     asked: list[PeerId] = []
@@ -180,7 +180,7 @@ async def test_who_was_heard_is_asked_for_a_blob_also_where_there_is_no_connecti
     assert await a.fetch(want) == blob and asked == [author, holder]
 
 
-def test_what_was_refused_is_told_once() -> None:
+def test_each_refusal_is_reported_once() -> None:
     swarm = MemorySwarm()
     a = member(swarm, 1)
     swarm.inject(b"noise")

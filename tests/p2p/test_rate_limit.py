@@ -16,9 +16,7 @@ def test_a_bucket_refills() -> None:
     assert buckets.of("a", 12.0).wait(12.0) == pytest.approx(2.0)
 
 
-def test_a_bucket_is_never_over_full_nor_deeper_in_debt_than_a_burst_and_a_clock_set_back_fills_nothing() -> (
-    None
-):
+def test_a_bucket_stays_within_one_burst_of_credit_and_debt() -> None:
     bucket = TokenBucket(rate=2.0, burst=10.0, now=NOW)
     assert bucket.refill(NOW + 1000) == 10
     bucket.take(1e9)
@@ -32,7 +30,7 @@ def test_buckets_are_bounded() -> None:
     assert buckets.of("999", 0.0).left == 0 and len(buckets) == 10  # the newest are remembered
 
 
-def test_a_rate_limit_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
+def test_a_rate_limit_passes_a_busy_swarm_and_bans_flooders() -> None:
     limit = RateLimit(rate=200, burst=600, broken_rate=1, broken_burst=30, ban=60)
     assert all(limit.pay("mesh", NOW + n / 150) for n in range(5000))
     flood = [limit.pay("flood", NOW + n / 10_000) for n in range(1000)]
@@ -46,7 +44,7 @@ def test_a_rate_limit_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
     assert len(limit.frames) <= 1024
 
 
-def test_who_floods_again_is_shut_out_for_twice_as_long_and_after_a_day_in_peace_it_is_as_new() -> None:
+def test_bans_double_and_are_forgotten_after_a_quiet_day() -> None:
     limit, now = RateLimit(rate=200, burst=600, ban=60), NOW
 
     def flood() -> float:

@@ -36,7 +36,7 @@ def test_a_damaged_file_is_set_aside_and_the_clock_takes_over(
     assert "damaged" in caplog.text
 
 
-def test_a_lost_file_does_not_lead_back(tmp_path: Path) -> None:
+def test_a_lost_file_repeats_no_number(tmp_path: Path) -> None:
     path, now = tmp_path / "sequence", 1000.0
     last = list(itertools.islice(SequenceFile(path, lambda: now), 5000))[-1]
     path.unlink()

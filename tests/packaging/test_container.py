@@ -138,7 +138,7 @@ def test_every_node_has_its_own_state_and_gpu_and_all_share_the_meeting() -> Non
     assert (list(override), given) == (list(nodes()), [[str(number)] for number in range(8)])
 
 
-def test_no_service_may_more_than_it_needs() -> None:
+def test_services_have_no_more_rights_than_needed() -> None:
     for service in compose()["services"].values():
         assert (service["cap_drop"], service["read_only"], service.get("privileged")) == (["ALL"], True, None)
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
@@ -288,7 +288,7 @@ def test_other_commands_are_left_as_they_are() -> None:
     ],
 )
 @pytest.mark.net
-def test_what_an_operator_got_wrong_is_one_line(
+def test_an_operators_mistake_is_one_line(
     tmp_path: Path, words: str, environment: dict[str, str], said: str
 ) -> None:
     ran = subprocess.run(

@@ -129,7 +129,7 @@ def test_ci_runs_every_test_in_a_clone() -> None:
         ("-k one tests/p2p", ["pytest -k one tests/p2p"]),
     ],
 )
-def test_what_scripts_test_runs(checkout: Path, words: str, lanes: list[str]) -> None:
+def test_the_test_script_runs_the_named_tests(checkout: Path, words: str, lanes: list[str]) -> None:
     """A tool that fails does not keep the next from running."""
     tools = checkout / ".venv" / "bin"
     tools.mkdir(parents=True)
@@ -230,7 +230,7 @@ def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does
         assert pin in (package / file).read_text(encoding="utf-8")
 
 
-def test_nothing_changed_is_nothing_to_do_and_what_changed_is_installed_again(checkout: Path) -> None:
+def test_setup_installs_again_only_what_changed(checkout: Path) -> None:
     assert run_setup(checkout).returncode == 0
     again = run_setup(checkout)
     assert (again.returncode, again.stderr, len(asked(checkout))) == (0, "setup: nothing to do\n", 1)
@@ -390,9 +390,7 @@ def imported(folders: str) -> set[str]:
         ("engines/hivemind", "engines/hivemind", [""]),
     ],
 )
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported(
-    project: str, folders: str, extras: list[str]
-) -> None:
+def test_imports_and_declared_dependencies_agree(project: str, folders: str, extras: list[str]) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
     tested = ("judge", "judge-parquet", "judge-postgres", "plot", "qr", "tensorboard")

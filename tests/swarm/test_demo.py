@@ -21,7 +21,7 @@ ROUNDS = 12
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["demo", "--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * TIMEOUT_S
@@ -80,12 +80,12 @@ def test_kill_9_of_the_demo_ends_its_judge_and_nodes(tmp_path: Path) -> None:
                 process.kill()
 
 
-def test_the_moving_mean_is_of_what_is_there() -> None:
+def test_the_moving_mean_of_short_runs() -> None:
     assert moving_mean([1, 0, 1, 1], 2) == [0.5, 0.5, 1]
 
 
 @pytest.mark.parametrize("nodes", [3, 16])
-def test_in_the_figure_nothing_runs_into_the_legend_or_out_of_the_page(nodes: int) -> None:
+def test_the_figure_keeps_clear_of_legend_and_edges(nodes: int) -> None:
     lines = [{"round": number, "reward_mean": 0.5, "time": 0.8 * number} for number in range(1, 31)]
     curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [
         Curve("proud-pelican", lines, 15),

@@ -85,7 +85,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_rounds_are_written_down_and_resumed_without_asking_also_from_an_older_checkpoint(
+def test_rounds_are_recorded_and_resumed_even_from_an_older_checkpoint(
     tmp_path: Path,
 ) -> None:
     first = join(tmp_path, "--rounds", "3", "--json")
@@ -123,7 +123,7 @@ def test_rounds_are_written_down_and_resumed_without_asking_also_from_an_older_c
     assert mended is not None and mended[0].round == 5 and mended[2] == []
 
 
-def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(
+def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
     running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
@@ -205,7 +205,7 @@ def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path
     ]
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+def test_joining_on_a_port_in_use_names_the_port(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -182,7 +182,7 @@ def converse(terminal: Terminal, learner: Learner) -> None:
     terminal.type("\x04")  # Ctrl-D
 
 
-def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None:
+def test_a_rule_of_ten_lines_joins_as_a_peer(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
     command = [
         sys.executable,
@@ -271,7 +271,7 @@ def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Lear
     assert (row["rejected"], row["score"]) == (0, 0)
 
 
-def test_a_signal_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the moment at which its network's thread has begun, and its loop has not."""
     run, before, main = network.run, signal.getsignal(signal.SIGTERM), threading.main_thread().ident
     assert main is not None

@@ -538,7 +538,7 @@ def test_a_newcomer_has_a_page() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
-def test_the_pages_name_the_measured_figures(curriculum: Curriculum) -> None:
+def test_the_share_of_new_texts_matches_a_fresh_measurement(curriculum: Curriculum) -> None:
     """With another seed than benchmarks.overlap took.
 
     Without bf, which takes longer to make than all others.

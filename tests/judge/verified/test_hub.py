@@ -290,7 +290,7 @@ async def test_names_of_weights_that_are_refused(judge: Uploader, said: dict[str
     refused(await name(judge, said.pop("repo", "me/good"), **said), 422, "another form")
 
 
-async def test_a_hub_without_the_file_is_reported(
+async def test_naming_refuses_unknown_models_other_bases_and_second_uploads(
     judge: Uploader, settings: JudgeSettings, tmp_path: Path
 ) -> None:
     refused(await name(judge, "me/good", model="other"), 422, "no model of this name")

@@ -21,7 +21,7 @@ def come(host_bans: HostBans, count: int, now: float, host: str = HERE) -> None:
         host_bans.count(peer, host, now)
 
 
-def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(
+def test_hostile_peers_in_a_row_get_only_their_own_machine_banned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     host_bans = HostBans()
@@ -35,7 +35,7 @@ def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(
     assert host_bans.admits("", 0.0)
 
 
-def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> None:
+def test_a_peer_counts_once_and_a_few_over_a_long_time_are_forgiven() -> None:
     host_bans = HostBans()
     for n in range(1000):
         host_bans.count(PeerId("the same"), HERE, float(n))
@@ -45,7 +45,7 @@ def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> No
         assert host_bans.admits(HERE, 1000 + n * ONE_MORE_S)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_peers_are_bounded() -> None:
     host_bans = HostBans()
     for n in range(10_000):
         come(host_bans, 1, float(n), f"11.1.{n // 256}.{n % 256}")

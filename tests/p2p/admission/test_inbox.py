@@ -78,7 +78,7 @@ def test_of_two_nodes_with_one_key_both_are_heard() -> None:
     assert [reason(box.receive(frame(A, n, NOW), NOW)) for n in (10**12, 5, 10**12 + 1, 6)] == [None] * 4
 
 
-def test_a_restart_opens_no_door_to_replays() -> None:
+def test_a_restart_admits_no_replays() -> None:
     old = [frame(A, n, NOW) for n in range(10)]
     box = inbox(not_before=NOW + 1)
     assert all(reason(box.receive(f, NOW + 2)) is Reason.OLD for f in old)
@@ -125,7 +125,7 @@ def test_a_connection_has_a_quota_of_its_own() -> None:
     assert outcomes == [None] * 3 + [Reason.FLOODING] * 2
 
 
-def test_what_nobody_signed_is_charged_to_the_connection_before_another_signature_is_looked_at() -> None:
+def test_unsigned_frames_are_charged_to_the_connection_before_any_signature_check() -> None:
     box = inbox()
     outcomes = [reason(box.receive(forged(A, n), NOW, B.peer_id)) for n in range(40)]
     assert outcomes == [Reason.BAD_SIGNATURE] * 30 + [Reason.FLOODING] * 10
@@ -158,7 +158,7 @@ def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(0, 300), st.booleans()), max_size=80)
 )
-def test_the_quota_of_an_author_is_what_it_is_without_forged_frames(
+def test_forged_frames_do_not_use_up_an_authors_quota(
     events: list[tuple[bool, int, int, bool]],
 ) -> None:
     """Of the same frames of A the same are let in, whatever is forged in between, with whatever numbers, by
@@ -192,7 +192,7 @@ def test_many_authors_and_connections_do_not_grow_the_memory() -> None:
     )
 
 
-def test_who_brings_many_authors_has_room_only_for_as_many_as_are_free() -> None:
+def test_a_connection_holds_only_as_many_authors_as_are_free() -> None:
     """And who is known already keeps its place, however long it is silent beside them."""
     box, rng = inbox(authors=64), random.Random(0)
     crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(900)]

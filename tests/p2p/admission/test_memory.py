@@ -35,14 +35,14 @@ def frame(author: Identity, sequence: int, at: float) -> bytes:
     return seal(author, TOPIC.swarm_id, sequence, at, "rollouts", b"body")
 
 
-def test_a_first_life_takes_nothing_that_was_sent_before_it(tmp_path: Path) -> None:
+def test_a_first_run_admits_nothing_sent_before_it(tmp_path: Path) -> None:
     life = Life(tmp_path, NOW)
     assert not life.hears(frame(A, 1, NOW - 1)) and life.hears(frame(A, 2, NOW))
     assert life.member.inbox.counts == {Reason.OLD: 1}
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_soon(tmp_path: Path, clean: bool) -> None:
+def test_a_new_run_refuses_what_an_earlier_one_admitted(tmp_path: Path, clean: bool) -> None:
     first = Life(tmp_path, NOW)
     sent = [frame(A, n, NOW + n / 2) for n in range(int(2 * AHEAD_S) + 1)]
     assert all(map(first.hears, sent))
@@ -55,7 +55,7 @@ def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_soon(tmp_pat
     assert not second.hears(frame(A, 100, heard - 0.02)) and second.hears(frame(B, 1, heard))
 
 
-def test_a_life_after_a_while_hears_at_once(tmp_path: Path) -> None:
+def test_a_run_after_a_while_hears_at_once(tmp_path: Path) -> None:
     Life(tmp_path, NOW).hears(frame(A, 1, NOW))
     now = NOW + PROMISE_S + 1
     assert Life(tmp_path, now).hears(frame(A, 2, now))

@@ -49,7 +49,7 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
     "reason",
     [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED, Reason.CROWDED],
 )
-def test_what_nobody_is_to_blame_for_costs_nothing(reason: Reason) -> None:
+def test_refusals_without_a_culprit_cost_nothing(reason: Reason) -> None:
     reputation = Reputation()
     assert reason.verdict is Verdict.IGNORE
     assert (
@@ -87,7 +87,7 @@ def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
     assert ban(NOW) == 60 and ban(NOW + 7200) == 120 and ban(NOW + 7200 + 2 * 86400) == 60
 
 
-def test_a_flood_shuts_out_within_a_second_and_a_busy_peer_is_left_in_peace() -> None:
+def test_a_flood_bans_within_a_second_and_a_busy_peer_is_left_alone() -> None:
     reputation = Reputation()
     refused = 10_000 - 200  # a second, beyond what a connection may send
     bans = [
@@ -126,7 +126,7 @@ def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000]
 )
-def test_what_is_no_file_changes_nothing(data: bytes) -> None:
+def test_a_malformed_file_changes_nothing(data: bytes) -> None:
     reputation = Reputation()
     reputation.offence(A, Reason.UNDECODABLE, NOW)
     with pytest.raises(ValueError):
@@ -192,7 +192,7 @@ TOPIC = Topic("main", "0123456789abcdef")
 ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
-async def test_a_member_says_of_each_body_whose_it_is_and_remembers_over_restarts(
+async def test_a_member_names_each_bodys_group_and_remembers_it_over_restarts(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     life = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/9.9.9.9/tcp/1/p2p/x/p2p-circuit"})
@@ -215,7 +215,7 @@ async def test_a_member_says_of_each_body_whose_it_is_and_remembers_over_restart
     assert again.member.rejected == {Reason.SHUNNED: 2}
 
 
-async def test_nothing_is_fetched_from_who_is_shunned(
+async def test_nothing_is_fetched_from_graylisted_peers(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     life, asked = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/12.0.1.2/tcp/1"}), list[PeerId]()
@@ -232,7 +232,7 @@ async def test_nothing_is_fetched_from_who_is_shunned(
     assert asked[:2] == [C, A] and sorted(asked[2:]) == sorted([C, A])
 
 
-def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_is_not(
+def test_a_graylisted_peer_that_goes_on_is_banned_and_its_forwarders_are_not(
     tmp_path: Path,
 ) -> None:
     life = Life(tmp_path)
@@ -250,7 +250,7 @@ def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_
     assert life.hear(ALICE, 1000) is Verdict.IGNORE  # and is shunned still
 
 
-def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path: Path) -> None:
+def test_bad_frames_ban_the_connection_and_not_the_named_author(tmp_path: Path) -> None:
     life = Life(tmp_path)
     for n in range(20):
         forged = seal(BOB, TOPIC.swarm_id, n, NOW, "rollouts", b"")[:-64] + bytes(64)
@@ -260,7 +260,7 @@ def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path:
 
 
 @pytest.mark.net
-async def test_the_mesh_hears_what_we_think(nursery: trio.Nursery) -> None:
+async def test_the_mesh_gets_our_scores(nursery: trio.Nursery) -> None:
     handlers = Handlers(
         lambda *_: Verdict.ACCEPT,
         lambda *_: b"",
@@ -289,7 +289,7 @@ def test_a_crowd_in_one_group_pushes_out_its_own() -> None:
     assert queue.dropped == 80 * 21 - 100 and queue.bytes == len(queue) == 0
 
 
-def test_who_sends_most_loses_most() -> None:
+def test_the_loudest_loses_most() -> None:
     queue = FairQueue(frames=1000, bytes_=10_000)
     for n in range(50):
         queue.put(envelope("quiet", n, size=100))

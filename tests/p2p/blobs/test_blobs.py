@@ -15,7 +15,7 @@ ZERO = bytes(1)
 
 @settings(derandomize=True, max_examples=100)
 @given(st.binary(min_size=1, max_size=5000))
-def test_what_is_packed_comes_back(content: bytes) -> None:
+def test_packed_content_comes_back(content: bytes) -> None:
     assert unpack(pack(content)) == content
 
 
@@ -44,12 +44,12 @@ def test_more_than_a_receiver_takes_is_not_packed() -> None:
         zstandard.ZstdCompressor().compress(ZERO * (MAX_CONTENT_BYTES + 1)),
     ],
 )
-def test_what_is_no_blob_is_refused(blob: bytes) -> None:
+def test_malformed_blobs_are_refused(blob: bytes) -> None:
     with pytest.raises(BadBlob):
         unpack(blob)
 
 
-def test_the_caller_may_allow_less() -> None:
+def test_the_caller_may_set_a_lower_limit() -> None:
     with pytest.raises(BadBlob):
         unpack(pack(b"content"), limit=6)
 

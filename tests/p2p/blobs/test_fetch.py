@@ -80,7 +80,7 @@ def has() -> bytes:
     return BLOB
 
 
-async def test_the_first_that_has_it_is_the_last_that_is_asked(
+async def test_no_holder_is_asked_after_one_has_the_blob(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     peers = Peers(a=has, b=has)
@@ -88,13 +88,13 @@ async def test_the_first_that_has_it_is_the_last_that_is_asked(
     assert await peers.fetch([B]) == BLOB and peers.asked == [A]  # it is at hand now
 
 
-async def test_holders_that_have_it_not_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
+async def test_holders_without_the_blob_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=gone, b=lambda: MISSING, c=has)
     assert await peers.fetch([A, B, A, C]) == BLOB and peers.asked == [A, B, C] and not peers.blamed
     assert trio.current_time() < 0.1  # nobody was waited for
 
 
-async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_reply_of_each_holder_is_reported(autojump_clock: trio.testing.MockClock) -> None:
     peers, replies = (
         Peers(a=silent, b=gone, c=lambda: MISSING, d=lambda: b"", e=has),
         dict[PeerId, HolderReply](),
@@ -111,14 +111,14 @@ async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.te
 
 
 @pytest.mark.parametrize("lie", [b"other", b"\1", BLOB + b"x", BLOB[:-1]])
-async def test_who_answers_with_something_else_is_blamed(
+async def test_a_holder_that_answers_with_something_else_is_blamed(
     lie: bytes, autojump_clock: trio.testing.MockClock
 ) -> None:
     peers = Peers(a=lambda: lie, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]
 
 
-async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fetch_ends_where_nobody_has_the_blob(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=gone, **{str(n): lambda: b"" for n in range(40)})
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
     assert (
@@ -167,7 +167,7 @@ async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_of
     assert found == {large: None, small: small} and sorted(limits) == [5, 10, 10]
 
 
-async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(
+async def test_a_refusal_of_the_likeliest_shortens_the_wait_for_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     peers = Peers(a=lambda: MISSING, **{str(n): silent for n in range(10)}, b=has)
@@ -182,7 +182,7 @@ async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 1.5
 
 
-async def test_nor_where_the_likeliest_says_so_after_all_were_asked(
+async def test_a_late_refusal_of_the_likeliest_shortens_the_wait_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async def late() -> bytes:

@@ -19,7 +19,7 @@ def after(heard: Sequence[PeerId]) -> Providers:
     return holders
 
 
-def test_the_named_come_first_then_the_connected_then_strangers_the_last_heard_before_the_others() -> None:
+def test_named_holders_come_first_then_connected_then_recent_strangers() -> None:
     holders = after([C, D, B, A, C])
     assert holders.likely([B], [E, B]) == [B, E, C, A, D]
 
@@ -35,7 +35,9 @@ def test_a_crowd_of_connected_leaves_room_for_strangers_and_strangers_for_them()
     st.lists(st.sampled_from(PEERS), max_size=2),
     st.lists(st.sampled_from(PEERS), unique=True),
 )
-def test_bounds(heard: Sequence[PeerId], named: Sequence[PeerId], connected: Sequence[PeerId]) -> None:
+def test_the_number_of_providers_is_bounded(
+    heard: Sequence[PeerId], named: Sequence[PeerId], connected: Sequence[PeerId]
+) -> None:
     found = after(heard).likely(named, connected)
     strange = [peer for peer in found if peer not in {*named, *connected}]
     assert len(found) == len(set(found)) <= MAX_HOLDERS

@@ -244,7 +244,7 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
             inner.cancel_scope.cancel()
 
 
-async def test_a_peer_that_sends_what_is_no_frame_is_cut_off_and_the_others_are_heard(
+async def test_a_peer_that_sends_junk_is_cut_off_and_others_are_heard(
     real: Any, nursery: trio.Nursery
 ) -> None:
     """Before it costs us our neighbour, which charges us for what we pass on before we look at it, with
@@ -293,7 +293,7 @@ BREAKS += [("hivemind", signal_p2pd, number) for number in (signal.SIGKILL, sign
     [pytest.param(*case, marks=nets(case[0])[0].marks) for case in BREAKS],
     indirect=["real"],
 )
-async def test_it_starts_again_with_the_same_key_and_port(
+async def test_an_engine_restarts_with_the_same_key_and_port(
     real: Any,
     breaks: Callable[[Any, Any], None],
     how: str | int,
@@ -390,7 +390,7 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
     "text",
     ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""],
 )
-async def test_what_is_no_address_is_named(real: Any, text: str) -> None:
+async def test_a_malformed_address_is_named(real: Any, text: str) -> None:
     with pytest.raises(BadAddress, match="one looks like /ip4/"):
         member(real, 1, [text])
     with pytest.raises(BadAddress, match="one looks like /ip4/"):
@@ -438,7 +438,7 @@ async def nodes_together(nursery: trio.Nursery, net: Any, count: int, **options:
     return nodes
 
 
-async def test_questions_are_answered(any_net: Any, nursery: trio.Nursery) -> None:
+async def test_members_answer_questions(any_net: Any, nursery: trio.Nursery) -> None:
     a, b = await nodes_together(nursery, any_net, 2)
     for asker, asked in ((a, b), (b, a)):
         request = asker.engine.request
@@ -483,7 +483,7 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(
     assert a.knows(b) and len(a.engine.peers()) == 1
 
 
-async def test_who_never_stops_asking_is_shut_out(
+async def test_a_peer_that_asks_without_end_is_banned(
     real: Any, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(network_engine, "QUESTIONS_PER_S", 1.0)
@@ -498,9 +498,7 @@ async def test_who_never_stops_asking_is_shut_out(
         assert await c.engine.request(a.me, b"1", 1) == content(1)
 
 
-async def test_who_leaves_is_asked_in_vain_and_who_comes_back_is_asked_anew(
-    net: Any, nursery: trio.Nursery
-) -> None:
+async def test_a_member_that_left_is_asked_in_vain_until_it_returns(net: Any, nursery: trio.Nursery) -> None:
     """The stream of the question before is no more, and nobody notices."""
     first = Node(net, 1)
     addresses = await nursery.start(first.engine.run)
@@ -550,7 +548,7 @@ async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
     raise AssertionError
 
 
-async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over(
+async def test_a_banned_peer_is_neither_heard_nor_asked_until_its_ban_ends(
     net: Any, nursery: trio.Nursery
 ) -> None:
     later = 0.0  # seconds that have passed besides those that have

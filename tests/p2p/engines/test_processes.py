@@ -105,7 +105,7 @@ def test_a_killed_node_is_back_soon_after_it_is_up(nodes: Nodes, tmp_path: Path,
     assert received_after < 60 + busy and heard_after < 60 + busy  # a second or two, if nothing else runs
 
 
-def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_kill_while_publishing_loses_no_later_frame(nodes: Nodes, tmp_path: Path) -> None:
     """No sequence number and no message id is used twice, though the process is killed in full flight
     (finding 7).
     """
@@ -127,9 +127,7 @@ def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
-def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(
-    tmp_path: Path, engine: str
-) -> None:
+def test_the_later_of_two_nodes_with_one_key_stays_away(tmp_path: Path, engine: str) -> None:
     with ExitStack() as stack:
         hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))
         first = stack.enter_context(ProbeProcess(tmp_path / "first", engine=engine, bootstrap=hub.addresses))

@@ -83,7 +83,7 @@ async def outcome(world: World, port: int = 4001, peer: PeerId = ASKER) -> Outco
 
 
 @pytest.mark.parametrize("there", [ASKER, OTHER, Silent("no answer"), Stranger("a web server")])
-async def test_who_answers_there_with_the_askers_key_is_reached_and_of_others_no_more_is_told(
+async def test_only_an_answer_with_the_askers_key_counts_as_reached(
     there: PeerId | Exception,
 ) -> None:
     world = World({ASKER: HOME}, lambda host, port: there)
@@ -102,7 +102,7 @@ async def test_who_answers_there_with_the_askers_key_is_reached_and_of_others_no
         (HOME, 1023),
     ],
 )
-async def test_nobody_else_can_be_looked_at_through_us(address: str, port: int) -> None:
+async def test_dial_backs_probe_no_third_party(address: str, port: int) -> None:
     world = World({ASKER: address}, lambda host, port: ASKER)
     assert await outcome(world, port) is Outcome.REFUSED
     assert await outcome(world, 4001, OTHER) is Outcome.REFUSED  # who is not connected
@@ -130,7 +130,7 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
     assert (await world.asks(5009)) == DialBackReply(Outcome.NOT_REACHED, seen_at(world.peers[0]))
 
 
-async def test_few_doors_at_once() -> None:
+async def test_few_dial_backs_run_at_once() -> None:
     peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 2 + AT_ONCE + 1)]
     known = [Peer(peer, f"/ip4/11.1.0.{n}/tcp/1", "inbound", 0.0) for n, peer in enumerate(peers)]
 
@@ -147,7 +147,7 @@ async def test_few_doors_at_once() -> None:
     assert [answer.outcome for answer in said if answer] == [Outcome.TRYING] * AT_ONCE + [Outcome.REFUSED]
 
 
-async def test_until_it_runs_nothing_is_tried_nor_when_it_has_ended() -> None:
+async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
     world = World({ASKER: HOME}, lambda host, port: ASKER)
     for _ in range(2):
         assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
@@ -170,7 +170,7 @@ async def test_until_it_runs_nothing_is_tried_nor_when_it_has_ended() -> None:
         ([(Outcome.REFUSED, "11.0.0.2"), (Outcome.REACHED, None)], None),
     ],
 )
-def test_only_members_far_away_can_tell(
+def test_only_members_outside_our_network_can_tell(
     said: list[tuple[Outcome, str | None]], reachable: bool | None
 ) -> None:
     results = [
@@ -232,20 +232,20 @@ CHOSEN = b"\x13/multistream/1.0.0\n\x07/noise\n"
         ([CHOSEN, b"\x00\x70" + random.Random(0).randbytes(112)], "proves nothing"),
     ],
 )
-async def test_who_proves_nothing_is_a_stranger(said: list[bytes], why: str) -> None:
+async def test_a_listener_without_a_proof_is_a_stranger(said: list[bytes], why: str) -> None:
     with pytest.raises(Stranger, match=why):
         await knocked_at(*said)
 
 
 @pytest.mark.net
-async def test_nobody_there() -> None:
+async def test_nobody_listens_at_the_address() -> None:
     with pytest.raises(Silent) as error:
         await knock("127.0.0.1", 1)
     assert error.value.refused and "nothing listens" in str(error.value)
 
 
 @pytest.mark.net
-async def test_one_who_takes_the_connection_and_says_nothing(nursery: trio.Nursery) -> None:
+async def test_a_listener_that_says_nothing(nursery: trio.Nursery) -> None:
     listeners = await nursery.start(trio.serve_tcp, lambda stream: trio.sleep_forever(), 0)
     with pytest.raises(Silent):
         await knock("127.0.0.1", listeners[0].socket.getsockname()[1], patience=0.2)
@@ -294,7 +294,7 @@ def sign(message: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(ME.seed).sign(message)
 
 
-def test_who_signs_for_its_connection_is_believed() -> None:
+def test_a_signature_over_the_connections_key_is_believed() -> None:
     handshake = Handshake(b"\1" * 32)
     responder = Responder(handshake.first())
     signature = sign(b"noise-libp2p-static-key:" + responder.public)
@@ -327,7 +327,7 @@ def test_who_signs_for_its_connection_is_believed() -> None:
         "nothing",
     ],
 )
-def test_who_does_not_is_not(payload: Callable[[bytes], bytes]) -> None:
+def test_a_signature_over_another_key_is_not_believed(payload: Callable[[bytes], bytes]) -> None:
     handshake = Handshake(b"\1" * 32)
     responder = Responder(handshake.first())
     with pytest.raises(Stranger):

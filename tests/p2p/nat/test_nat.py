@@ -125,7 +125,7 @@ def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
 
 
 @pytest.mark.p2pd
-def test_a_swarm_cut_in_two_is_one_again_soon(net: Net) -> None:
+def test_a_partitioned_swarm_heals_soon(net: Net) -> None:
     """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
     seconds, before = cut_and_heal(net, CUT)
     print(f"all hear all {seconds:.1f} s after the cut was healed; two frames took {before:.1f} s before")
@@ -165,7 +165,7 @@ def test_two_on_one_network_find_each_other_without_an_address(net: Net, tmp_pat
         print(f"connected {time.monotonic() - since:.1f} s after both were up")
 
 
-def test_nothing_of_a_lab_stays(tmp_path: Path) -> None:
+def test_a_network_lab_leaves_nothing_behind(tmp_path: Path) -> None:
     with Lab(tmp_path) as lab:
         home = lab.home(2, delay_ms=1)
         names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout

@@ -125,7 +125,7 @@ def test_another_key_puts_others_together() -> None:
     assert len(together[0]) > 30 and len(together[0] & together[1]) < 3
 
 
-def test_who_tells_too_much_is_not_listened_to(book: AddressBook) -> None:
+def test_a_teller_of_too_many_addresses_is_ignored(book: AddressBook) -> None:
     def tell(start: int, now: float, teller: PeerId) -> int:
         before = len(book)
         for n in range(start, start + 500):
@@ -157,7 +157,7 @@ def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBoo
     assert book[peer(1)].addresses == [at(51), at(61)]  # where we reached it stays
 
 
-def test_addresses_from_afar(book: AddressBook) -> None:
+def test_private_addresses_from_distant_tellers_are_dropped(book: AddressBook) -> None:
     """Names would be looked up, our own loopback dialled.
 
     Private networks come last, as they are hardly ever ours.
@@ -224,7 +224,7 @@ def test_those_reached_before_come_first(book: AddressBook) -> None:
     assert len(everybody) == len(set(everybody)) == 40
 
 
-def test_who_dials_us_is_not_one_that_we_reached(book: AddressBook) -> None:
+def test_a_peer_that_dialled_us_does_not_count_as_reached(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.succeeded(peer(1), None, NOW)
     assert book.tried() == 0
@@ -298,7 +298,7 @@ def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
     assert book.candidates(NOW, random.Random(0))[0][0] == peer(7)
 
 
-def test_those_that_never_answer_go_and_our_own_outage_drives_nobody_away(book: AddressBook) -> None:
+def test_peers_that_never_answer_go_and_our_outage_removes_nobody(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.add(peer(2), [at(2)], NOW)
     for hour in range(1, 30):  # nobody answers: it is we who are cut off
@@ -312,7 +312,7 @@ def test_those_that_never_answer_go_and_our_own_outage_drives_nobody_away(book: 
     assert peer(1) not in book
 
 
-def test_one_that_was_reached_is_kept_for_a_week_of_failures(book: AddressBook) -> None:
+def test_a_reached_peer_is_kept_through_a_week_of_failures(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.add(peer(2), [at(2)], NOW)
     dial(book, peer(1))
@@ -324,7 +324,7 @@ def test_one_that_was_reached_is_kept_for_a_week_of_failures(book: AddressBook) 
     assert 7 * 24 < hours <= 7 * 24 + 4
 
 
-def test_the_old_give_way(book: AddressBook) -> None:
+def test_old_entries_give_way_to_new_ones(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(
         NOW + 31 * DAY, random.Random(0)
@@ -337,7 +337,7 @@ def test_the_old_give_way(book: AddressBook) -> None:
     assert peer(20) in book
 
 
-def test_a_place_among_those_reached_is_lost_only_to_one_that_outlives_its_holder(book: AddressBook) -> None:
+def test_a_tried_place_goes_only_to_a_peer_that_outlives_its_holder(book: AddressBook) -> None:
     for n in range(SHARE + 1):
         book.add(peer(n), [at(1, n)], NOW + n, source=f"{n}")
         dial(book, peer(n), NOW + n)
@@ -455,7 +455,7 @@ def test_whatever_happens_the_bounds_hold(tmp_path_factory: Any, steps: list[Ste
     assert again._tables.key == KEY
 
 
-def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
+def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     for n in range(60):
         book.add(peer(n), [at(n), at(n, 9)], NOW + n, teller=peer(99), source=f"{n % 7}")
@@ -479,7 +479,7 @@ def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
     again.load(tmp_path / "none")
 
 
-def test_a_bootstrap_that_is_none_any_more_is_a_peer_like_others(book: AddressBook, tmp_path: Path) -> None:
+def test_a_former_bootstrap_peer_is_a_peer_like_others(book: AddressBook, tmp_path: Path) -> None:
     """Nobody may have spoken of it: it is as old as the file."""
     path = tmp_path / "peers.json"
     pin(book, peer(1), at(1))

@@ -44,7 +44,7 @@ def test_a_peer_says_what_it_is_what_time_it_has_and_whether_it_takes_our_frames
         assert said == Introduced(TOPIC.digest, "tiny-9", "swarmd 9", "training", refused, 90.0, seen)
 
 
-def test_it_says_nothing_to_whoever_does_not_know_the_swarms_name() -> None:
+def test_a_question_with_another_swarms_name_gets_no_answer() -> None:
     assert (
         introducer()(ASKER, question("other"))
         == b""
@@ -76,12 +76,12 @@ def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -
         lambda b: introducer()(ASKER, question(TOPIC.name))[: -len(b)] + b
     )
 )
-def test_any_bytes_are_an_answer_or_none(message: bytes) -> None:
+def test_any_bytes_parse_as_an_answer_or_none(message: bytes) -> None:
     said = answered(message, NOW)
     assert said is None or isinstance(said.ahead, float)
 
 
-def test_who_does_not_answer_is_left_out_and_who_does_not_know_the_question_is_not() -> None:
+def test_silent_peers_are_left_out_and_old_versions_kept() -> None:
     async def main() -> None:
         swarm, clock = MemorySwarm(), Clock()
         us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))

@@ -31,7 +31,7 @@ def strings(*texts: bytes) -> bytes:
     return b"".join(bytes([len(text)]) + text for text in texts)
 
 
-def test_it_is_libp2ps_form_and_names_no_swarm() -> None:
+def test_an_announcement_has_libp2ps_form_and_names_no_swarm() -> None:
     data = text_of([TAG], [HERE])
     assert data == strings(f"swarmd={TAG}".encode(), f"dnsaddr={HERE}".encode())
     assert b"main" not in data and len(TAG) == 16
@@ -82,7 +82,7 @@ def test_an_announcement_has_its_limits() -> None:
 
 @given(st.binary(max_size=400), st.booleans())
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_any_bytes(data: bytes, ours: bool) -> None:
+def test_any_bytes_parse_as_an_announcement_or_none(data: bytes, ours: bool) -> None:
     found = read_text(
         (strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data,
         [TAG],
@@ -91,7 +91,7 @@ def test_any_bytes(data: bytes, ours: bool) -> None:
     assert found is None
 
 
-def test_only_networks_that_lead_somewhere() -> None:
+def test_loopback_and_link_local_networks_do_not_count() -> None:
     for address, network in own_networks().items():
         assert ipaddress.ip_address(address) in network and not network.is_loopback
 
@@ -117,7 +117,7 @@ class Ear:
 
 
 @pytest.mark.net
-async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -> None:
+async def test_two_nodes_find_each_other_by_mdns_and_leave(caplog: pytest.LogCaptureFixture) -> None:
     if not addresses_of(ME, 1):
         pytest.skip("this machine has no network but loopback")
     one, two, stranger = (
@@ -137,7 +137,7 @@ async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -
     assert all(address.endswith("/tcp/4002") for address in one.heard[THEM])
 
 
-async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_on_loopback_announces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("nothing may be opened")
 
@@ -150,7 +150,7 @@ async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch
     assert waiting.cancelled_caught
 
 
-async def test_where_multicast_fails_it_is_said_once_and_tried_again(
+async def test_a_multicast_failure_is_logged_once_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     autojump_clock: Any,

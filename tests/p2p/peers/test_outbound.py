@@ -74,7 +74,7 @@ def test_each_member_that_we_dial_is_in_a_group_of_its_own() -> None:
     assert len(play.groups()) == GROUPS and set(play.groups().values()) == {1}
 
 
-def test_where_there_are_few_groups_company_is_enough() -> None:
+def test_with_few_groups_enough_members_suffice() -> None:
     play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(30)))
     play.tick(30)
     assert play.groups() == {LOCAL: TARGET_MEMBERS}
@@ -84,7 +84,7 @@ def test_where_there_are_few_groups_company_is_enough() -> None:
     assert play.groups() == {LOCAL: 1}  # one, as it is a group that we have not
 
 
-def test_what_is_being_dialled_counts() -> None:
+def test_peers_being_dialled_count() -> None:
     play = Play(*(at(n % 3, n) for n in range(60)))
     found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
     assert len(found) == DIALS_AT_ONCE and len(dict(found)) == DIALS_AT_ONCE
@@ -148,7 +148,7 @@ def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
     assert peer(99) in play.outbound.links and play.dialled == [peer(99)]
 
 
-def test_feelers_find_out_who_is_there_and_leave() -> None:
+def test_feelers_check_a_peer_and_hang_up() -> None:
     play = Play(*map(at, range(40)))
     play.tick(30)
     linked = set(play.outbound.links)

@@ -38,7 +38,7 @@ def look(clock: Clock, cards: TwinCards, *sessions: TwinSession) -> None:
         leave(one, cards, clock)
 
 
-def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_silent() -> None:
+def test_twins_are_found_in_two_rounds_and_the_later_one_must_leave() -> None:
     clock = Clock()
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW + 100)
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_sile
     assert second.twin(clock.now) is None
 
 
-def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
+def test_a_twin_is_known_while_both_run_and_forgotten_after() -> None:
     clock = Clock()
     # Started at once: one of them is silent
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
@@ -75,7 +75,7 @@ def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
         assert after.twin(clock.now) is None  # the earlier life's card echoes nothing of this one
 
 
-def test_what_was_proved_once_proves_nothing_later() -> None:
+def test_an_old_proof_proves_nothing_later() -> None:
     clock = Clock()
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_nobody_without_the_key_makes_a_twin() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_card_or_none(message: bytes) -> None:
+def test_any_bytes_parse_as_a_card_or_none(message: bytes) -> None:
     assert (card := decoded(message)) is None or card.version == 1
     assert TwinCards(Clock())(KEY.peer_id, b"\x06" + message) == b""
 

@@ -51,7 +51,7 @@ def test_a_crowd_drops_its_own_in_frames_and_in_bytes() -> None:
         assert sum(size for name in found if name.startswith("author")) <= MAX_BYTES
 
 
-def test_ours_and_control_go_first_and_are_crowded_out_by_nobody() -> None:
+def test_our_frames_and_control_go_first_and_are_never_crowded_out() -> None:
     queue = ForwardQueue(ME)
     for n in range(MAX_OWN_FRAMES):
         put(queue, "", "", "me")
@@ -66,7 +66,7 @@ def test_ours_and_control_go_first_and_are_crowded_out_by_nobody() -> None:
     )
 
 
-def test_the_pace_is_one_that_the_next_node_takes() -> None:
+def test_the_pace_stays_below_the_next_nodes_limit() -> None:
     pace, limit, now = Pace(0.0), RateLimit(), 0.0
     for n in range(2000):
         now += pace.wait(1, 1000, now)

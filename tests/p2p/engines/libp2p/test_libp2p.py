@@ -59,7 +59,7 @@ def stack_of(engine: Libp2pEngine) -> Stack:
     return engine._stack
 
 
-async def test_who_told_of_a_peer_is_noted(nursery: trio.Nursery) -> None:
+async def test_the_teller_of_an_address_is_noted(nursery: trio.Nursery) -> None:
     """b and c know only a; c hears of b from a, by the DHT."""
     a, _, address = await started(nursery, 1)
     b, _, _ = await started(nursery, 2, address)
@@ -73,7 +73,7 @@ async def test_who_told_of_a_peer_is_noted(nursery: trio.Nursery) -> None:
     )
 
 
-async def test_a_peer_that_lost_its_power_is_heard_when_it_is_back(nursery: trio.Nursery) -> None:
+async def test_a_peer_back_from_a_power_cut_is_heard(nursery: trio.Nursery) -> None:
     """Its old connection still looks alive to us: nobody closed it."""
     a, a_engine, address = await started(nursery, 1)
     left_open: list[Any] = []
@@ -158,7 +158,7 @@ async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", [garbage_on_every_protocol, messages_the_library_raises_on])
-async def test_what_a_peer_sends_breaks_nothing(
+async def test_malformed_bytes_of_a_peer_break_nothing(
     attack: Callable[[Stack, Any], Any], nursery: trio.Nursery
 ) -> None:
     a, a_engine, address = await started(nursery, 1)
@@ -249,7 +249,7 @@ async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_where_all_places_are_taken_a_smaller_group_gets_one(
+async def test_a_smaller_group_gets_a_place_when_all_are_taken(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(Network, "max_inbound", 4)
@@ -275,7 +275,7 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(
     assert len(crowd) == 4 and a_engine.restarts == 0
 
 
-async def test_who_asks_and_says_nothing_takes_no_place_from_others(
+async def test_silent_streams_take_no_place_from_others(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """And what it opens without a word is cut off beyond a limit."""
@@ -310,7 +310,7 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(
     assert a_engine.restarts == 0
 
 
-async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_nothing(
+async def test_giving_up_on_a_silent_peer_is_quick_and_leaves_nothing(
     nursery: trio.Nursery,
 ) -> None:
     _, a_engine, address = await started(nursery, 1)
@@ -416,7 +416,7 @@ async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nurser
     assert not stack_of(a_engine).host.get_network().get_connections() and a_engine.restarts == 0
 
 
-async def test_who_finds_it_while_it_starts_is_answered(
+async def test_a_peer_that_finds_us_during_the_start_is_answered(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """And knows that it relays, which it is told once."""

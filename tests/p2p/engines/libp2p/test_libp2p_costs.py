@@ -22,7 +22,7 @@ from tests.p2p.real import TOPIC, heard
 pytestmark = pytest.mark.net
 
 
-async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
+async def test_silent_peers_are_pinged_and_disconnected_without_an_answer(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(connections, "PING_AFTER_S", 0.4)
@@ -84,7 +84,7 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
         )
 
 
-async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(nursery: trio.Nursery) -> None:
+async def test_messages_carry_no_addresses_and_pruned_peers_may_return(nursery: trio.Nursery) -> None:
     a, a_engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         said: list[Any] = []

@@ -60,7 +60,9 @@ class Secured:
         await trio.aclose_forcefully(self._stream)
 
 
-async def test_who_reads_a_connection_waits_for_no_write(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_reader_of_a_connection_never_waits_for_a_write(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ends = trio.testing.lockstep_stream_pair()
     muxers = [Muxer(Secured(end, n == 0), ID(b"peer"), is_initiator=n == 0) for n, end in enumerate(ends)]
     heard: list[bytes] = []
@@ -89,7 +91,7 @@ async def test_who_reads_a_connection_waits_for_no_write(autojump_clock: trio.te
         nursery.cancel_scope.cancel()
 
 
-async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(
+async def test_a_peer_that_provokes_replies_and_reads_none_is_cut_off(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     ours, theirs = trio.testing.lockstep_stream_pair()
@@ -106,7 +108,7 @@ async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(
         await muxer.event_closed.wait()
 
 
-async def test_what_is_owed_goes_out_before_what_is_written_later(
+async def test_replies_go_out_before_later_writes(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     ours, theirs = trio.testing.lockstep_stream_pair()

@@ -203,7 +203,7 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
             raise EOFError
 
 
-async def test_who_asks_too_often_or_is_banned_is_refused() -> None:
+async def test_frequent_and_banned_askers_are_refused() -> None:
     async with net() as those:
         home = await those.peer()
         assert [await those.reserve(home) for _ in range(int(REQUESTS_AT_ONCE))] == [OK] * int(
@@ -227,7 +227,7 @@ async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.
             await receive(stream, StopMessage)
 
 
-async def test_a_relay_does_not_serve_who_comes_through_a_relay() -> None:
+async def test_a_relay_refuses_askers_that_come_through_a_relay() -> None:
     """And no address is known of one that does."""
     async with net() as those:
         home, asker = await those.peer(), await those.peer()

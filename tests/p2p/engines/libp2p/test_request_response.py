@@ -77,7 +77,7 @@ async def test_the_bytes_are_those_of_the_document_however_they_are_cut(step: in
     assert answer == b"\x00\x00\x00\x05olleh" and done == [True]
 
 
-async def test_what_is_asked_is_answered() -> None:
+async def test_a_question_gets_its_answer() -> None:
     for question in (b"", b"x" * MAX_QUESTION_BYTES):
         theirs, ours = pair()
         async with trio.open_nursery() as nursery:
@@ -98,7 +98,7 @@ async def test_what_is_asked_is_answered() -> None:
     ],
     ids=["nothing", "no length", "cut short", "over the limit", "far over it", "more than announced"],
 )
-async def test_an_answer_that_is_none(answer: bytes) -> None:
+async def test_a_malformed_answer_is_an_error(answer: bytes) -> None:
     theirs, ours = pair()
     async with trio.open_nursery() as nursery:
 
@@ -124,7 +124,7 @@ async def test_no_more_than_the_limit_is_ever_waited_for() -> None:
     [struct.pack(">I", MAX_QUESTION_BYTES + 1), b"\x00\x00\x00\x01??", b""],
     ids=["too long", "more", "none"],
 )
-async def test_a_question_that_is_none_is_cut_off(question: bytes) -> None:
+async def test_a_malformed_question_is_cut_off(question: bytes) -> None:
     theirs, ours = pair()
     await theirs.send_all(question)
     if not question:
@@ -136,7 +136,7 @@ async def test_a_question_that_is_none_is_cut_off(question: bytes) -> None:
     assert not await responder(answer).serve(PEERS[0], ours)
 
 
-async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
+async def test_slow_askers_are_cut_off(autojump_clock: Any) -> None:
     """In asking and in taking the answer: a place is held for no longer than twice the patience."""
     served = responder(lambda peer, question: b"x" * 1_000_000)
     full = trio.testing.lockstep_stream_pair  # takes nothing that is not read
@@ -167,7 +167,7 @@ async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
     assert not served._open
 
 
-async def test_places_are_few_and_come_back(autojump_clock: Any) -> None:
+async def test_places_are_limited_and_become_free_again(autojump_clock: Any) -> None:
     served, turned_away = responder(), 0
 
     async def come(peer: PeerId) -> None:
@@ -187,7 +187,7 @@ async def test_places_are_few_and_come_back(autojump_clock: Any) -> None:
     assert not await served.serve(PEERS[13], pair()[1])  # shut out
 
 
-async def test_an_answer_that_fails_leaves_its_place() -> None:
+async def test_a_failing_answer_frees_its_place() -> None:
     def fail(peer: PeerId, question: bytes) -> bytes:
         raise RuntimeError
 
@@ -224,7 +224,7 @@ async def test_one_question_after_another_on_a_stream() -> None:
     assert not served._idle and not served._open
 
 
-async def test_what_waits_for_a_next_question_takes_no_place_and_not_for_long(autojump_clock: Any) -> None:
+async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> None:
     served, ends = responder(), list[tuple[PeerId, bool, float]]()
     streams: list[tuple[PeerId, Any]] = []
 

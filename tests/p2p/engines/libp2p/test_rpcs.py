@@ -78,7 +78,7 @@ async def dribble(incoming: Incoming) -> None:
         incoming.send.send_nowait(b".")
 
 
-async def test_where_the_budget_is_used_up_who_holds_most_of_it_goes() -> None:
+async def test_the_stream_that_holds_most_ends_when_the_budget_is_used_up() -> None:
     world, failed = World(limit=1000), list[str]()
 
     async def receive(peer: str, stream: RpcStream) -> None:
@@ -102,7 +102,7 @@ async def test_where_the_budget_is_used_up_who_holds_most_of_it_goes() -> None:
 
 
 @pytest.mark.parametrize("hostile", [encode_uvarint(MAX_RPC_BYTES + 1), b"\xff" * 10])
-async def test_what_is_too_large_is_not_even_begun(hostile: bytes) -> None:
+async def test_an_rpc_over_the_limit_is_not_read(hostile: bytes) -> None:
     world = World()
     incoming, stream = world.stream("large")
     incoming.send.send_nowait(hostile)
