@@ -1,4 +1,13 @@
-"""Runs the judge under uvicorn, with deadlines for slow clients and a clean shutdown."""
+"""Runs the judge under uvicorn, with deadlines for slow clients and a clean shutdown.
+
+    open_service       the evaluation: open questions, store, verifier, receipts (judge/evaluation/)
+    create_app         HTTP over it: signed requests, public reading, pages (judge/app.py)
+    PatientProtocol    deadlines of a connection, which uvicorn lacks; `SlowReaders` bounds their number
+    JudgeServer        uvicorn, which says when it listens and how it was stopped
+
+Arrows go down: server → app → service → store. The service knows no HTTP; the app keeps no state of its own
+but rate limits.
+"""
 
 import asyncio
 import contextlib

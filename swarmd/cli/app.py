@@ -1,4 +1,8 @@
-"""The `swarmd` command line. Each command imports what it needs, so that --help is quick.
+"""The `swarmd` command line: one function a command, listed here with its example and its panel.
+
+A command reads settings (`swarmd/config/`), then asks the running daemon over its control socket
+(`daemon/local_api/`), runs a node itself (`join`, `bootstrap`), or reads the state folder. It holds no rule
+of its own: what it shows was decided below. Each imports what it needs when it runs: --help stays quick.
 
 Data goes to standard output, messages to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no
 usable device or model, 4 cannot reach what was asked for, 5 another node owns the state folder, 6 not

@@ -1,8 +1,14 @@
 """The daemon: holds key and p2p engine, supervises the trainer, talks to the judge. Never imports torch.
 
-One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the
-link; what the trainer publishes is sealed and sent. A crash of the trainer does not drop the node from the
-swarm, nor the other way round.
+    member       key and p2p engine; its inbox admits frames before anything here sees them
+    gatherer     offers of others: chooses a round's, fetches their blobs, hands bodies to the trainer
+    publisher    what the trainer shares, at the node's pace
+    child        `TrainerChild`: starts, watches and restarts the trainer; the link to it
+    guest, judging, isolation    limits and pauses; the judge's questions; why nobody is heard
+    status       `StatusBoard`: all that the terminal, the page and `swarmd status` show
+
+One trio loop. `Daemon` builds them and passes messages; they do not know it, and get callables for what they
+tell. A crash of the trainer does not drop the node from the swarm, nor the other way round.
 """
 
 import logging

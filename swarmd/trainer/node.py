@@ -1,6 +1,15 @@
 """The node that a trainer's rounds run on: built from the configuration, and what a checkpoint keeps of it.
 
-The only place that builds `RoundParts`.
+The only place that builds `RoundParts`, and so the place of every choice that a round's settings make:
+
+    tasks, reward          questions by number; the contained verifier that scores ours and others' alike
+    policy                 generates and trains; the model behind it is `policy/language_policy.py`
+    swarm                  shares and collects; in a node `RolloutExchange` over the link to the daemon
+    pool, schedule         rollouts by age; with `[replay]` our own too, and how often they are drawn
+    build_batch, gate      a sampler (`[sharing]` or replay), then the filters in the order listed here
+    task_rng, batch_rng    two streams of one seed, so one seed gives one run
+
+The parts know each other by the protocols of `swarmd/protocols.py`, and no part calls the round.
 """
 
 import random

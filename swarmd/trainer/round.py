@@ -1,4 +1,14 @@
-"""One SAPO round. Reads as Algorithm 1 of the paper (arXiv 2509.08721, section 3.2), top to bottom."""
+"""One SAPO round. Reads as Algorithm 1 of the paper (arXiv 2509.08721, section 3.2), top to bottom.
+
+Where it differs from the paper:
+
+1. Rewards are never sent. Others' questions are made again from their number, and their answers scored here.
+2. A pool keeps others' rollouts for `round.max_age` rounds, so a round never waits for a slow peer.
+3. A batch draws each rollout of others once, under caps by author and network group, and through filters.
+4. By default, what others got wrong pushes nothing down (`sharing.weigh`; "paper" is the paper's way).
+
+The round knows protocols only (`RoundParts`): no torch, files, sockets or clock but the one it is given.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,16 @@
-"""The trainer process: opens what a node needs, then runs rounds, saves and answers the judge."""
+"""The trainer process: opens what a node needs, then runs rounds, saves and answers the judge.
+
+    link         `TrainerLink`: everything from the daemon (bodies, peers, stop, pause) and back to it
+    policy       the model, the only part with torch
+    exchange     rollouts in bytes, over the link
+    verifier     scores answers, in a contained process
+    parts        what a round runs on, built of the above by `node.build`
+    saver, timetable, metrics    checkpoints in a thread, when they are due, and the line of each round
+    workers      `[workers]`: generators and further trainers; None in one process
+
+`open_trainer` builds them all; none knows the trainer. A round is never cut: stop, pause, saves and the
+judge's questions are looked at between rounds.
+"""
 
 import itertools
 import logging

@@ -1,4 +1,15 @@
-"""One policy-gradient step: forward and backward in micro-batches that fit, clip, Adam."""
+"""One policy-gradient step: forward and backward in micro-batches that fit, clip, Adam.
+
+What is taken from GRPO (arXiv 2402.03300), and what is changed:
+
+1. Advantages come with the rows (`packing.rows_of`). The learner knows neither groups nor rewards.
+2. One step a batch, so on text just drawn the ratio is 1 and the clip does nothing; replay and generators
+   beside the trainer bring their own old log-probabilities. Text of others has ratio 1 (SAPO, section 3.2).
+3. No KL term in the loss; the KL from the start is only measured, every `kl_every` updates.
+4. A step is a sum over micro-batches of loss times weight, so their size changes memory and never the result.
+
+`Learner` holds weights and optimizer, `ReferencePolicy` the start; `losses.LOSSES` has the loss per token.
+"""
 
 import logging
 import math
