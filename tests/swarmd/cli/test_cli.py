@@ -162,7 +162,7 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(
 
 
 @pytest.mark.parametrize("command", [["join", "--model"], ["leave", "--state-dir"], ["lab", "run"]])
-def test_a_path_that_cannot_be_looked_at_is_told_without_a_traceback(run: Run, command: list[str]) -> None:
+def test_an_unusable_path_is_reported_without_a_traceback(run: Run, command: list[str]) -> None:
     said = run(*command, "x" * 300)
     assert said.code == 2 and said.err.endswith(
         "xxx: File name too long. Mend its permissions, or name another path.\n"
@@ -182,7 +182,9 @@ def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_p
     assert not (tmp_path / "state").exists()
 
 
-def test_config_check_show_and_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_commands_check_show_and_print_the_path(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual = Path(run("config", "path").out.strip())
     assert json.loads(run("config", "path", "--json").out)["exists"] is False
     assert run("config", "check").code == 0
@@ -267,7 +269,7 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000]
 )
-def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> None:
+def test_a_malformed_completion_is_refused_with_its_line(run: Run, line: str) -> None:
     said = run("task", "score", "bf", "3", stdin="\n" + line)
     assert (said.code, said.out) == (2, "")
     assert "standard input, line 2:" in said.err
@@ -361,7 +363,7 @@ def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -
 
 @pytest.mark.net
 @pytest.mark.parametrize("module", ["swarmd", "judge"])
-def test_output_that_cannot_be_written(module: str) -> None:
+def test_output_that_cannot_be_written_ends_without_a_traceback(module: str) -> None:
     """To a pipe whose reader is gone, where it is written at the end; and, at once, to a full disk."""
     reader, writer = os.pipe()
     os.close(reader)

@@ -50,7 +50,7 @@ def checked(text: str) -> str:
         replace(WHOLE, curriculum="own_tasks", judge="http://[::1]:8400"),
     ],
 )
-def test_what_is_written_is_read(invitation: Invitation) -> None:
+def test_a_written_invitation_is_read_back(invitation: Invitation) -> None:
     text = write_invitation(invitation)
     assert (
         read_invitation(text)
@@ -61,7 +61,7 @@ def test_what_is_written_is_read(invitation: Invitation) -> None:
     assert text.isascii() and not set(text) & set(" &;?#*!$\\|()[]{}'\"`<>~\n")  # a shell leaves it as it is
 
 
-def test_it_is_short_and_can_be_read_by_people() -> None:
+def test_an_invitation_is_short_and_readable() -> None:
     text = write_invitation(replace(WHOLE, bootstrap=(PEER,)))
     assert text.startswith(
         f"swarm:main,curriculum=sapo-9,digest={swarm_digest(SAPO_9)},model=qwen2.5-0.5b,at=/ip4/203.0.113.7/tcp/4001/p2p/"
@@ -114,7 +114,7 @@ def test_it_is_short_and_can_be_read_by_people() -> None:
         (checked("swarm:main" + 9 * f",at={PEER}" + ",check="), "it says at 9 times, and 8 is the most"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, said: str) -> None:
+def test_a_malformed_invitation_names_the_mistake(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_invitation(text)
     assert said in str(refused.value)
@@ -209,7 +209,7 @@ def test_a_swarm_that_would_never_be_met_is_refused(
     assert told.code == 2 and said in told.err and not (tmp_path / "state").exists()
 
 
-def test_flags_override_and_say_so(run: Run, tmp_path: Path) -> None:
+def test_flags_override_an_invitation_and_say_so(run: Run, tmp_path: Path) -> None:
     invitation = write_invitation(replace(WHOLE, digest=16 * "0"))  # so that it ends before anything starts
     flags = ["--model", "tiny", "--judge", "", "--swarm", "lab", "--bootstrap", PUBLIC]
     said = run("join", invitation, *flags, "--state-dir", tmp_path / "state").err
@@ -219,7 +219,7 @@ def test_flags_override_and_say_so(run: Run, tmp_path: Path) -> None:
     assert "judge.url: none, as --judge says; the invitation says https://judge.example:8443" in said
 
 
-def test_own_tasks_have_to_be_here_and_the_same(run: Run, tmp_path: Path) -> None:
+def test_an_invitation_to_own_tasks_needs_the_same_tasks_here(run: Run, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "riddles.jsonl", tmp_path / "theirs" / "riddles.jsonl"
     theirs.parent.mkdir()
     ours.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}\n')
@@ -246,7 +246,7 @@ def written(folder: Path, text: str) -> Path:
     return folder / "node.toml"
 
 
-def test_what_an_invitation_says_of_its_node() -> None:
+def test_the_invitation_of_a_node_names_its_addresses() -> None:
     def config(**swarm: object) -> NodeConfig:
         return NodeConfig(swarm=SwarmConfig(**swarm))  # type: ignore[arg-type]
 

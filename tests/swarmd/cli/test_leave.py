@@ -146,7 +146,7 @@ def test_leaving_stops_the_node_first(run: Run, tmp_path: Path) -> None:
     assert said.code == 0 and told == ["stop"] and "the node stops" in said.err
 
 
-def test_a_service_would_start_it_again(run: Run, tmp_path: Path) -> None:
+def test_leaving_is_refused_while_a_service_would_restart_the_node(run: Run, tmp_path: Path) -> None:
     unit = tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
     unit.parent.mkdir(parents=True)
     unit.write_text(f"[Service]\nExecStart=swarmd join --state-dir {tmp_path / 'state'}\n")
@@ -259,6 +259,6 @@ def test_a_report_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) -
         ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n", "<secret>"),
     ],
 )  # fmt: skip
-def test_what_is_left_out(text: str, left: str) -> None:
+def test_secrets_and_addresses_are_left_out_of_a_report(text: str, left: str) -> None:
     assert redacted(text, Path("/"), addresses=True) == left
     assert "203.0.113.7" not in text or "203.0.113.7" in redacted(text, Path("/"), addresses=False)

@@ -24,7 +24,7 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_doctor_tells_the_plan(run: Run) -> None:
+def test_doctor_model_shows_the_plan(run: Run) -> None:
     said = run("doctor", "model", "--model", "tiny", "--device", "cpu")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("tiny: 851,584 parameters, on cpu")
@@ -38,7 +38,7 @@ def test_doctor_tells_the_plan(run: Run) -> None:
     ) == (1, True, "float32", None)
 
 
-def test_doctor_of_what_cannot_fit(run: Run, tmp_path: Path) -> None:
+def test_doctor_model_of_a_model_that_cannot_fit(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text()) | {
         "hidden_size": 2**16,
@@ -85,7 +85,7 @@ def test_the_card_names_the_curriculum_that_was_joined(
     assert document["model"]["curriculum"] == said
 
 
-def test_export_that_cannot_be(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", "--state-dir", trained, "--out", tmp_path / "a", "--adapter").code == 2
     pushed = run("export", "--state-dir", trained, "--out", tmp_path / "b", "--push", "me/it")
     assert pushed.code == 4

@@ -45,7 +45,7 @@ def test_a_long_pause_is_told_once_and_an_end_with_its_reason(tmp_path: Path) ->
     ]
 
 
-def test_the_text_is_no_markup_and_no_option(shown: Path) -> None:
+def test_a_notifications_text_is_neither_markup_nor_option(shown: Path) -> None:
     send = notifier()
     assert send is not None
     sent = send("title", "<b>--urgency=critical\x1b[31m & more")
@@ -74,7 +74,7 @@ def test_a_node_that_fails_says_so_on_the_desktop_if_it_is_asked_to(
         assert "swarmd stopped with an error" in shown.read_text() and "is damaged" in shown.read_text()
 
 
-def test_a_desktop_without_notifications_is_said(
+def test_a_desktop_without_notifications_is_reported(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -23,7 +23,7 @@ def test_where_generation_is_cheap_it_says_to_leave_replay_off(mu: float) -> Non
     assert not any("mode =" in line for line in lines(made))
 
 
-def test_where_it_is_dear_the_plan_is_the_theorems_in_whole_numbers() -> None:
+def test_where_generation_is_expensive_the_plan_is_the_theorems() -> None:
     made = plan(measured(6.84), 8, 8)
     best = best_reuse(6.84, RHO, ALPHA)
     assert made.pays and made.new == 8
@@ -56,7 +56,7 @@ def test_the_document_says_what_was_measured_what_was_assumed_and_what_follows()
 
 
 @pytest.mark.slow
-def test_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "replay", "--model", "tiny", "--device", "cpu", "--rounds", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (

@@ -43,7 +43,7 @@ def calls(manager: Path) -> list[str]:
     return (manager / "calls").read_text().splitlines() if (manager / "calls").exists() else []
 
 
-def test_install_status_and_uninstall(run: Run, manager: Path) -> None:
+def test_a_service_is_installed_shown_and_uninstalled(run: Run, manager: Path) -> None:
     unit = manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
     assert json.loads(run("service", "status", "--json").out)["installed"] is False
     printed = run("service", "install", "--print").out
@@ -124,7 +124,7 @@ def test_letters_that_systemd_reads_in_its_own_way_are_escaped(tmp_path: Path) -
     assert user_service("linux", Path("/x/état"), tmp_path).content.count('"/x/état"\n'.encode()) == 1
 
 
-def test_the_agent_of_launchd(tmp_path: Path) -> None:
+def test_the_agent_for_launchd(tmp_path: Path) -> None:
     service = user_service("darwin", tmp_path / "state", tmp_path)
     agent = plistlib.loads(service.content)
     assert service.file == tmp_path / "Library" / "LaunchAgents" / "org.swarmd.node.plist"
@@ -135,6 +135,6 @@ def test_the_agent_of_launchd(tmp_path: Path) -> None:
     assert [command[1] for command in service.start] == ["bootstrap"] and service.stop[1] == "bootout"
 
 
-def test_a_path_that_no_unit_can_hold(tmp_path: Path) -> None:
+def test_a_path_that_no_unit_can_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="control characters"):
         user_service("linux", tmp_path / "a\nb", tmp_path)

@@ -164,7 +164,7 @@ def test_nothing_is_cut_off_where_there_is_room(
     assert len(lines) <= height
 
 
-def test_one_of_a_thing_is_no_plural_and_what_is_unknown_is_a_dash() -> None:
+def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
     assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(
         LAST | {"peers": 0}
     )
@@ -390,7 +390,7 @@ def test_the_status_and_the_peers_as_lines() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now, out = [0.0], io.StringIO()
     log_view = LogView(PlainView(out), lambda: now[0])
@@ -521,7 +521,7 @@ WORKERS = {
 }
 
 
-def test_workers_in_words() -> None:
+def test_workers_are_described_in_words() -> None:
     assert workers_words({}) == ""
     assert (
         workers_words(WORKERS)

@@ -53,7 +53,9 @@ def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[s
 
 @pytest.mark.net
 @pytest.mark.parametrize("curriculum", ["tiny-9", "sapo-9"])
-def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curriculum: str) -> None:
+def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
+    tmp_path: Path, run: Run, curriculum: str
+) -> None:
     """By default it is a member of tiny-9, and passes on the messages of the other curricula too."""
     with ExitStack() as stack:
         process, said = stack.enter_context(bootstrap(tmp_path / "boot"))
@@ -86,7 +88,7 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curricu
 
 
 @pytest.mark.net
-def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
+def test_nodes_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
     """Of one that it does not know it is no member, and yet answers their DHT."""
     with ExitStack() as stack:
         _, said = stack.enter_context(bootstrap(tmp_path / "boot"))
@@ -101,7 +103,7 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
 
 @pytest.mark.net
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) -> None:
+def test_signals_end_the_bootstrap_node(tmp_path: Path, number: signal.Signals, code: int, run: Run) -> None:
     with bootstrap(tmp_path / "boot") as (process, said):
         listen = said["addresses"][0]["address"].split("/p2p/")[0]
         taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
@@ -116,7 +118,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) ->
 
 
 @pytest.mark.net
-def test_it_is_up_within_two_seconds_and_never_loads_torch(tmp_path: Path) -> None:
+def test_a_bootstrap_node_starts_in_two_seconds_without_torch(tmp_path: Path) -> None:
     """Two seconds of this machine when it is idle; what is held to is processor time."""
     with bootstrap(tmp_path / "boot") as (process, _):
         times = os.times()
@@ -133,7 +135,7 @@ def test_the_unit_starts_what_the_parser_accepts() -> None:
     assert "RestartPreventExitStatus=2 5 130" in unit
 
 
-def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bootstrap_node_needs_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("bootstrap", "--state-dir", tmp_path / "boot")
     assert said.code == 2 and 'swarm.engine is "none"' in said.err

@@ -78,7 +78,7 @@ def test_the_judge_is_remembered_overridden_and_forgotten(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}', "[" * 100_000]
 )
-def test_what_cannot_be_read_is_not_remembered(content: str, tmp_path: Path) -> None:
+def test_unreadable_choices_are_not_remembered(content: str, tmp_path: Path) -> None:
     trained(tmp_path, "x")
     (tmp_path / "checkpoints" / "round-00000007" / "policy.json").write_text(content)
     (tmp_path / "choices.json").write_text(content)

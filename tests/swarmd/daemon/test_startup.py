@@ -27,7 +27,7 @@ from swarmd.trainer.priority import NICE
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux for the niceness of each thread")
-async def test_each_step_is_said_and_priority_is_low_only_after_the_first_round(tmp_path: Path) -> None:
+async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_path: Path) -> None:
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0, "rounds": 3}}
     )
@@ -66,7 +66,7 @@ async def test_each_step_is_said_and_priority_is_low_only_after_the_first_round(
 
 
 @pytest.mark.net
-async def test_it_is_announced_on_the_local_network_as_soon_as_it_listens(
+async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked for addresses before, mDNS would look again a quarter of a minute later."""

@@ -71,7 +71,7 @@ def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(d
     assert told is not None and "SIGSTOP" in told.cause and "kill -CONT" in told.remedy
 
 
-def test_one_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
+def test_a_trainer_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
     assert daemon.wait(60) is not None
     assert daemon.wait(1, 1, [ALIVE]) is None
 
@@ -115,7 +115,7 @@ def test_long_rounds_are_normal_where_rounds_are_long() -> None:
 
 
 @pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
-def test_one_that_is_not_training_ends_no_rounds(daemon: Daemon, state: str) -> None:
+def test_a_trainer_that_does_not_train_is_not_hanging(daemon: Daemon, state: str) -> None:
     daemon.dog.heard(link.TrainerState(state, "because", "wait"))
     assert daemon.wait(4 * 3600, 2, [ALIVE]) is None
 
@@ -223,7 +223,7 @@ def test_a_trainer_of_another_version_is_a_death_with_its_cause(
 
 
 @pytest.mark.net
-def test_what_a_trainer_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainers_output_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
     log_file, causes = tmp_path / "trainer.log", list[str]()
 
@@ -283,7 +283,7 @@ class OfStopped(Watchdog):
 
 
 @pytest.mark.slow
-def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
+def test_a_stopped_trainer_is_reported_killed_and_restarted(tmp_path: Path) -> None:
     """A real one: SIGSTOP, then nobody lets it go on."""
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}

@@ -47,7 +47,7 @@ def test_an_author_hears_how_many_of_its_rollouts_were_used_and_by_how_many() ->
     trio.run(main)
 
 
-def test_what_could_not_be_told_waits_and_nobody_is_dialled_for_it() -> None:
+def test_untold_counts_wait_and_nobody_is_dialled() -> None:
     async def main() -> None:
         asked: list[PeerId] = []
         connected: list[PeerId] = []

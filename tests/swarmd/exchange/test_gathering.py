@@ -105,7 +105,7 @@ async def settled(seconds: float = 0.0) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_what_is_chosen_is_fetched_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
+async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     async with running(b):
         shared = a.share(*range(8))
@@ -140,7 +140,9 @@ async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
             assert sorted(r.ref for r in late.rollouts()) == sorted(r.ref for r in shared)
 
 
-async def test_where_nobody_has_it_another_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
+async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     a, b, c = joined(1, 2, 3, wanted=3)
     a.share(*range(8))
     engine_of(a).leave()
@@ -165,7 +167,7 @@ def slow(party: Party, seconds: float) -> None:
     party.member.fetcher._ask = request
 
 
-async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     slow(b, 8.0)
     async with running(b):
@@ -179,7 +181,7 @@ async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio
         assert len(b.rollouts()) == 4
 
 
-async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_under_way(
+async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     *authors, b = joined(1, 2, 3, 4, 9)
@@ -233,7 +235,7 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
         assert len(b.got) == 2 and b.gatherer.missed == 1
 
 
-async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_malformed_blob_is_its_authors_fault(autojump_clock: trio.testing.MockClock) -> None:
     liar, b = joined(1, 2)
     name = liar.member.blobs.put(b"no zstd at all")
     async with running(b):
@@ -266,7 +268,7 @@ async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_
     assert b.rollouts() == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.gatherer.missed == 1
 
 
-async def test_who_offers_what_another_has_is_charged_and_its_author_is_fetched_from(
+async def test_offering_anothers_blob_is_charged_and_its_author_used(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """A plagiarist copies an offer into a frame of its own, is heard first and holds nothing.
@@ -289,7 +291,7 @@ async def test_who_offers_what_another_has_is_charged_and_its_author_is_fetched_
     assert b.rollouts() == [rollout] and b.member.score(author.id) == 0
 
 
-async def test_what_is_fetched_goes_by_sharing_take(autojump_clock: trio.testing.MockClock) -> None:
+async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
     gatherer, choice = gatherer_of(
         b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0)
@@ -319,13 +321,13 @@ async def test_what_is_fetched_goes_by_sharing_take(autojump_clock: trio.testing
         (msgspec.msgpack.encode([1, 1, [0], [900_000_000], [100], bytes(12)]), Reason.UNKNOWN_TASK),
     ],
 )
-async def test_what_is_no_offer_is_reported(body: bytes, reason: Reason) -> None:
+async def test_a_malformed_offer_is_reported(body: bytes, reason: Reason) -> None:
     a, b = joined(1, 2)
     a.member.publish(offers.KIND, body)
     assert b.member.reports == {reason: 1} and not len(b.member.blobs)
 
 
-async def test_a_holder_that_says_more_than_it_offered_is_not_heard_out() -> None:
+async def test_a_holder_that_sends_more_than_offered_is_cut_off() -> None:
     a, b = joined(1, 2)
     a.member.blobs.put(bytes(MAX_BLOB_BYTES))
     engine = b.member.engine

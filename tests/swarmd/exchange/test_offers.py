@@ -33,7 +33,7 @@ def envelope(body: bytes) -> Envelope:
     return Envelope(ME, 1, 0.0, offers.KIND, body, OTHER)
 
 
-def test_what_is_offered_is_what_the_blobs_hold() -> None:
+def test_offers_match_their_blobs() -> None:
     rollouts = [rollout(n, SPECIALTIES[n % 2]) for n in range(8)]
     (offer,), blobs = offers.encode(rollouts, 5, "tiny", SPECIALTIES)
     decoded = offers.decode(envelope(offer), SPECIALTIES)
@@ -53,7 +53,7 @@ def test_what_is_offered_is_what_the_blobs_hold() -> None:
         assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
 
 
-def test_golden_bytes() -> None:
+def test_the_bytes_of_an_offer_are_frozen() -> None:
     """Other implementations read these: they change with the version alone.
 
     The blob's id depends on the zstd library, not on the wire.
@@ -113,7 +113,7 @@ def documents(draw: st.DrawFn) -> tuple[Any, ...]:
 @given(documents())
 @example((1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)))
 @example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # over OFFER_BYTES
-def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[Any, ...]) -> None:
+def test_an_offer_that_breaks_a_rule_is_refused(document: tuple[Any, ...]) -> None:
     version, number, specialties, ns, sizes, ids = document
     body = msgpack.packb(document)
     decoded = offers.decode(envelope(body), SPECIALTIES)
@@ -146,7 +146,7 @@ def test_another_document_is_no_offer(document: object) -> None:
     assert offers.decode(envelope(msgpack.packb([2, "another", "form"])), SPECIALTIES) is Reason.WRONG_VERSION
 
 
-def test_another_spelling_of_an_offer_is_none() -> None:
+def test_another_encoding_of_an_offer_is_refused() -> None:
     good = msgpack.packb(GOOD)
     assert not isinstance(offers.decode(envelope(good), SPECIALTIES), Reason)
     for other in (
@@ -159,7 +159,7 @@ def test_another_spelling_of_an_offer_is_none() -> None:
 
 @settings(derandomize=True, max_examples=300)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_offer_or_a_reason(body: bytes) -> None:
+def test_any_bytes_decode_to_an_offer_or_a_reason(body: bytes) -> None:
     decoded = offers.decode(envelope(body), SPECIALTIES)
     assert isinstance(decoded, Reason) or all(o.author == ME for o in decoded)
 
@@ -176,7 +176,7 @@ def board(**options: Any) -> Board:
     return made
 
 
-def test_what_was_chosen_is_not_chosen_again() -> None:
+def test_a_chosen_offer_is_not_chosen_again() -> None:
     on_offer, rng = board(), random.Random(0)
     items = [offered(ME, n) for n in range(6)]
     assert on_offer.add(items) == 6
@@ -187,13 +187,13 @@ def test_what_was_chosen_is_not_chosen_again() -> None:
     assert not on_offer.choose(4, rng) and not len(on_offer)
 
 
-def test_one_rollout_of_one_author_and_task() -> None:
+def test_one_rollout_is_chosen_of_each_author_and_task() -> None:
     on_offer = board()
     on_offer.add([offered(ME, 1, name=1), offered(ME, 1, name=2), offered(OTHER, 1, name=3)])
     assert sorted(o.author for o in on_offer.choose(9, random.Random(0))) == sorted([ME, OTHER])
 
 
-def test_what_is_not_for_training_is_not_put_up() -> None:
+def test_offers_that_are_not_for_training_are_ignored() -> None:
     on_offer = board()
     assert on_offer.add([offered(ME, 1), offered(ME, 1000)]) == 1 and len(on_offer) == 1
 
@@ -232,14 +232,14 @@ def test_what_was_chosen_keeps_the_age_of_its_offer() -> None:
     assert ages == {2: False, 3: True}
 
 
-def test_an_author_pushes_out_his_own_oldest_and_nobody_elses() -> None:
+def test_an_author_pushes_out_only_its_own_oldest() -> None:
     on_offer = board(per_author=3)
     on_offer.add([offered(OTHER, 500)])
     on_offer.add([offered(ME, n) for n in range(10)])
     assert [(o.author, o.ref.n) for o in on_offer] == [(OTHER, 500), (ME, 7), (ME, 8), (ME, 9)]
 
 
-def test_the_board_has_an_end() -> None:
+def test_the_board_is_bounded() -> None:
     on_offer = board(in_all=5)
     on_offer.add([offered(PeerId(str(n)), n) for n in range(9)])
     assert [o.ref.n for o in on_offer] == [4, 5, 6, 7, 8]
@@ -267,7 +267,7 @@ def test_the_first_who_offers_an_id_keeps_it_until_it_proves_to_be_anothers() ->
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_blob_or_a_reason(content: bytes) -> None:
+def test_any_bytes_decode_to_a_blob_or_a_reason(content: bytes) -> None:
     for blob in (content, pack(content)) if content else ():
         assert isinstance(offers.decode_blob(blob, offered(ME, 1)), Reason)
 

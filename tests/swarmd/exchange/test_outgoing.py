@@ -31,7 +31,7 @@ def busy() -> Pacing:
     return Pacing(heard, random.Random(1))
 
 
-def test_what_nobody_hinders_goes_at_once_and_all_of_it() -> None:
+def test_everything_is_sent_at_once_while_the_pace_is_free() -> None:
     outgoing = Outgoing(Pacing(Heard(), random.Random(1)), 2)
     outgoing.put(offers.KIND, offer(1, 2))
     outgoing.put(wire.KIND, b"a set")
@@ -44,7 +44,7 @@ def test_what_nobody_hinders_goes_at_once_and_all_of_it() -> None:
     assert sent == [*range(100, 140), *range(200, 240)]
 
 
-def test_one_offer_has_the_last_rounds_the_newest_first_and_nothing_older() -> None:
+def test_an_offer_joins_the_last_rounds_newest_first() -> None:
     outgoing = Outgoing(busy(), 2)
     for n in range(1, 6):
         outgoing.put(offers.KIND, offer(10 * n, 10 * n + 1))
@@ -59,7 +59,7 @@ def test_one_offer_has_the_last_rounds_the_newest_first_and_nothing_older() -> N
     assert outgoing.take(later + 1) is None  # not its turn yet
 
 
-def test_of_sets_that_go_whole_the_newest_does() -> None:
+def test_only_the_newest_of_whole_sets_is_sent() -> None:
     outgoing = Outgoing(busy(), 2)
     outgoing.put(wire.KIND, b"older")
     assert outgoing.take(0.0) is None

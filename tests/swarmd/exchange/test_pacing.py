@@ -167,7 +167,7 @@ def test_authors_of_one_network_group_count_together_for_eight() -> None:
     assert heard.authors(10.0 + LONG_S) == heard.rates(10.0 + SHORT_S)[0] == 0
 
 
-def test_who_served_counts_whole_and_the_rest_as_those_like_it_did() -> None:
+def test_serving_authors_count_fully_and_strangers_as_strangers_served() -> None:
     heard = Heard()
     heard.offer(PeerId("known"), "", 0.0)
     heard.tried(PeerId("known"), served=True)
@@ -183,7 +183,7 @@ def test_who_served_counts_whole_and_the_rest_as_those_like_it_did() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0, 50), st.booleans()), max_size=200)
 )
-def test_what_is_counted_is_never_more_than_what_was_heard(
+def test_counted_rates_never_exceed_what_was_heard(
     events: list[tuple[int, int, float, bool]],
 ) -> None:
     heard, now, times = Heard(), 0.0, []

@@ -33,7 +33,7 @@ def chosen(serving: Serving, items: Sequence[Offered], count: int, now: float) -
     return {item.author for item in serving.choose(items, count, random.Random(0), uniform, now)}
 
 
-def test_one_that_serves_is_set_aside_after_three_refusals_and_back_after_a_while() -> None:
+def test_a_serving_author_is_set_aside_after_three_refusals() -> None:
     serving = Serving(4)
     for n in range(3):
         serving.served(A, float(n))
@@ -47,20 +47,20 @@ def test_one_that_serves_is_set_aside_after_three_refusals_and_back_after_a_whil
     assert serving.serves(A) and not serving.doubtful(A) and chosen(serving, items, 16, 60.0) == {A, B}
 
 
-def test_what_failed_together_counts_once() -> None:
+def test_fetches_that_failed_together_count_once() -> None:
     serving = Serving(4)
     assert not any(serving.failed(A, SOFT, 1.0, 2.0) for _ in range(4)) and chosen(
         serving, offered(A, 1), 1, 2.0
     ) == {A}
 
 
-def test_where_all_serve_the_choice_is_what_it_was() -> None:
+def test_credit_changes_no_choice_while_all_serve() -> None:
     serving, items = Serving(4), offered(A, *range(8)) + offered(B, *range(8))
     serving.served(A, 0.0)
     assert serving.choose(items, 4, random.Random(5), uniform, 1.0) == uniform(items, 4, random.Random(5))
 
 
-def test_one_in_four_as_behind_nat_is_enough() -> None:
+def test_serving_one_in_four_is_enough() -> None:
     """Two behind NAT meet only in what others have fetched.
 
     About 28 of 100 in a swarm of ten, five of them behind NAT.
@@ -78,7 +78,7 @@ def test_one_in_four_as_behind_nat_is_enough() -> None:
         assert aside < 400
 
 
-def test_one_that_failed_holds_no_place_of_the_round_until_it_serves_again() -> None:
+def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
     serving, items = Serving(4), offered(A, *range(40)) + offered(B, *range(8))
     for author in (A, B):
         serving.served(author, 0.0)
@@ -148,7 +148,7 @@ async def serve(a: Party, b: Party) -> None:
     b.gatherer.next_round(b.gatherer.round + 1)
 
 
-async def test_a_restarted_author_has_failed_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.MockClock) -> None:
     swarm = MemorySwarm()
     a, b = join(swarm, 1), join(swarm, 2)
     async with running(b):
@@ -163,7 +163,7 @@ async def test_a_restarted_author_has_failed_once(autojump_clock: trio.testing.M
     assert b.member.score(a.id) == 0 and not b.member.reports
 
 
-async def test_an_author_that_is_gone_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_author_that_left_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     async with running(b):
         await serve(a, b)
@@ -173,7 +173,7 @@ async def test_an_author_that_is_gone_is_not_blamed(autojump_clock: trio.testing
     assert b.gatherer.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
 
 
-async def test_who_served_and_then_refuses_what_it_offers_is_blamed_a_little(
+async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, b = joined(1, 2)
@@ -188,7 +188,7 @@ async def test_who_served_and_then_refuses_what_it_offers_is_blamed_a_little(
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
 
 
-async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: trio.testing.MockClock) -> None:
+async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: trio.testing.MockClock) -> None:
     """He offers ids that an honest author offers, and sizes that are too small for them."""
     a, b, liar = joined(1, 2, 3)
     async with running(b):

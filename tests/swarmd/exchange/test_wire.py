@@ -128,7 +128,7 @@ def test_numbers_written_the_long_way_are_refused() -> None:
         ([1, 1, "m", [["bf", True, [["x", True]]]]], Reason.UNDECODABLE),
     ],
 )
-def test_what_is_no_set_of_rollouts(document: list[object], reason: Reason) -> None:
+def test_malformed_sets_are_refused(document: list[object], reason: Reason) -> None:
     assert wire.decode(msgpack.packb(document), ME) is reason
 
 

@@ -62,7 +62,7 @@ def test_a_weighting_acts_on_any_loss_and_on_others_rollouts_alone(
     ("weigh", "expected"),
     [("positive", (0, 1)), ("right", (0, 1)), ("own", (-0.577, 1.732)), ("own-positive", (0, 1.732))],
 )
-def test_how_each_weighs_a_wrong_and_a_right_answer(weigh: str, expected: tuple[float, float]) -> None:
+def test_each_weighting_of_a_wrong_and_a_right_answer(weigh: str, expected: tuple[float, float]) -> None:
     assert weighed("grpo", weigh, scored(0, 1), Success({"bf": 1.0}, {"bf": 4.0})) == pytest.approx(
         expected, abs=1e-3
     )
@@ -102,7 +102,7 @@ def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_n
 
 
 @pytest.mark.parametrize("other", [scored(0), scored(1, 1), scored(0, 0), scored(0, 1)], ids=str)
-def test_what_is_no_single_right_answer_keeps_its_group(other: Scored) -> None:
+def test_other_rollouts_than_single_right_answers_keep_their_group(other: Scored) -> None:
     assert Sharing(success=of_success(0.3)).judged(other) is other
 
 
@@ -116,7 +116,7 @@ def test_by_default_nothing_that_others_wrote_is_pushed_down() -> None:
     assert wrong == 0 < right
 
 
-def test_what_our_policy_finds_unlikely_counts_less_and_nothing_counts_more() -> None:
+def test_unlikely_text_counts_less_and_no_text_counts_more() -> None:
     def found(*logprobs: tuple[float, ...]) -> Tokens:
         return Tokens(tuple((0,) * len(each) for each in logprobs), logprobs)
 

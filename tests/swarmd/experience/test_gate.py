@@ -61,7 +61,7 @@ def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = 
     return gate
 
 
-def test_traits() -> None:
+def test_the_traits_of_a_completion() -> None:
     assert traits("abc", (-1.0, -2.0, -3.0, -6.0, 0.0)) == Traits(3, 6.0, 3.0, 2.4)
     assert traits("", (-1.0, -3.0)) == Traits(0, 3.0, 2.0, 2.0), "a completion shorter than a stretch is one"
 
@@ -102,7 +102,7 @@ def test_one_odd_completion_of_our_own_sets_no_limit() -> None:
     assert gate.limits == Traits(7500.0, 75.0, 75.0, 75.0), "but many do"
 
 
-def test_what_we_wrote_long_ago_is_forgotten() -> None:
+def test_old_completions_of_our_own_are_forgotten() -> None:
     gate = Gate()
     gate.learn([own(1, KEPT_COMPLETIONS, (-10.0,) * 4, "a" * 500)])
     gate.learn([own(2, KEPT_COMPLETIONS)])
@@ -151,7 +151,7 @@ def stocked(texts: Sequence[str]) -> Pool:
     return pool
 
 
-def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
+def test_odd_rollouts_leave_the_pool_and_others_take_their_place() -> None:
     pool, asked, gate = stocked(["odd"] * 4 + ["fine"] * 8), Asked(), warm()
     sampler = gated(pool, asked, gate)
     for seed in range(20):
@@ -163,14 +163,14 @@ def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
     assert len(pool) == 8 and gate.take_refused() == {NAMES[1]: 4}
 
 
-def test_nothing_odd_nothing_changed() -> None:
+def test_the_gate_leaves_ordinary_rollouts_unchanged() -> None:
     pool, asked = stocked(["fine"] * 12), Asked()
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked)([own(2)], random.Random(5)) == plain
     assert asked.texts == ["fine", "wrong"] * 4, "not what was not chosen, nor our own"
 
 
-def test_our_own_is_not_judged() -> None:
+def test_our_own_rollouts_are_not_judged() -> None:
     """Replay draws it from the pool like others'."""
     pool = Pool(32, 16, PoolLimits(ME, 32))
     mine = rollout(1, ME, ["odd", "wrong"], (1.0, 0.0), tokens=[UNLIKELY, UNLIKELY])
@@ -262,7 +262,7 @@ def test_of_our_own_what_stands_behind_an_answer_is_no_measure_of_length() -> No
     assert gate.limits == FLOORS
 
 
-def test_that_an_answer_ends_is_never_odd() -> None:
+def test_an_ending_answer_is_never_odd() -> None:
     """Who has unlearnt to end may learn it again. An end without an answer is looked at."""
     gate = warm()
     gate.answer_end = end
@@ -271,7 +271,7 @@ def test_that_an_answer_ends_is_never_odd() -> None:
     assert not passes(gate, rollout(1, OTHER, ["nothing", "fine."], tokens=[(*LIKELY, -30.0)] * 2))
 
 
-def test_where_it_does_not_act_it_reports() -> None:
+def test_a_gate_that_does_not_act_reports() -> None:
     """Of the batch, once: nothing is changed, nothing leaves the pool."""
     pool, asked = stocked(["odd"] * 3 + ["fine. odd"]), Asked()
     gate = replace(warm(), acts=False, answer_end=end)

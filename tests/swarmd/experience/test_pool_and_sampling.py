@@ -44,7 +44,7 @@ def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
         assert each.add([late, unused]) == 1 and list(each.snapshot()) == [unused]
 
 
-def test_what_is_remembered_of_used_rollouts_is_bounded() -> None:
+def test_the_memory_of_used_rollouts_is_bounded() -> None:
     pool = Pool(max_age=1)
     pool.restore([], 0, [n.to_bytes(8) for n in range(MAX_USED)])
     batch = [scored(n, 0, 1) for n in range(5)]
@@ -111,7 +111,7 @@ def test_each_completion_is_as_likely_to_come_first() -> None:
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6), st.integers(0, 6), st.integers(0, 9))
-def test_never_more_than_asked_for_and_never_one_twice(
+def test_a_batch_is_never_larger_than_asked_and_has_none_twice(
     mine: int, others: int, i: int, j: int, seed: int
 ) -> None:
     local = [scored(n, 0, 1, author="me") for n in range(mine)]
@@ -121,7 +121,7 @@ def test_never_more_than_asked_for_and_never_one_twice(
     assert len(refs) == len(set(refs)) == min(mine, i) + min(others, j)
 
 
-def test_every_informative_rollout_is_as_likely() -> None:
+def test_every_informative_rollout_is_equally_likely() -> None:
     pool = [scored(n, 0, 1) for n in range(6)]
     rng = random.Random(0)
     drawn = [s.rollout.ref.n for _ in range(3000) for s in SharingSampler(n_external=2)([], pool, rng)]

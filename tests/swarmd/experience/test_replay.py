@@ -47,7 +47,7 @@ shares = st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.8])
 
 @settings(derandomize=True, max_examples=150)
 @given(histories, st.integers(1, 20), shares, shares, shares)
-def test_no_limit_is_ever_exceeded(
+def test_the_pool_never_exceeds_a_limit(
     history: list[Scored], capacity: int, delta: float, crowd: float, each: float
 ) -> None:
     pool = Pool(9, capacity, PoolLimits(ME, 9, delta, crowd, each))
@@ -90,7 +90,7 @@ def test_an_author_over_its_share_loses_its_own_oldest() -> None:
     assert numbers(pool) == [2, 3, 4, 5]
 
 
-def test_what_is_too_old_is_forgotten_ours_and_others_by_their_own_limits() -> None:
+def test_old_rollouts_are_forgotten_by_their_own_limits() -> None:
     pool = Pool(2, 10, PoolLimits(ME, 4))
     fill(pool, [scored(1), scored(2, author="a")])
     for t, there in ((3, [1, 2]), (4, [1]), (5, [1]), (6, [])):
@@ -98,7 +98,7 @@ def test_what_is_too_old_is_forgotten_ours_and_others_by_their_own_limits() -> N
         assert numbers(pool) == there
 
 
-def test_asked_the_same_again_our_later_answers_count() -> None:
+def test_later_answers_to_the_same_question_replace_earlier_ones() -> None:
     pool = Pool(9, 10, PoolLimits(ME, 9))
     fill(pool, [scored(1, born=1), scored(2, born=1), scored(1, born=5)])
     assert [(s.rollout.ref.n, s.round) for s in pool] == [(2, 1), (1, 5)]
@@ -168,7 +168,7 @@ def test_a_batch_holds_none_twice_and_as_many_as_there_are(
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_among_equals_each_is_as_likely(strategy: str) -> None:
+def test_equal_rollouts_are_equally_likely(strategy: str) -> None:
     rng, kept = random.Random(0), [PoolEntry(scored(n)) for n in range(6)]
     drawn = Counter(s.rollout.ref.n for _ in range(3000) for s in draw(kept, 2, STRATEGIES[strategy], 0, rng))
     assert all(abs(n / 6000 - 1 / 6) < 0.02 for n in drawn.values()) and len(drawn) == 6

@@ -74,7 +74,7 @@ def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> 
     assert hidden == 2
 
 
-def test_a_hundred_in_few_groups_count_as_few() -> None:
+def test_a_hundred_authors_in_few_groups_count_as_few() -> None:
     rng, tally = random.Random(0), Counter[bool]()
     racks = crowd(" ".join(f"s{n}" for n in range(100)), "rack", each=2)
     racks = [Item(Author(item.author.id, f"rack {n % 3}"), n) for n, item in enumerate(racks)]
@@ -122,7 +122,7 @@ def test_one_authors_rollouts_of_one_kind_fill_no_more_than_an_even_share() -> N
     )
 
 
-def test_who_has_a_few_more_than_the_middle_is_not_crowded_out_by_who_has_many() -> None:
+def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
     rng, tally = random.Random(0), Counter[str]()
     items = crowd("l", LOCAL, each=40) + crowd("a", LOCAL, each=3) + crowd("b c d", LOCAL, each=1)
     for _ in range(200):
@@ -158,7 +158,7 @@ def test_our_own_have_no_cap_also_where_others_have_enough() -> None:
     seed=st.integers(0, 99),
     ordered=st.booleans(),
 )
-def test_never_too_many_never_one_twice_and_no_room_left(
+def test_a_choice_is_full_without_duplicates(
     authors: list[tuple[int, str]], n: int, seed: int, ordered: bool
 ) -> None:
     items = [Item(Author(PeerId(str(a)), group), i) for i, (a, group) in enumerate(authors)]
@@ -227,7 +227,7 @@ def test_over_its_capacity_the_pool_loses_what_a_crowd_has_most_of() -> None:
     assert sum(s.author.startswith("friend") for s in pool) == 50 and len(pool) == 100
 
 
-def test_what_is_useful_and_new_earns_credit() -> None:
+def test_useful_new_rollouts_earn_credit() -> None:
     mine, friends, copy = scored("me", 1), scored("friend", 2), scored("thief", 2, text="friend 2")
     turned = replace(copy, rollout=replace(copy.rollout, completions=copy.rollout.completions[::-1]))
     theirs = [

@@ -57,7 +57,7 @@ def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_w
     assert SharingSettings().model_dump(exclude={"share_most"}) == papers | {"weigh": "positive"}
 
 
-def test_what_each_way_of_taking_prefers() -> None:
+def test_each_take_strategy_weighs_its_preference() -> None:
     assert (
         weights("uniform") == [1, 0, 0, 1, 1]
         and weights("unfiltered") == [1] * 5
@@ -86,7 +86,7 @@ def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
     assert drawn.count(2) == 0 and 400 < drawn.count(1) < 500
 
 
-def test_how_far_others_are_ahead_is_known_of_what_came_of_late() -> None:
+def test_the_lead_of_others_comes_from_recent_rollouts() -> None:
     sharing = Sharing()
     sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
     # Of one rollout nothing is known yet
@@ -109,7 +109,7 @@ def test_how_far_others_are_ahead_is_known_of_what_came_of_late() -> None:
     assert sharing.lead.elsewhere == MIN_WEIGHT  # what is not known is looked at, however good we are
 
 
-def test_what_is_shared() -> None:
+def test_each_sharing_strategy_selects_its_rollouts() -> None:
     rng = random.Random(0)
     assert [len(shared(POOL, share, 0, rng)) for share in SHARES.values()] == [3, 4, 5]
     assert len(shared(POOL, SHARES["all"], 2, rng)) == 2 and rng.random() != random.Random(0).random()

@@ -43,12 +43,12 @@ def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> 
 @pytest.mark.parametrize(
     ("mu", "rho", "alpha"), [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2)]
 )
-def test_where_there_is_no_optimum_it_says_so(mu: float, rho: float, alpha: float) -> None:
+def test_settings_without_an_optimum_raise(mu: float, rho: float, alpha: float) -> None:
     with pytest.raises(ValueError, match="Theorem"):
         best_reuse(mu, rho, alpha)
 
 
-def test_compute_ratio() -> None:
+def test_the_compute_ratio_equals_the_papers() -> None:
     """Table 2 of the paper for Qwen3-0.6B, W generators and T trainers, with the (6,2) entry as its own
     formula has it.
     """

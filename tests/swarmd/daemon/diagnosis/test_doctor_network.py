@@ -67,7 +67,7 @@ def about(diagnosis: Diagnosis, subject: str) -> str:
         ([verdict("REACHED", None)], None),
     ],
 )
-def test_who_counts(verdicts: list[dict[str, Any]], reachable: bool | None) -> None:
+def test_which_peers_count_as_others(verdicts: list[dict[str, Any]], reachable: bool | None) -> None:
     assert diagnose(survey(verdicts=verdicts)).reachable is reachable
 
 
@@ -142,13 +142,13 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (NAT | {"relays": RELAYS}, "relay", f"through {BOOT} -> "),  # each once
     ],
 )
-def test_what_it_says(found: dict[str, Any], subject: str, said: str) -> None:
+def test_each_survey_gives_its_findings(found: dict[str, Any], subject: str, said: str) -> None:
     diagnosis = diagnose(survey(**found))
     text = diagnosis.summary if subject == "summary" else about(diagnosis, subject)
     assert said in text if said else text == ""
 
 
-def test_who_takes_part() -> None:
+def test_which_nodes_take_part() -> None:
     assert not diagnose(survey(**ALONE, bootstrap=[SILENT])).takes_part
     assert diagnose(survey(bootstrap=[SILENT])).takes_part  # there are members, found otherwise
     assert diagnose(survey(**ALONE, bootstrap=[SILENT, ANSWERS])).takes_part
@@ -173,7 +173,9 @@ def test_the_document_and_the_lines_say_the_same() -> None:
 
 
 @pytest.mark.net
-def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_is_started_for_the_survey_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
     for patience in ("COMPANY_S", "SEEN_S"):
         monkeypatch.setattr(f"swarmd.daemon.diagnosis.reachability_survey.{patience}", TIMEOUT_S)
@@ -205,7 +207,7 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
 
 
-def test_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("doctor", "network", "--state-dir", tmp_path / "state")
     assert said.code == 0 and "the node trains alone, as configured" in said.out

@@ -102,7 +102,7 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ),
     ],
 )
-def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str) -> None:
+def test_each_set_of_facts_gives_its_cause_and_remedy(facts: dict[str, Any], cause: str, remedy: str) -> None:
     found = why_alone(Facts(name="main", curriculum="sapo-9", digest="ours", **facts))
     assert cause in found.cause and remedy in found.remedy and "\n" not in found.cause + found.remedy
 
@@ -128,7 +128,7 @@ def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str
         {"heard": True, "bootstrap": [DEAD], "others": {"tiny-9": 3}},
     ],
 )
-def test_what_may_be_well_is_no_trouble(facts: dict[str, Any]) -> None:
+def test_facts_that_may_be_normal_are_no_trouble(facts: dict[str, Any]) -> None:
     assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is None
 
 
@@ -140,7 +140,7 @@ def test_what_may_be_well_is_no_trouble(facts: dict[str, Any]) -> None:
         {"heard": True, "introduced": [REFUSES] * 2},
     ],
 )
-def test_what_is_certain_at_once(facts: dict[str, Any]) -> None:
+def test_certain_causes_are_told_at_once(facts: dict[str, Any]) -> None:
     assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is not None
 
 

@@ -80,7 +80,7 @@ def test_a_machine_without_a_route_is_offline() -> None:
     assert not is_offline([f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.from_seed(bytes(32)).peer_id}"])
 
 
-def test_alone_is_said_soon_and_silence_late() -> None:
+def test_being_alone_is_told_soon_and_silence_late() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         await trio.sleep(SETTLED_S - 3)
         assert watch.trouble is None
@@ -98,7 +98,7 @@ def test_alone_is_said_soon_and_silence_late() -> None:
     watched(play)
 
 
-def test_only_nodes_of_another_curriculum() -> None:
+def test_a_node_among_other_curricula_is_told_so() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         helper = member(swarm, 2, TINY, also=[SAPO])
         # A memory swarm has no topics to count.

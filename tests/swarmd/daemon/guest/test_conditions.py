@@ -31,12 +31,12 @@ def test_by_default_a_battery_alone_pauses() -> None:
     assert kinds(PauseConditions(WhenConfig(metered="pause")), busy) == ["metered"]
 
 
-def test_what_cannot_be_told_pauses_nothing() -> None:
+def test_unknown_facts_pause_nothing() -> None:
     everything = WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0)
     assert kinds(PauseConditions(everything), MachineFacts()) == []
 
 
-def test_a_user_who_comes_and_goes() -> None:
+def test_a_user_at_the_machine_pauses_the_node() -> None:
     conditions = PauseConditions(WhenConfig(user=3.0))
     assert [kinds(conditions, MachineFacts(idle=idle)) for idle in (0.0, 179.0, 180.0, 5.0)] == [
         ["active"],
@@ -68,7 +68,7 @@ def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
     assert found == [[], ["temperature"], ["temperature"], [], []]
 
 
-def test_an_hour_that_is_not_wanted_says_when_it_goes_on() -> None:
+def test_a_pause_for_the_hours_says_when_it_ends() -> None:
     conditions = PauseConditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
     (pause,) = conditions.check(MachineFacts(), NOON)
     assert (

@@ -84,7 +84,7 @@ def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
     assert resume == link.Resume()
 
 
-async def test_a_pause_of_ones_own_ends_by_itself_and_outlasts_a_restart(tmp_path: Path) -> None:
+async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Path) -> None:
     node = Played(tmp_path)
     until = node.clock.now + 7200
     assert (await node.guest.on_pause({"until": until}))["until"] == until
@@ -123,12 +123,12 @@ async def test_a_pause_that_makes_no_sense_is_refused(tmp_path: Path, until: Any
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"until": "x"}', b'{"until": 1e999}', b'{"until": 1e12}', b"\xff", b"[" * 99_999]
 )
-def test_a_damaged_pause_is_none(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_pause_file_means_no_pause(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pause.json").write_bytes(content)
     assert Played(tmp_path).see() == []
 
 
-async def test_what_cannot_be_told_here_is_said_once_and_only_after_a_look(tmp_path: Path) -> None:
+async def test_unknown_conditions_are_reported_once_after_a_check(tmp_path: Path) -> None:
     node = Played(tmp_path, when={"user": 3.0})
     await node.guest.on_pause({})
     assert not node.said  # nobody has looked yet
@@ -165,7 +165,7 @@ def test_a_metered_network_is_left_and_training_goes_on(tmp_path: Path) -> None:
     assert share.swarm.left == []
 
 
-def test_the_share_of_the_cpu_rests_and_goes_on(tmp_path: Path) -> None:
+def test_the_cpu_share_makes_the_trainer_rest_and_go_on(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"cpu": "1 %"})
     node.meter.spent = 5.0
     node.clock.now += 0.25
@@ -216,13 +216,13 @@ def test_restarts_do_not_stretch_the_months_bytes(tmp_path: Path) -> None:
     assert node.swarm.left and 100e6 <= moved <= 101e6
 
 
-async def test_what_is_shown_is_json(tmp_path: Path) -> None:
+async def test_the_status_part_is_json(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"month": "1 GB"}, when={"hours": ("mon 0:00-0:01",)})
     await node.guest.on_pause({"until": node.clock.now + 60})
     assert json.loads(json.dumps(node.guest.document())) == node.guest.document()
 
 
-def test_other_limits_hold_at_once(tmp_path: Path) -> None:
+def test_changed_limits_act_at_once(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"cpu": "25 %", "month": "1 MB"})
     node.meter.spent = 1e6
     node.guest.count()
@@ -243,7 +243,7 @@ def test_other_limits_hold_at_once(tmp_path: Path) -> None:
     assert node.swarm.left == [True, False, True, False]
 
 
-async def test_another_rate_holds_at_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_changed_rate_acts_at_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     node = Played(tmp_path)
     node.guest.keep_to(LimitsConfig(up="10 kB/s"))
     begun = trio.current_time()

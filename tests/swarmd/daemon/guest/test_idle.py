@@ -32,12 +32,12 @@ def hangs(command: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("answer, idle", [("t 61500\n", 61.5), ("", None), ("u 3", None), ("t many", None)])
-def test_mutter(answer: str, idle: float | None) -> None:
+def test_idle_time_from_mutter(answer: str, idle: float | None) -> None:
     assert mutter(lambda _: answer) == idle
     assert mutter(missing) is None and mutter(hangs) is None
 
 
-def test_the_io_registry() -> None:
+def test_idle_time_from_the_io_registry() -> None:
     told = '    | |   "HIDIdleTime" = 2500000000\n    | |   "HIDScrollCountMaxTimeDeltaInMs" = 600\n'
     assert (
         io_registry(lambda _: told) == 2.5
@@ -79,7 +79,7 @@ def test_the_shortest_of_all_answers_counts_and_none_is_none() -> None:
     assert idle_probe(missing, "linux", {"XDG_SESSION_TYPE": "wayland"})(0.0) is None
 
 
-def test_a_battery() -> None:
+def test_the_battery_is_read() -> None:
     assert on_battery(lambda: None) is None and on_battery(lambda: Battery(50, 100, None)) is None
     assert (
         on_battery(lambda: Battery(50, 100, False)) is True
@@ -93,11 +93,11 @@ def test_a_battery() -> None:
     "answer, found",
     [("u 1\n", True), ("u 3\n", True), ("u 2\n", False), ("u 4\n", False), ("u 0\n", None), ("", None)],
 )
-def test_a_metered_network(answer: str, found: bool | None) -> None:
+def test_a_metered_network_is_recognised(answer: str, found: bool | None) -> None:
     assert metered(lambda _: answer) is found and metered(missing) is None and metered(hangs) is None
 
 
-def test_the_hottest_of_the_processor() -> None:
+def test_the_hottest_processor_sensor_counts() -> None:
     found = {
         "nvme": [Sensor("", 90.0, 0, 0)],
         "coretemp": [Sensor("a", 51.0, 0, 0), Sensor("b", 63.0, 0, 0)],
@@ -106,7 +106,7 @@ def test_the_hottest_of_the_processor() -> None:
     assert temperature(lambda: found) == 63.0 and temperature(lambda: {"nvme": found["nvme"]}) is None
 
 
-def test_the_load_is_that_of_others() -> None:
+def test_the_load_leaves_out_our_own() -> None:
     """Four cores for ten seconds: 22 busy, 12 of them ours."""
     answers = iter(
         [Times(100, 0, 10, 500, 5, 0, 0), Times(118, 0, 14, 515, 8, 0, 0), Times(118, 0, 14, 515, 8, 0, 0)]

@@ -13,7 +13,7 @@ NOW = datetime(2026, 11, 23, 12, 30).timestamp()
 @pytest.mark.parametrize(
     "text, seconds", [("2h", 7200), ("1h30m", 5400), ("45M", 2700), ("90s", 90), ("1d2h", 93_600)]
 )
-def test_for(text: str, seconds: float) -> None:
+def test_a_pause_for_a_length_ends_then(text: str, seconds: float) -> None:
     assert pause_end(text, None, NOW) == NOW + seconds
 
 
@@ -21,11 +21,11 @@ def test_for(text: str, seconds: float) -> None:
     "text, then",
     [("18:00", "2026-11-23 18:00"), ("8:00", "2026-11-24 08:00"), ("2026-11-25T08:15", "2026-11-25 08:15")],
 )
-def test_until(text: str, then: str) -> None:
+def test_a_pause_until_a_time_ends_then(text: str, then: str) -> None:
     assert pause_end(None, text, NOW) == datetime.fromisoformat(then).timestamp()
 
 
-def test_neither_is_without_an_end() -> None:
+def test_a_pause_without_length_or_time_has_no_end() -> None:
     assert pause_end(None, None, NOW) is None
 
 
@@ -39,6 +39,6 @@ def test_neither_is_without_an_end() -> None:
         (None, "12:61", "no time"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_said(for_: str | None, until: str | None, message: str) -> None:
+def test_malformed_lengths_and_times_are_named(for_: str | None, until: str | None, message: str) -> None:
     with pytest.raises(SwarmdError, match=message):
         pause_end(for_, until, NOW)

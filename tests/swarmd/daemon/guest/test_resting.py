@@ -18,14 +18,14 @@ def policy_of(engine: str, **train: Any) -> tuple[LanguagePolicy, list[int]]:
 
 
 @pytest.mark.parametrize("engine", ["own", "continuous"])
-def test_before_every_token(engine: str) -> None:
+def test_answering_rests_before_every_token(engine: str) -> None:
     policy, rests = policy_of(engine)
     (answers,) = policy.generate(["1 + 1 = ?"], 4)
     assert len(rests) >= max(map(len, answers.tokens.ids)) > 2
     policy.close()
 
 
-def test_before_every_micro_batch_and_once_before_a_step_of_several_trainers() -> None:
+def test_training_rests_before_every_micro_batch() -> None:
     policy, rests = policy_of("own", micro_batch_tokens=1, kl_every=0)
     texts = tuple(Completion(f"<answer>{n}</answer>", True) for n in range(4))
     batch = [Scored(Rollout(TaskRef("bf", 1), texts, PeerId("p")), "1 + 1 = ?", (1.0, 0.0, 0.0, 0.0), 1)]

@@ -20,7 +20,7 @@ from swarmd.errors import ConfigError
         (amounts.rate, "200 kB/s", 200_000), (amounts.rate, "1MB / s", 10**6),
     ],
 )  # fmt: skip
-def test_amounts(read: object, text: str, value: float) -> None:
+def test_amounts_with_units_are_parsed(read: object, text: str, value: float) -> None:
     assert read(text) == value  # type: ignore[operator]
 
 
@@ -58,7 +58,7 @@ def test_a_wrong_setting_is_named_with_what_is_wrong(tmp_path: Path, text: str) 
     assert str(file) in str(found.value) and len(str(found.value).splitlines()) == 1
 
 
-def test_right_ones_come_from_file_and_environment(tmp_path: Path) -> None:
+def test_guest_settings_come_from_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('limits.cpu = "25 %"\nwhen.hours = ["mon-fri 18:00-08:00", "sat-sun"]\n')
     assert load(file, {}, {}).when.hours == ("mon-fri 18:00-08:00", "sat-sun")

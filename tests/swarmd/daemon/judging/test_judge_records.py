@@ -37,7 +37,7 @@ A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
 JUDGE, OTHER = "https://judge.example", "https://other.example:8443"
 
 
-def test_what_is_told_is_understood_and_more_is_not_told() -> None:
+def test_advertised_urls_are_understood_up_to_the_limit() -> None:
     assert unpack(pack([JUDGE, OTHER])) == [JUDGE, OTHER] and unpack(b"") == []
     for urls in (["https://a.example"] * (MAX_URLS + 1), ["https://" + "a" * 200], [""]):
         with pytest.raises(ValueError, match="at most"):
@@ -59,7 +59,7 @@ NO_ANSWERS += [
 
 
 @pytest.mark.parametrize("message", NO_ANSWERS)
-def test_what_is_no_answer_tells_nothing(message: bytes) -> None:
+def test_malformed_answers_name_no_judge(message: bytes) -> None:
     assert unpack(message) == []
 
 
@@ -75,7 +75,7 @@ NOWHERE = """http://judge.example http://11.0.0.1 https://192.168.1.1 https://10
 @pytest.mark.parametrize(
     "urls, far, near", [(EVERYWHERE, True, True), (NEAR, False, True), (NOWHERE, False, False)]
 )
-def test_where_a_peers_word_may_send_us(urls: str, far: bool, near: bool) -> None:
+def test_urls_from_peers_lead_only_to_public_hosts(urls: str, far: bool, near: bool) -> None:
     for url in urls.split():
         assert (usable(url, same_machine=False), usable(url, same_machine=True)) == (far, near), url
 
@@ -127,7 +127,7 @@ async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
         ([(A, OTHER), (A, OTHER), (B, JUDGE)], [], Found(JUDGE, (B,))),  # saying it twice does not help
     ],
 )
-def test_whose_word_counts(
+def test_the_judge_of_most_bootstrap_peers_is_chosen(
     told: list[tuple[PeerId, str]], trusted: list[PeerId], chosen: Found | None
 ) -> None:
     assert choose(told, trusted) == chosen
@@ -143,7 +143,7 @@ def test_whose_word_counts(
         ["https://" + "a" * 250],
     ],
 )
-def test_what_an_operator_cannot_advertise(urls: list[str]) -> None:
+def test_urls_that_cannot_be_advertised(urls: list[str]) -> None:
     with pytest.raises(ConfigError, match="--judge"):
         advertised(urls)
 

@@ -125,7 +125,7 @@ async def test_the_other_judge_is_used_when_one_dies(tmp_path: Path, monkeypatch
         ("a", "cb", "a"),
     ],
 )
-async def test_which_judge_is_taken_after_those_that_were_lost(
+async def test_lost_judges_are_not_chosen_again_at_once(
     told: str, lost: str, taken: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     swarm = MemorySwarm()

@@ -110,7 +110,7 @@ NO_REQUESTS = [
 ]
 
 
-async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
+async def test_a_malformed_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         for line in NO_REQUESTS:
             with trio.fail_after(TIMEOUT_S):

@@ -42,7 +42,7 @@ def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
     assert roster.present(3.0)[-1] == A  # newcomers still find room
 
 
-def test_what_is_said_of_nobody_is_forgotten() -> None:
+def test_reports_of_unknown_authors_are_forgotten() -> None:
     roster = Roster()
     roster.says(A, 3, "tiny")
     roster.bad(A)
@@ -50,7 +50,7 @@ def test_what_is_said_of_nobody_is_forgotten() -> None:
     assert len(roster) == 0 and roster.get(A) is None
 
 
-def test_who_left_is_not_heard_until_it_sends_again_and_a_clock_set_back_makes_all_old() -> None:
+def test_an_author_that_left_is_not_heard_until_it_sends_again() -> None:
     roster = Roster()
     for peer in (A, B):
         roster.heard(peer, 1000.0, usable=peer == B)

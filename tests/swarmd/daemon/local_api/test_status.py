@@ -40,7 +40,7 @@ def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict
     )
 
 
-def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
+def test_refusals_come_with_reason_and_remedy() -> None:
     shown = document(board(), {Reason.WRONG_VERSION: 3, Reason.BAD_SIGNATURE: 2, Reason.STALE: 0})
     assert shown["rejected"] == {"another wire version": 3, "bad signature": 2}
     assert shown["advice"] == {"another wire version": Reason.WRONG_VERSION.remedy}
@@ -64,7 +64,7 @@ def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> 
     assert of.peers_document([], 1000.0)["peers"] == []  # it is gone
 
 
-def test_the_document_says_what_is_and_what_was() -> None:
+def test_the_document_has_the_present_and_the_history() -> None:
     of = board(rounds=7)
     assert document(board())["rounds"] is None and document(of)["rounds"] == 7
     of.say("restarting", "it was lost", "wait")
@@ -128,7 +128,7 @@ def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
     assert "engine   libp2p: as configured" in status_lines(told)
 
 
-def test_what_was_offered_and_fetched_is_told_once_there_was_any() -> None:
+def test_offers_and_fetches_are_shown_once_there_were_any() -> None:
     lines = status_lines(document(board()))
     assert (
         "exchange 12 rollouts on offer, 5 fetched, 1 that nobody had in time; 20 KiB in, 7 KiB out" in lines
@@ -137,7 +137,7 @@ def test_what_was_offered_and_fetched_is_told_once_there_was_any() -> None:
     assert not any(line.startswith("exchange") for line in status_lines(quiet))
 
 
-def test_what_was_given_is_told_with_how_often_and_by_how_many_it_was_used() -> None:
+def test_shared_rollouts_are_shown_with_how_often_they_were_used() -> None:
     shown = document(board())
     assert shown[
         "given"

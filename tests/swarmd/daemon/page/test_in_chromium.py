@@ -74,7 +74,7 @@ def full() -> Node:
     )
 
 
-async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
+async def test_the_page_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
     node = full()
     axe = Path(os.environ["AXE"]).read_text(encoding="utf-8") if "AXE" in os.environ else None
 
@@ -206,7 +206,7 @@ async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None
     assert await in_browser(node, tmp_path, look) == []
 
 
-async def test_it_says_when_it_was_last_up_to_date_and_that_the_node_is_gone(tmp_path: Path) -> None:
+async def test_the_page_says_when_it_was_last_up_to_date(tmp_path: Path) -> None:
     node = Node()
     shown = "document.getElementById('fresh').textContent"
     with chromium(tmp_path) as tab:

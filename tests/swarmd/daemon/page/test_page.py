@@ -104,7 +104,7 @@ def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
     )
 
 
-def test_texts_of_peers_and_files_stay_texts() -> None:
+def test_foreign_texts_are_escaped() -> None:
     full = document(
         pauses=[PAUSE] * 2,
         away=[PAUSE],
@@ -237,7 +237,7 @@ def test_periods_of_the_same_cost_share_a_row() -> None:
     assert "Today<" in later and "This month, in all" in later and later.count("<tr>") == 3
 
 
-def test_what_is_not_known_is_not_shown() -> None:
+def test_unknown_facts_are_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
@@ -297,7 +297,7 @@ async def test_events_bring_everything_and_then_what_changed_and_end_with_the_re
 
 
 @pytest.mark.net
-async def test_who_asks_for_nothing_is_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_that_asks_for_nothing_is_disconnected(autojump_clock: trio.testing.MockClock) -> None:
     autojump_clock.autojump_threshold = 0.05
     async with served() as node:
         begun = trio.current_time()
