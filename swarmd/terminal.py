@@ -5,7 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import TextIO
+from typing import IO
 
 # The exit code where nobody reads on, as with `| head`.
 CUT_OFF = 1
@@ -18,10 +18,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def tell(text: str, stream: TextIO | None = None) -> None:
-    """Print a message for people on standard error.
+def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
+    """Print a message for people, on standard error unless told otherwise, and flush it.
 
-    On a terminal its lines are broken between words, and not within one.
+    On a terminal its lines are broken between words, and not within one: an address stays whole to be copied.
+    What follows a break begins with `indent`.
     """
     stream = stream or sys.stderr
     try:
@@ -31,11 +32,14 @@ def tell(text: str, stream: TextIO | None = None) -> None:
         columns = 0
     for line in text.split("\n"):
         pieces = (
-            textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False)
+            textwrap.wrap(
+                line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
             if columns > 0
             else []
         )
         print("\n".join(pieces or [line]), file=stream)
+    stream.flush()
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:

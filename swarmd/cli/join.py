@@ -171,10 +171,7 @@ def _notifier(wanted: str) -> "Send":
 
     found = notifier() if wanted == "on" else nothing
     if found is None:
-        print(
-            'notify is "on", and there is neither notify-send nor osascript here: nothing will be shown',
-            file=sys.stderr,
-        )
+        tell('notify is "on", and there is neither notify-send nor osascript here: nothing will be shown')
     return found or nothing
 
 
@@ -210,7 +207,7 @@ def invite(
         raise ConfigError("--qr draws for people and --json prints for programs. Choose one.")
     document = _document(as_state_dir(state_dir), config_file(config))
     for note in document["notes"]:
-        print(printable(note), file=sys.stderr)
+        tell(printable(note))
     text = document["invitation"]
     if as_json:
         print_json({**document, "link": as_link(text)})
@@ -279,22 +276,20 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
         if values[key] != said:
             origin = resolved.origins[key]
             whose = origin if origin != INVITED else "this state folder"
-            print(
+            tell(
                 printable(
                     f"{key}: {_words(values[key])}, as {whose} says; the invitation says {_words(said)}"
-                ),
-                file=sys.stderr,
+                )
             )
     curriculum = curriculum_of(node_config)
     require_same_swarm(invitation, curriculum)
     judge = f"judged by {node_config.judge.url}" if node_config.judge.url else "no judge"
     count = len(swarm.bootstrap)
     first = f"{count} address{'es' * (count != 1)} to dial first"
-    print(
+    tell(
         printable(
             f"joining swarm {swarm.name}: {curriculum.name}, model {node_config.model.name}, {judge}, {first}"
-        ),
-        file=sys.stderr,
+        )
     )
 
 

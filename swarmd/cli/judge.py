@@ -14,6 +14,7 @@ import typer
 from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir, print_json
 from swarmd.cli.settings import config_file
 from swarmd.errors import ConfigError, SwarmdError, Unreachable
+from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
@@ -122,7 +123,7 @@ def _uploaded(
 
     def say(text: str) -> None:
         if not quiet:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
     def told(sent: int) -> None:
         if sys.stderr.isatty() and not quiet:
@@ -217,7 +218,6 @@ def _upload_document(found: "VerifiedOutcome") -> dict[str, Any]:
 
 
 def _upload_words(found: "VerifiedOutcome") -> str:
-    from swarmd.terminal import printable
 
     if found.state == "queued":
         return f"waiting, number {found.place or '?'} in the queue"
@@ -267,7 +267,8 @@ def leaderboard(
             }
         )
     else:
-        print("\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found))
+        lines = "\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found)
+        tell(lines, sys.stdout)
     if silent:
         raise Unreachable("\n".join(f"swarmd: {line}" for line in silent) if len(silent) > 1 else silent[0])
 
@@ -304,7 +305,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
         rows = [{"what": f.what, "holds": f.holds, "why": f.why} for f in findings]
         print_json({"schema": 1, "evaluation": id, "judge": url, "holds": holds, **shown, "findings": rows})
     else:
-        print("\n".join(_evaluation_lines(shown, evaluation, findings)))
+        tell("\n".join(_evaluation_lines(shown, evaluation, findings)), sys.stdout)
     if holds is not True:
         raise typer.Exit(DIFFERS if holds is False else NOT_YET)
 
@@ -335,7 +336,6 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
 
 
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
-    from swarmd.terminal import printable
 
     lines = [
         printable(
@@ -423,7 +423,6 @@ def _question(fields: Any, tasks: Any) -> dict[str, Any]:
 def _evaluation_lines(
     shown: dict[str, Any], evaluation: "PublicEvaluation", findings: "list[EvidenceCheck]"
 ) -> list[str]:
-    from swarmd.terminal import printable
 
     lines = [
         f"Node: {printable(str(shown['peer']))}",

@@ -10,6 +10,7 @@ import typer
 
 from swarmd.cli.options import AsJson, print_json
 from swarmd.errors import SwarmdError
+from swarmd.terminal import tell
 
 if TYPE_CHECKING:
     from swarmd.lab.experiment import Experiment
@@ -86,10 +87,7 @@ def run(
     folder = out or Path(wanted.name)
     results = _opened(wanted, folder, resume, engine)
     _check_room(results)
-    print(
-        f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}",
-        file=sys.stderr,
-    )
+    tell(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}")
     try:
         _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
@@ -99,10 +97,7 @@ def run(
         if isinstance(error, SwarmdError):
             raise
         again = f"swarmd lab run {experiment} --out {folder} --resume"
-        print(
-            f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were",
-            file=sys.stderr,
-        )
+        tell(f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were")
         raise typer.Exit(130) from None
     _report_what_is_there(results)
 
@@ -151,9 +146,11 @@ def list_experiments(as_json: AsJson = False) -> None:
         print_json({"schema": 1, "experiments": [_described(one) for one in found]})
         return
     for one in found:
-        print(
+        tell(
             f"{one.name:16} {len(one.settings)} settings × {one.seeds} seeds, {one.rounds} rounds."
-            f" {one.question}"
+            f" {one.question}",
+            sys.stdout,
+            indent=" " * 17,
         )
 
 

@@ -149,7 +149,7 @@ def export(
         curriculum = Path(joined.swarm.curriculum).stem
     made = write(run.files, run.metrics, curriculum, out.expanduser().absolute(), adapter_only=adapter)
     if note := loss_of(made.origin):
-        typer.echo(note, err=True)
+        tell(note)
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     if not as_json:

@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
+from swarmd.terminal import tell
 
 if TYPE_CHECKING:
     pass
@@ -86,12 +87,15 @@ def as_state_dir(given: Path | None) -> Path:
     return (given or default_state_dir()).expanduser().absolute()
 
 
-def answer(document: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """Print what a command found to standard output, as JSON for programs or as text for people."""
+def answer(document: Mapping[str, Any], text: str, as_json: bool, indent: str = "") -> None:
+    """Print what a command found to standard output, as JSON for programs or as text for people.
+
+    On a terminal what is broken into lines goes on behind `indent`.
+    """
     if as_json:
         print_json(document)
     else:
-        print(text)
+        tell(text, sys.stdout, indent)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, SwarmName, print_json
 from swarmd.cli.settings import config_file
-from swarmd.terminal import printable
+from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
@@ -201,15 +201,16 @@ class Dialogue:
         if hasattr(sys.stdin, "reconfigure"):
             sys.stdin.reconfigure(errors="replace")
         own = self._swarm.report()["peer_id"]
-        print(
+        tell(
             f"You are {nickname(own)} {own}, {self._swarm.curriculum.name}. What you answer is signed"
-            f" with this key.\n{HOW}"
+            f" with this key.\n{HOW}",
+            sys.stdout,
         )
         try:
             while True:
                 (task,) = self._swarm.tasks.draw()
                 self._asked += 1
-                print(f"\nQuestion {self._asked}, {task.ref.specialty}\n\n{task.question}\n", flush=True)
+                tell(f"\nQuestion {self._asked}, {task.ref.specialty}\n\n{task.question}\n", sys.stdout)
                 self._one(task)
         except EOFError:
             print()
@@ -232,10 +233,10 @@ class Dialogue:
         elif truth is not None:
             print(f"A right answer: {truth}")
         shared, found = self._swarm.share_judged(task, answers), self._swarm.report()
-        print(
+        tell(
             f"{_told(shared, found['present'])} {self._given} answered, {self._right} right,"
             f" {found['shared']} shared.",
-            flush=True,
+            sys.stdout,
         )
 
     def _read(self, tried: int) -> str | None:
@@ -251,17 +252,14 @@ class Dialogue:
                 return None
             if text and text != "/help":
                 return text
-            print(HOW, flush=True)
+            tell(HOW, sys.stdout)
 
     def say_what_was_given(self) -> None:
         found = self._swarm.report()
-        print(
-            f"You left: {self._given} answered, {self._right} right, {found['shared']} shared.",
-            file=sys.stderr,
-        )
+        tell(f"You left: {self._given} answered, {self._right} right, {found['shared']} shared.")
         if found["waiting"]:
             why = "no peer was connected. Name one with --bootstrap; see `swarmd doctor network`."
-            print(f"{found['waiting']} of them reached nobody: {why}", file=sys.stderr)
+            tell(f"{found['waiting']} of them reached nobody: {why}")
 
 
 def _line(prompt: str) -> str:

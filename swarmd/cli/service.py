@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarmd.cli.options import AsJson, StateDir, answer, print_json
-from swarmd.terminal import printable
+from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.state.service import UserService
@@ -37,14 +37,13 @@ def install(
     if as_json:
         print_json({"schema": 1, "file": str(service.file), "new": new})
         return
-    print(
+    tell(
         printable(
             f"{service.file}: " + ("installed and started" if new else "was installed already; started")
-        ),
-        file=sys.stderr,
+        )
     )
     if service.note:
-        print(service.note, file=sys.stderr)
+        tell(service.note)
 
 
 @app.command(epilog="Example: swarmd service uninstall")

@@ -37,13 +37,13 @@ def status(
 ) -> None:
     """Show the node's state, last round, reward, peers and refused messages."""
     from swarmd.daemon.local_api.control import call
-    from swarmd.daemon.local_api.status_words import status_lines
+    from swarmd.daemon.local_api.status_words import NAME_COLUMNS, status_lines
 
     folder = as_state_dir(state_dir)
     if watch:
         _watch(folder, as_json)
     document = call(folder, "status")
-    answer(document, "\n".join(status_lines(document)), as_json)
+    answer(document, "\n".join(status_lines(document)), as_json, indent=" " * (NAME_COLUMNS + 1))
 
 
 def _watch(folder: Path, as_json: bool) -> None:
@@ -114,7 +114,7 @@ def pause(
             if end
             else "`swarmd resume` continues"
         )
-        print(f"pausing; {words}", file=sys.stderr)
+        tell(f"pausing; {words}")
 
 
 def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
@@ -212,7 +212,7 @@ def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, q
     if as_json:
         print_json(document)
     elif not quiet:
-        print(said, file=sys.stderr)
+        tell(said)
 
 
 OPENER = "ui.html"  # a file in the state folder
@@ -236,10 +236,9 @@ def ui(
     answer(document, document["address"], as_json)
     if browser and not as_json and not _open(folder / OPENER, document["address"]):
         port = document["address"].partition("/?")[0].rpartition(":")[2]
-        print(
+        tell(
             f"No screen here. On a machine with one: ssh -L {port}:127.0.0.1:{port} HOST, and open that"
-            " address.",
-            file=sys.stderr,
+            " address."
         )
 
 

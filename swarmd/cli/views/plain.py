@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from swarmd.daemon.local_api.status_words import round_sentence, so_far, state_sentence, trouble_sentence, who
 from swarmd.protocols import View
-from swarmd.terminal import printable
+from swarmd.terminal import printable, tell
 
 # How often a line tells of rounds: a small model plays several a second.
 ROUNDS_EVERY_S: Final = 60.0
@@ -91,7 +91,7 @@ class PlainView:
         with contextlib.suppress(OSError, ValueError):
             if not _full(self._stream):
                 self._told = self._clock()
-                print(printable(text), file=self._stream, flush=True)
+                tell(printable(text), self._stream)
 
     def close(self) -> None:
         self._tell_rounds()

@@ -8,6 +8,8 @@ from swarmd.terminal import printable
 
 # The width of a terminal, at least.
 MIN_COLUMNS = 80
+# The width of a fact's name in the lines of the status.
+NAME_COLUMNS = 8
 # A mean reward that is shown is over so many rounds.
 SMOOTH_ROUNDS = 10
 
@@ -146,7 +148,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
-    return [f"{name:<8} {text}" for name, text in facts if text]
+    return [f"{name:<{NAME_COLUMNS}} {text}" for name, text in facts if text]
 
 
 def peer_lines(document: Mapping[str, Any]) -> list[str]:

@@ -212,8 +212,9 @@ def _round(document: Document) -> str:
         ),
         ("Reward", mean_reward_words(document)),
         ("Shared", _shared(list(document.get("external") or ()))),
-        ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
+        # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
+        ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
     ]
     return _facts(facts)
 

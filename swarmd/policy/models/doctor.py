@@ -282,20 +282,14 @@ def _checkpoints(plan: Plan) -> int:
 
 def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
     """Format models for people: one a line, then what the figures mean."""
-    rows = [("MODEL", "WEIGHTS", "MEMORY", "DISK", "SECONDS A ROUND", "HERE")]
+    rows = [("MODEL", "WEIGHTS", "MEMORY", "DISK", "A ROUND", "HERE")]
     for model in models:
         plan, size = model.fit.plan, model.fit.shape.parameters
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
-        seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
+        seconds = "~" * (not model.measured) + f"{_two_digits(model.seconds):g} s"
         hourly = f"{_two_digits(model.rounds_an_hour):g}"
-        slow = (
-            f"slow: {hourly} round{'s' * (hourly != '1')} an hour" if model.seconds > SLOW_ROUND_S else "yes"
-        )
-        here = (
-            slow + ", with LoRA" * bool(plan.lora_rank)
-            if plan.fits
-            else f"no, {gigabytes(plan.usable)} usable"
-        )
+        slow = f"slow: {hourly} an hour" if model.seconds > SLOW_ROUND_S else "yes"
+        here = slow + ", LoRA" * bool(plan.lora_rank) if plan.fits else f"no, {gigabytes(plan.usable)} usable"
         rows.append(
             (
                 model.fit.source,
@@ -316,15 +310,12 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         "",
         (
             f"On {device}. Memory: the least that training takes; with more, rounds are quicker. Disk: what"
-            " is still to be downloaded, and two"
-        ),
-        "checkpoints.",
-        (
-            "Seconds: measured is the median of this state folder's rounds; estimated is arithmetic from this"
-            " machine's speed, with answers"
+            f" is still to be downloaded, and {KEPT_CHECKPOINTS} checkpoints. A round: the median of this"
+            " state folder's rounds; with ~ it is estimated from this machine's speed, with answers of full"
+            " length. Slow: so many rounds an hour. LoRA: trains an adapter beside the weights."
         ),
         (
-            "of full length. `swarmd doctor model --model NAME` shows the plan; other models: a repository of"
-            " the hub, or a folder."
+            "`swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a"
+            " folder."
         ),
     ]

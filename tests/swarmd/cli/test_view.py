@@ -1,12 +1,15 @@
 """What people and programs see of a running node, on wide and narrow terminals, and where nobody reads."""
 
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +28,7 @@ from swarmd.daemon.local_api.status_words import (
     status_lines,
     workers_words,
 )
+from swarmd.terminal import tell
 from swarmd.testing import TIMEOUT_S
 from tests.processes import killed_after
 
@@ -219,6 +223,25 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
         ),
         r"peer \x1b[2J connected",
     ]
+
+
+def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
+    """An address stays whole, to be copied."""
+    trouble = {"cause": "no peer is heard: " + "and no member was found " * 4, "remedy": "wait"}
+    lines = [line for line in status_lines(document(trouble=trouble)) if PEER not in line]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours) as shown:
+        view = PlainView(terminal)
+        view.round(LAST)
+        tell("\n".join([*lines, PEER * 2, "end"]), terminal, indent=" " * 9)
+        seen = list(iter(lambda: shown.readline().rstrip("\n"), "end"))
+    assert PEER * 2 in seen and max(len(line) for line in seen if PEER not in line) <= 80
+    assert "".join("".join([*lines, PEER * 2]).split()) in "".join("".join(seen).split())
+    assert [line for line in seen if line.startswith(" " * 9) and "member was found" in line] != []
+    pipe = io.StringIO()
+    tell("\n".join(lines), pipe)
+    assert pipe.getvalue().splitlines() == lines
 
 
 def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:

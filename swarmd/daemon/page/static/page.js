@@ -24,7 +24,7 @@ function lost() {
   clearTimeout(silence);
   document.body.classList.add("lost");
   document.title = document.title.replace(/^[^·]*/, "no answer ");
-  say("The node does not answer. If it was stopped, start it with swarmd join, and run swarmd ui again. Last up to date at");
+  say("The node does not answer. If it was stopped: swarmd join, then swarmd ui. Last up to date at");
 }
 
 function say(words) {
