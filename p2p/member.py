@@ -114,7 +114,11 @@ class Member:
         )
         self._also = {
             topic: Inbox(
-                identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation
+                identity.peer_id,
+                topic.swarm_id,
+                limits,
+                not_before=self._recall.not_before,
+                opinion=self.reputation,
             )
             for topic in also
         }

@@ -40,7 +40,7 @@ class AdmissionMemory:
         self._clock, self._newest, self._promised = clock, 0, 0
         self._seen = NumberFile(folder / SEEN) if folder is not None else None
         self._path = folder / REPUTATION if folder is not None else None
-        self.not_before = max(clock(), (self._seen.value + 1) / 1000 if self._seen is not None else 0.0)
+        self.not_before = max(int(clock() * 1000), self._seen.value + 1 if self._seen else 0) / 1000
         if self._path is not None:
             load_reputation(self._path, self.reputation, clock())
 

@@ -93,13 +93,13 @@ LIMITS = (
         "questions answered at once",
         f"a connection {request_response.SERVED_EACH}",
         f"{request_response.SERVED_AT_ONCE}",
-        request_response.SERVED_AT_ONCE * 1.0,
+        request_response.SERVED_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
     ),
     Limit(
         "answers to our questions for blobs",
-        f"a holder {request_response.AT_ONCE}, of {fetch.MAX_ANSWER_BYTES // MIB} MiB each",
+        f"a holder {request_response.AT_ONCE}, of {blobs.MAX_BLOB_BYTES // 1024} KiB each",
         f"{fetch.QUESTIONS_AT_ONCE}",
-        fetch.QUESTIONS_AT_ONCE * fetch.MAX_ANSWER_BYTES / MIB,
+        fetch.QUESTIONS_AT_ONCE * blobs.MAX_BLOB_BYTES / MIB,
     ),
     Limit("our blobs", "nobody else's", f"{blobs.KEPT_BYTES // MIB} MiB", blobs.KEPT_BYTES / MIB),
 )
@@ -228,7 +228,7 @@ async def test_all_fetches_at_once() -> None:
                 want = Want(b"%6d%6d" % (n, part), blobs.MAX_BLOB_BYTES, [PeerId(f"holder {n}")])
                 nursery.start_soon(fetcher.fetch, want)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(limits) == fetch.QUESTIONS_AT_ONCE and max(limits) <= fetch.MAX_ANSWER_BYTES
+        assert len(limits) == fetch.QUESTIONS_AT_ONCE and max(limits) <= blobs.MAX_BLOB_BYTES
         nursery.cancel_scope.cancel()
 
 
