@@ -14,15 +14,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
-from judge.api.reading import add_reading_routes, host_of, service_of
-from judge.api.replies import GradeReply, QuestionsReply, RefusalReply
+from judge.api import reading, verified
+from judge.api.reading import host_of, service_of
+from judge.api.replies import GradeReply, QuestionsReply
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
-from judge.api.responses import OPEN
+from judge.api.responses import OPEN, REFUSED
 from judge.api.signing import verify_request
-from judge.api.verified import add_verified_routes
 from judge.errors import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
-from judge.pages.routes import add_page_routes, refused_page
+from judge.pages import routes
+from judge.pages.routes import refused_page
 from judge.store.store import Grade
 from judge.types import Signed, network_of
 from p2p.rate_limit import TokenBuckets
@@ -33,11 +34,8 @@ B = TypeVar("B", bound=Body)
 
 def create_app(service: JudgeService) -> FastAPI:
     """Make the HTTP app of an open service."""
-    refused: dict[int | str, dict[str, Any]] = {
-        of: {"model": RefusalReply, "description": "Refused"} for of in ("4XX", "5XX")
-    }
     app = FastAPI(
-        title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=refused
+        title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=REFUSED
     )
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_PER_S, config.ANSWER_BYTES_BURST
@@ -46,9 +44,9 @@ def create_app(service: JudgeService) -> FastAPI:
     app.add_middleware(_AnswersWhenStopped)
     _add_error_answers(app)
     _add_evaluation_routes(app)
-    add_reading_routes(app)
-    add_verified_routes(app)
-    add_page_routes(app)
+    for part in (reading, verified, routes):
+        # `include_router` would look for the route in each, at every request.
+        app.router.routes += part.router.routes
     return app
 
 

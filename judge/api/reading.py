@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
@@ -18,7 +18,7 @@ from judge.api.replies import (
     PeerReply,
     WindowsReply,
 )
-from judge.api.responses import readable
+from judge.api.responses import REFUSED, readable
 from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.anytime import always
@@ -62,6 +62,9 @@ Limit = Annotated[int, Query(ge=1, le=500)]
 Choice = Annotated[str, Field(max_length=100)]
 
 
+router = APIRouter(responses=REFUSED)
+
+
 class BoardQuery(BaseModel):
     """The part of the leaderboard that is asked for, alike by the page, JSON and CSV."""
 
@@ -80,101 +83,107 @@ class BoardQuery(BaseModel):
         return BoardView(self.after, limit, search, self.model, self.tier, since, self.sort, curves, whole)
 
 
-def add_reading_routes(app: FastAPI) -> None:
-    @readable(app, "/openapi.json", documented=False)
-    async def openapi(_request: Request) -> Response:
-        return JSONResponse(app.openapi())
+@readable(router, "/openapi.json", documented=False)
+async def openapi(request: Request) -> Response:
+    return JSONResponse(request.app.openapi())
 
-    @readable(app, "/v1/judge", reply=JudgeReply)
-    async def judge(request: Request) -> Response:
-        """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
-        service = service_of(request)
-        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-        limits = {
-            "questions": config.MAX_QUESTIONS,
-            "answers": config.MAX_ANSWERS,
-            "seconds": service.settings.deadline,
+
+@readable(router, "/v1/judge", reply=JudgeReply)
+async def judge(request: Request) -> Response:
+    """Describe this judge: the key of its receipts, what it asks, and how much one may ask for."""
+    service = service_of(request)
+    lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+    limits = {
+        "questions": config.MAX_QUESTIONS,
+        "answers": config.MAX_ANSWERS,
+        "seconds": service.settings.deadline,
+    }
+    return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": lessons, **limits})
+
+
+@readable(router, "/v1/leaderboard", reply=LeaderboardReply)
+async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
+    """Return the leaderboard, best first, a page at a time.
+
+    The parameters choose and order; ranks are those among all.
+    """
+    service = service_of(request)
+    board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
+    lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+    rows, more = _until_full([_standing(standing) for standing in board.standings], board)
+    return JSONResponse(
+        {
+            "schema": SCHEMA,
+            "curriculum": lessons,
+            "window": WINDOW_QUESTIONS,
+            "listed_answers": LISTED_ANSWERS,
+            "new_texts": new_texts(service.curriculum.questions) or None,
+            "tiers": dict(TIERS),
+            "listed": board.listed,
+            "unlisted": board.unlisted,
+            "matching": board.matching,
+            "answers": board.answers,
+            "peers": rows,
+            "more_after": more,
         }
-        return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": lessons, **limits})
+    )
 
-    @readable(app, "/v1/leaderboard", reply=LeaderboardReply)
-    async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
-        """Return the leaderboard, best first, a page at a time.
 
-        The parameters choose and order; ranks are those among all.
-        """
-        service = service_of(request)
-        board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
-        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-        rows, more = _until_full([_standing(standing) for standing in board.standings], board)
-        return JSONResponse(
-            {
-                "schema": SCHEMA,
-                "curriculum": lessons,
-                "window": WINDOW_QUESTIONS,
-                "listed_answers": LISTED_ANSWERS,
-                "new_texts": new_texts(service.curriculum.questions) or None,
-                "tiers": dict(TIERS),
-                "listed": board.listed,
-                "unlisted": board.unlisted,
-                "matching": board.matching,
-                "answers": board.answers,
-                "peers": rows,
-                "more_after": more,
-            }
-        )
+@readable(router, "/v1/comparison", reply=ComparisonReply)
+async def comparison(request: Request, model: ModelName = None) -> Response:
+    """Compare nodes of one model that share with those that do not, over normalised rounds."""
+    return JSONResponse(await service_of(request).comparison(model))
 
-    @readable(app, "/v1/comparison", reply=ComparisonReply)
-    async def comparison(request: Request, model: ModelName = None) -> Response:
-        """Compare nodes of one model that share with those that do not, over normalised rounds."""
-        return JSONResponse(await service_of(request).comparison(model))
 
-    @readable(app, "/v1/peers/{peer}", reply=PeerReply)
-    async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
-        """Return one peer: its figures, and its questions with the answers, the newest first."""
-        standing = await service_of(request).standing(peer)
-        if standing is None:
-            raise Refused(NO_SUCH_PEER)
-        history, more = await service_of(request).history(peer, before or NEWEST, limit)
-        return JSONResponse(
-            {"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more}
-        )
+@readable(router, "/v1/peers/{peer}", reply=PeerReply)
+async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
+    """Return one peer: its figures, and its questions with the answers, the newest first."""
+    standing = await service_of(request).standing(peer)
+    if standing is None:
+        raise Refused(NO_SUCH_PEER)
+    history, more = await service_of(request).history(peer, before or NEWEST, limit)
+    return JSONResponse(
+        {"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more}
+    )
 
-    @readable(app, "/v1/windows", reply=WindowsReply)
-    async def windows(request: Request, before: Before = None) -> Response:
-        """List the sets of questions that the judge has committed to, the newest first.
 
-        Anyone can check that no question was chosen.
-        """
-        service = service_of(request)
-        found = await service.windows(before or NEWEST)
-        more = found[-1].number if found and found[-1].number > 1 else None
-        told = {"windows": [window.told() for window in found], "more_before": more}
-        return JSONResponse(
-            {"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told}
-        )
+@readable(router, "/v1/windows", reply=WindowsReply)
+async def windows(request: Request, before: Before = None) -> Response:
+    """List the sets of questions that the judge has committed to, the newest first.
 
-    @readable(app, "/v1/evaluations/{id}", reply=EvaluationReply)
-    async def evaluation(request: Request, id: PathName) -> Response:
-        """Return one answered question: the signed receipt, the answers, and the window it is of."""
-        service = service_of(request)
-        found = await service.evaluation(id)
-        shown = await service.graded(id)
-        if found is None or shown is None:
-            raise Refused(NO_SUCH_ANSWER)
-        if not all_shown(found, shown):
-            raise Refused(RECEIPT_HIDDEN)
-        window = found.question.window
-        answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
-        known = {"answers": answers, "window": window.told() if window else None}
-        return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
+    Anyone can check that no question was chosen.
+    """
+    service = service_of(request)
+    found = await service.windows(before or NEWEST)
+    more = found[-1].number if found and found[-1].number > 1 else None
+    told = {"windows": [window.told() for window in found], "more_before": more}
+    return JSONResponse(
+        {"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told}
+    )
 
-    @readable(app, "/healthz", reply=HealthReply)
-    async def healthz(request: Request) -> Response:
-        """Say whether the judge works: 503 where it cannot write its database."""
-        service = service_of(request)
-        found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
-        return JSONResponse(found, headers={"cache-control": "no-store"})
+
+@readable(router, "/v1/evaluations/{id}", reply=EvaluationReply)
+async def evaluation(request: Request, id: PathName) -> Response:
+    """Return one answered question: the signed receipt, the answers, and the window it is of."""
+    service = service_of(request)
+    found = await service.evaluation(id)
+    shown = await service.graded(id)
+    if found is None or shown is None:
+        raise Refused(NO_SUCH_ANSWER)
+    if not all_shown(found, shown):
+        raise Refused(RECEIPT_HIDDEN)
+    window = found.question.window
+    answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
+    known = {"answers": answers, "window": window.told() if window else None}
+    return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
+
+
+@readable(router, "/healthz", reply=HealthReply)
+async def healthz(request: Request) -> Response:
+    """Say whether the judge works: 503 where it cannot write its database."""
+    service = service_of(request)
+    found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
+    return JSONResponse(found, headers={"cache-control": "no-store"})
 
 
 def service_of(request: Request) -> JudgeService:

@@ -5,20 +5,27 @@ from functools import wraps
 from hashlib import blake2b
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+
+from judge.api.replies import RefusalReply
 
 # How long a reader does not ask for a page again.
 PAGE_S = 2
 # Scripts of other pages may read this, as all is public.
 OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}
 
+# What every route may answer.
+REFUSED: dict[int | str, dict[str, Any]] = {
+    status: {"model": RefusalReply, "description": "Refused"} for status in ("4XX", "5XX")
+}
+
 Handler = Callable[..., Awaitable[Response]]
 
 
 def readable(
-    app: FastAPI,
+    router: APIRouter,
     path: str,
     *,
     documented: bool = True,
@@ -36,8 +43,8 @@ def readable(
         async def conditional(**parameters: Any) -> Response:
             return unless_known(request_of(parameters), await handler(**parameters))
 
-        app.head(path, include_in_schema=False)(conditional)
-        return app.get(path, include_in_schema=documented, response_class=kind, responses=responses)(
+        router.head(path, include_in_schema=False)(conditional)
+        return router.get(path, include_in_schema=documented, response_class=kind, responses=responses)(
             conditional
         )
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
@@ -13,7 +13,7 @@ from judge import config
 from judge.api.reading import PathName, host_of, service_of
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.api.requests import signing_headers
-from judge.api.responses import readable
+from judge.api.responses import REFUSED, readable
 from judge.api.signing import verify_request
 from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
@@ -54,18 +54,15 @@ class RevisionQuery(WeightsQuery):
     commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
-def add_verified_routes(app: FastAPI) -> None:
-    body = {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-    post = partial(app.post, status_code=202, responses={202: {"model": QueuedReply}})
-    post("/v1/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
-    post("/v1/verified/hub", openapi_extra=signing_headers())(name)
-    readable(app, "/v1/verified", reply=VerifiableReply)(models)
-    readable(app, "/v1/verified/{id}", reply=VerificationReply)(verification)
+router = APIRouter(responses=REFUSED)
+_post = partial(router.post, status_code=202, responses={202: {"model": QueuedReply}})
+_WEIGHTS = {
+    "required": True,
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+}
 
 
+@readable(router, "/v1/verified", reply=VerifiableReply)
 async def models(request: Request) -> Response:
     """List the models whose weights this judge evaluates, and how large an upload may be.
 
@@ -85,6 +82,7 @@ async def models(request: Request) -> Response:
     return JSONResponse({"schema": 1, "judge": service.key, "models": known, "hub": hub, **limits})
 
 
+@_post("/v1/verified", openapi_extra={**signing_headers(), "requestBody": _WEIGHTS})
 async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
     """Upload weights: the body is a safetensors file."""
     service = service_of(request)
@@ -104,6 +102,7 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
+@_post("/v1/verified/hub", openapi_extra=signing_headers())
 async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
     """Name weights on the hub, which the judge fetches. There is no body."""
     tier = _tier(service_of(request))
@@ -111,6 +110,7 @@ async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) ->
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
+@readable(router, "/v1/verified/{id}", reply=VerificationReply)
 async def verification(
     request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0
 ) -> Response:

@@ -6,13 +6,13 @@ from time import gmtime, strftime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from markupsafe import Markup
 from pydantic import Field
 
 from judge.api.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
-from judge.api.responses import Handler, readable, request_of
+from judge.api.responses import REFUSED, Handler, readable, request_of
 from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
@@ -63,6 +63,9 @@ PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]
 NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is.")
 
 
+router = APIRouter(responses=REFUSED)
+
+
 class CsvQuery(BoardQuery):
     limit: Annotated[int, Field(ge=1, le=CSV_ROWS)] = CSV_ROWS
 
@@ -71,14 +74,7 @@ class CsvResponse(Response):
     media_type = "text/csv"
 
 
-def add_page_routes(app: FastAPI) -> None:
-    _add_board(app)
-    _add_nodes(app)
-    _add_others(app)
-    _add_files(app)
-
-
-def page(app: FastAPI, path: str) -> Callable[[PageHandler], Handler]:
+def page(path: str) -> Callable[[PageHandler], Handler]:
     """Add a route whose handler returns a template's name and what it shows; a refusal is a page too."""
 
     def route(handler: PageHandler) -> Handler:
@@ -91,7 +87,7 @@ def page(app: FastAPI, path: str) -> Callable[[PageHandler], Handler]:
                 return refused_page(request, refused.refusal)
             return _rendered(request, template, context)
 
-        return readable(app, path, documented=False)(rendered)
+        return readable(router, path, documented=False)(rendered)
 
     return route
 
@@ -123,178 +119,181 @@ def base_of(request: Request) -> str:
     return next(iter(service_of(request).settings.origin), str(request.base_url).rstrip("/"))
 
 
-def _add_board(app: FastAPI) -> None:
-    @page(app, "/")
-    async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tuple[str, Mapping[str, Any]]:
-        service = service_of(request)
-        view = asked.view(service.now(), curves=CURVE_POINTS)
-        found = await board_of(request, view)
-        # The plain front page: nobody searches or turns the page.
-        front = view == BoardView(curves=CURVE_POINTS)
-        first = found.standings[:CHARTED_CURVES] if front else []
-        invited = service.settings.invitation and read_invitation(service.settings.invitation).name
-        tiers = {standing.record.tier for standing in found.standings}
-        # A column with one value says nothing: it is said once, above the table.
-        columns = [column for column in COLUMNS if column[1] != "Tier" or len(tiers) > 1]
-        return "board.html", {
-            "board": found,
-            "asked": asked,
-            "sorts": SORTS,
-            "columns": columns,
-            "shown_tiers": sorted(tiers),
-            "models": _models(found.models, asked.model),
-            "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
-            "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
-            "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
-            "json_link": _link("/v1/leaderboard", asked),
-            "csv_link": _link("/leaderboard.csv", asked),
-            "charted": [(views.shown_name(s.record), s.record.curve) for s in first],
-            "quarters": views.quarters,
-            "health": await service.swarm() if front else None,
-            "swarm": invited,
-        }
-
-    @readable(app, "/leaderboard.csv", kind=CsvResponse)
-    async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
-        """Return the leaderboard as CSV; the header `link` names the next part."""
-        service = service_of(request)
-        found = await board_of(request, asked.view(service.now()))
-        text, after = views.csv_of(found)
-        headers = (
-            {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'}
-            if after is not None
-            else {}
-        )
-        return CsvResponse(text, headers=headers)
+@page("/")
+async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tuple[str, Mapping[str, Any]]:
+    service = service_of(request)
+    view = asked.view(service.now(), curves=CURVE_POINTS)
+    found = await board_of(request, view)
+    # The plain front page: nobody searches or turns the page.
+    front = view == BoardView(curves=CURVE_POINTS)
+    first = found.standings[:CHARTED_CURVES] if front else []
+    invited = service.settings.invitation and read_invitation(service.settings.invitation).name
+    tiers = {standing.record.tier for standing in found.standings}
+    # A column with one value says nothing: it is said once, above the table.
+    columns = [column for column in COLUMNS if column[1] != "Tier" or len(tiers) > 1]
+    return "board.html", {
+        "board": found,
+        "asked": asked,
+        "sorts": SORTS,
+        "columns": columns,
+        "shown_tiers": sorted(tiers),
+        "models": _models(found.models, asked.model),
+        "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
+        "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
+        "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
+        "json_link": _link("/v1/leaderboard", asked),
+        "csv_link": _link("/leaderboard.csv", asked),
+        "charted": [(views.shown_name(s.record), s.record.curve) for s in first],
+        "quarters": views.quarters,
+        "health": await service.swarm() if front else None,
+        "swarm": invited,
+    }
 
 
-def _add_nodes(app: FastAPI) -> None:
-    @page(app, "/nodes/{peer}")
-    async def node(request: Request, peer: PathName, before: Before = None) -> tuple[str, Mapping[str, Any]]:
-        service = service_of(request)
-        standing = await service.standing(peer)
-        if standing is None:
-            raise Refused(NO_SUCH_PEER)
-        record = standing.record
-        rows, more = await service.history(peer, before or NEWEST, ANSWERS_SHOWN)
-        tasks = [service.question(row["specialty"], row["n"]) for row in rows]
-        history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
-        return "node.html", {
-            "standing": standing,
-            "segments": views.segments(record.curve),
-            "segment_rows": views.segment_rows,
-            "specialties": by_specialty(record.recent),
-            "passes": record.pass_at,
-            "said": _said(record.model, record.said),
-            "history": history,
-            "before": before is not None,
-            "more": more,
-        }
-
-    @readable(app, "/nodes/{peer}/badge.svg", documented=False)
-    async def badge(request: Request, peer: PathName) -> Response:
-        standing = await service_of(request).standing(peer)
-        if standing is None:
-            raise Refused(NO_SUCH_PEER)
-        score = standing.record.score
-        headers = {
-            "cache-control": "public, max-age=300",
-            "access-control-allow-origin": "*",
-            "content-security-policy": "default-src 'none'",
-        }
-        return Response(
-            drawing.badge(score.share, score.interval, score.answers),
-            headers=headers,
-            media_type="image/svg+xml",
-        )
-
-    @page(app, "/evaluations/{id}")
-    async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
-        service = service_of(request)
-        found = await service.graded(id)
-        if found is None:
-            raise Refused(NO_SUCH_QUESTION)
-        task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
-        receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, found) else None
-        answers = (
-            []
-            if found["answer"] is None
-            else [(found["answer"], found["ended"], found["reason"], found["reward"])]
-        )
-        answers += [
-            (a["text"], a["ended"], a["reason"], float(a["reason"] == "correct"))
-            for a in found.get("further", ())
-        ]
-        return "evaluation.html", {
-            "e": {"reason": None, **found},
-            "question": task and task.question,
-            "solution": task and service.solution(task),
-            "answers": answers,
-            "said": _said(found["model"], found),
-            "receipt": receipt,
-        }
+@readable(router, "/leaderboard.csv", kind=CsvResponse)
+async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
+    """Return the leaderboard as CSV; the header `link` names the next part."""
+    service = service_of(request)
+    found = await board_of(request, asked.view(service.now()))
+    text, after = views.csv_of(found)
+    headers = (
+        {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'}
+        if after is not None
+        else {}
+    )
+    return CsvResponse(text, headers=headers)
 
 
-def _add_others(app: FastAPI) -> None:
-    @page(app, "/compare")
-    async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
-        found = await service_of(request).comparison(model or None)
-        shown = {
-            "arms": views.arms(found),
-            "rows": views.comparison_rows(found),
-            "from_round": found["significant_from"]["holm"],
-        }
-        shown["first_bin"] = BIN_ROUNDS
-        return "compare.html", {"found": found, **shown}
-
-    @page(app, "/swarm")
-    async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
-        health = await service_of(request).swarm()
-        hours = [(strftime("%H:%M", gmtime(begin)), many) for begin, many in health.hours]
-        return "swarm.html", {"health": health, "hours": hours, "titles": GROUP_TITLES}
-
-    @page(app, "/join")
-    async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
-        service = service_of(request)
-        return "join.html", _invited(
-            service.settings.invitation, service.curriculum, f"{base_of(request)}/join"
-        )
-
-    @page(app, "/about")
-    async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
-        service = service_of(request)
-        return "about.html", {
-            "judge": service.key,
-            "new_texts": new_texts(service.curriculum.questions),
-            "training": TRAINING,
-        }
-
-    @page(app, "/docs")
-    async def docs(_request: Request) -> tuple[str, Mapping[str, Any]]:
-        return "docs.html", {"operations": views.operations(app.openapi())}
+@page("/nodes/{peer}")
+async def node(request: Request, peer: PathName, before: Before = None) -> tuple[str, Mapping[str, Any]]:
+    service = service_of(request)
+    standing = await service.standing(peer)
+    if standing is None:
+        raise Refused(NO_SUCH_PEER)
+    record = standing.record
+    rows, more = await service.history(peer, before or NEWEST, ANSWERS_SHOWN)
+    tasks = [service.question(row["specialty"], row["n"]) for row in rows]
+    history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
+    return "node.html", {
+        "standing": standing,
+        "segments": views.segments(record.curve),
+        "segment_rows": views.segment_rows,
+        "specialties": by_specialty(record.recent),
+        "passes": record.pass_at,
+        "said": _said(record.model, record.said),
+        "history": history,
+        "before": before is not None,
+        "more": more,
+    }
 
 
-def _add_files(app: FastAPI) -> None:
-    @readable(app, "/static/{name}", documented=False)
-    async def static(_request: Request, name: str) -> Response:
-        kind = rendering.TYPES.get("." + name.rpartition(".")[2])
-        if kind is None or name not in {path.name for path in rendering.STATIC.iterdir()}:
-            raise Refused(NOTHING_HERE)
-        headers = {**rendering.HEADERS, "cache-control": YEAR}
-        return Response((rendering.STATIC / name).read_bytes(), headers=headers, media_type=kind)
+@readable(router, "/nodes/{peer}/badge.svg", documented=False)
+async def badge(request: Request, peer: PathName) -> Response:
+    standing = await service_of(request).standing(peer)
+    if standing is None:
+        raise Refused(NO_SUCH_PEER)
+    score = standing.record.score
+    headers = {
+        "cache-control": "public, max-age=300",
+        "access-control-allow-origin": "*",
+        "content-security-policy": "default-src 'none'",
+    }
+    return Response(
+        drawing.badge(score.share, score.interval, score.answers),
+        headers=headers,
+        media_type="image/svg+xml",
+    )
 
-    @readable(app, "/robots.txt", documented=False)
-    async def robots(_request: Request) -> Response:
-        return Response(ROBOTS, media_type="text/plain")
 
-    @readable(app, "/metrics", kind=PlainTextResponse)
-    async def metrics(request: Request) -> Response:
-        """Return figures for Prometheus."""
-        return Response(
-            await _metrics(request),
-            headers={"cache-control": "no-store"},
-            media_type="text/plain; version=0.0.4",
-        )
+@page("/evaluations/{id}")
+async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
+    service = service_of(request)
+    found = await service.graded(id)
+    if found is None:
+        raise Refused(NO_SUCH_QUESTION)
+    task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
+    receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, found) else None
+    answers = (
+        []
+        if found["answer"] is None
+        else [(found["answer"], found["ended"], found["reason"], found["reward"])]
+    )
+    answers += [
+        (a["text"], a["ended"], a["reason"], float(a["reason"] == "correct"))
+        for a in found.get("further", ())
+    ]
+    return "evaluation.html", {
+        "e": {"reason": None, **found},
+        "question": task and task.question,
+        "solution": task and service.solution(task),
+        "answers": answers,
+        "said": _said(found["model"], found),
+        "receipt": receipt,
+    }
+
+
+@page("/compare")
+async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
+    found = await service_of(request).comparison(model or None)
+    shown = {
+        "arms": views.arms(found),
+        "rows": views.comparison_rows(found),
+        "from_round": found["significant_from"]["holm"],
+    }
+    shown["first_bin"] = BIN_ROUNDS
+    return "compare.html", {"found": found, **shown}
+
+
+@page("/swarm")
+async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
+    health = await service_of(request).swarm()
+    hours = [(strftime("%H:%M", gmtime(begin)), many) for begin, many in health.hours]
+    return "swarm.html", {"health": health, "hours": hours, "titles": GROUP_TITLES}
+
+
+@page("/join")
+async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
+    service = service_of(request)
+    return "join.html", _invited(service.settings.invitation, service.curriculum, f"{base_of(request)}/join")
+
+
+@page("/about")
+async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
+    service = service_of(request)
+    return "about.html", {
+        "judge": service.key,
+        "new_texts": new_texts(service.curriculum.questions),
+        "training": TRAINING,
+    }
+
+
+@page("/docs")
+async def docs(request: Request) -> tuple[str, Mapping[str, Any]]:
+    return "docs.html", {"operations": views.operations(request.app.openapi())}
+
+
+@readable(router, "/static/{name}", documented=False)
+async def static(_request: Request, name: str) -> Response:
+    kind = rendering.TYPES.get("." + name.rpartition(".")[2])
+    if kind is None or name not in {path.name for path in rendering.STATIC.iterdir()}:
+        raise Refused(NOTHING_HERE)
+    headers = {**rendering.HEADERS, "cache-control": YEAR}
+    return Response((rendering.STATIC / name).read_bytes(), headers=headers, media_type=kind)
+
+
+@readable(router, "/robots.txt", documented=False)
+async def robots(_request: Request) -> Response:
+    return Response(ROBOTS, media_type="text/plain")
+
+
+@readable(router, "/metrics", kind=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Return figures for Prometheus."""
+    return Response(
+        await _metrics(request),
+        headers={"cache-control": "no-store"},
+        media_type="text/plain; version=0.0.4",
+    )
 
 
 async def _metrics(request: Request) -> str:
