@@ -168,6 +168,7 @@ class Store:
             with self.database.begin() as self._together:
                 return [step(*arguments) for step, arguments in steps]
         except Exception as error:
+            # Each step hands its caller what it raises, whatever that is; one must not fail the others.
             self._together = None
             return (
                 [error]

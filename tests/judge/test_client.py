@@ -712,7 +712,7 @@ def test_a_judge_with_other_scoring_is_used_and_its_rules_named_once() -> None:
         ),
         (reply({"curriculum": "0123456789abcdef"}, 200), "asks tasks that are not known here"),
         (reply({"curriculum": "digest"}, 200), None),
-        (reply({"error": "not found"}, 404), None),  # an earlier version
+        (reply({"error": "not found"}, 404), None),  # no judge
         (b"nonsense", None),
     ],
 )

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import multiaddr
 import trio
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
@@ -162,7 +163,7 @@ class Circuits:
         return [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
 
     def _speaks(self, peer: Any) -> bool:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(PeerStoreError):
             # The peer has not told its protocols yet.
             return str(HOP) in self._host.get_peerstore().get_protocols(peer)
         return False

@@ -14,6 +14,7 @@ import trio
 from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStoreError
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.libp2p.dht import bounded
@@ -113,9 +114,8 @@ class Libp2pConnections:
         for peer in members:
             try:
                 addresses = tuple(store.addrs(_id_of(peer)))
-            except Exception as error:
+            except PeerStoreError:
                 # Nothing is known of a peer that has not identified itself yet.
-                log.debug("no addresses of %s: %r", peer, error)
                 continue
             before, at = self._noted.get(peer, ((), 0.0))
             if addresses != before or not 0 <= now - at < NOTED_S:
@@ -167,7 +167,7 @@ class Libp2pConnections:
 
     async def _dial_one(self, peer: Any, address: str) -> bool:
         self._network.unblock_peer(peer)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(PeerStoreError):
             # A peer that is not in the store has no addresses to clear.
             self._stack.host.get_peerstore().clear_addrs(peer)
         try:

@@ -103,10 +103,7 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
             " later."
         ) from None
     if status == 404:
-        raise NothingThere(
-            f"The judge at {origin} has nothing at {path}. Check what you asked for; an older judge may not"
-            " know it."
-        )
+        raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for.")
     if status != 200:
         raise Unreachable(
             f"The judge at {origin} answered with HTTP {status}. Try later, or tell its operator."

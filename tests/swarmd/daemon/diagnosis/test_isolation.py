@@ -111,7 +111,7 @@ def test_each_set_of_facts_gives_its_cause_and_remedy(facts: dict[str, Any], cau
     "facts",
     [
         {"connected": 1, "companions": 1},  # its rounds may be long
-        # An earlier version, which cannot say what it trains
+        # It did not say what it trains
         {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},
         # Frames from before the start
         {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},
