@@ -68,7 +68,7 @@ def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends)
     assert not trainer.received()
 
 
-def test_what_the_round_says_the_daemon_hears(ends: Ends) -> None:
+def test_messages_of_the_round_reach_the_daemon(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     trainer.publish("rollouts", b"body")
     trainer.report(PeerId("p"), Reason.UNDECODABLE)
@@ -78,7 +78,7 @@ def test_what_the_round_says_the_daemon_hears(ends: Ends) -> None:
     assert link.Publish("rollouts", b"body") in heard and link.ReportPeer("p", "UNDECODABLE") in heard
 
 
-def test_what_the_swarm_and_the_judge_said_is_there_for_the_loop(ends: Ends) -> None:
+def test_news_of_swarm_and_judge_reach_the_loop(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     news = [link.SwarmNews(2, {"STALE": 1}), link.SwarmNews(3, {"STALE": 2, "MALFORMED": 1})]
     questions = [link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new")]
@@ -128,7 +128,7 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     assert rests == [False, True, True, True, False, True, False]
 
 
-def test_who_begins_to_rest_along_is_told_what_holds_now_and_then_what_is_new(ends: Ends) -> None:
+def test_workers_that_rest_along_learn_the_present_state_first(ends: Ends) -> None:
     """A pause that comes in just then is not undone by the first word."""
     daemon, trainer, *_ = ends
     rests: list[bool] = []
@@ -189,7 +189,7 @@ def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> Non
     assert [e.heard for e in trainer.received()] == list(flood)[10:]
 
 
-def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
+def test_a_closed_link_reports_no_lost_peer(ends: Ends) -> None:
     """Else a trainer that is done would end as one that was left alone.
 
     At once, and before its last words.
@@ -247,6 +247,6 @@ def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
     assert [m for i in range(0, len(stream), step) for m in unpacker.feed(stream[i : i + step])] == sent
 
 
-def test_a_message_without_measure_is_refused() -> None:
+def test_an_oversized_message_is_refused() -> None:
     with pytest.raises(ValueError, match="limit"):
         link.from_trainer().feed(b"\xff\xff\xff\xff")

@@ -22,13 +22,13 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_what_comes_with_swarmd_can_be_read(path: Path) -> None:
+def test_the_shipped_experiments_can_be_read(path: Path) -> None:
     read = read_experiment(path)
     assert read.name == path.stem and read.question and read.expects
     assert any(setting.baseline for setting in read.settings)
 
 
-def test_the_example_in_the_documents_is_one() -> None:
+def test_the_documents_example_is_an_experiment() -> None:
     page = (ROOT / "docs" / "experiments.md").read_text()
     read = parse_experiment(
         tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml"
@@ -86,7 +86,7 @@ def test_a_mistake_is_told_with_its_place(change: dict[str, Any], said: str) -> 
         parse_experiment(PLAIN | change, "x.toml")
 
 
-def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadExperiment, match="swarmd lab list"):
         read_experiment(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("name = ")
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
         read_experiment(tmp_path / "bad.toml")
 
 
-def test_a_name_is_of_what_comes_with_swarmd_also_beside_its_results(
+def test_a_name_means_the_shipped_experiment_even_beside_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "churn").mkdir()
@@ -127,7 +127,7 @@ def test_a_settings_surroundings_are_read_and_checked() -> None:
             parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], {"name": "b", **wrong}]}, "x.toml")
 
 
-def test_who_is_away_is_of_the_seed_and_never_everybody() -> None:
+def test_absences_depend_on_the_seed_and_are_never_total() -> None:
     def drawn(seed: int) -> list[frozenset[int]]:
         absences = Absences(4, 6, 3, random.Random(seed))
         return [frozenset(absences.next_round()) for _ in range(3000)]

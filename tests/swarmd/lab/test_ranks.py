@@ -50,7 +50,7 @@ def kill_rank_1() -> None:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_node_a_process_the_same_lines_each_time_and_a_death_is_told(tmp_path: Path) -> None:
+def test_runs_of_one_process_a_node_repeat_and_report_a_death(tmp_path: Path) -> None:
     run = Run("one", 1)
     results = Results.create(tmp_path / "out", EXPERIMENT, "torch")
     play_all(results, 1, lambda _: None, RANKS)

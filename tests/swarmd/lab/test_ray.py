@@ -28,7 +28,7 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
     assert "swarmd[ray]" in (NoRay.__doc__ or "")
 
 
-def test_jobs_are_not_left_out_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_with_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["lab", "run", "churn", "--executor", "ray", "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
     )

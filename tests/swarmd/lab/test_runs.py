@@ -102,7 +102,7 @@ def test_nodes_play_own_tasks() -> None:
     assert sum(lines[2]["external"]) > 0 and lines[2]["generated"] == [1, 1]
 
 
-def test_an_evaluation_changes_nothing_of_what_follows() -> None:
+def test_an_evaluation_does_not_change_later_rounds() -> None:
     (_, setting) = experiment().settings
     with Verifier("tiny-9") as verifier:
         swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
@@ -146,7 +146,7 @@ def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.Cap
     assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
 
 
-def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(tmp_path: Path) -> None:
+def test_missing_runs_are_played_and_a_death_is_reported(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment(seeds=2))
     for run in results.runs[1:]:
         with results.writing(run) as lines:
@@ -165,7 +165,7 @@ def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(t
     assert len(results.missing) == 2  # the other went on
 
 
-def test_what_a_run_says_is_told_also_where_it_ends_well(
+def test_a_runs_output_is_logged_even_where_it_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = "import sys; print('the task plug-in sums: score: oh', file=sys.stderr)"
@@ -241,7 +241,7 @@ setting = [
 """
 
 
-def test_what_ended_the_runs_is_told_though_there_can_be_no_report(
+def test_failed_runs_are_reported_even_without_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "two.toml").write_text(TWO_CURRICULA)

@@ -109,7 +109,7 @@ def test_damaged_saves_and_those_of_other_versions_are_passed_over(tmp_path: Pat
     assert but_for_cpu(results.lines(RUN)) == never_cut(one) and not results.saves(RUN).exists()
 
 
-def test_what_another_process_writes_is_waited_for(tmp_path: Path) -> None:
+def test_a_journal_waits_for_another_process(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment())
     said: list[str] = []
 

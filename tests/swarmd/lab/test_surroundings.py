@@ -33,7 +33,7 @@ def lines(verifier: Verifier, one: Setting, rounds: int) -> tuple[PlayedSwarm, l
     return swarm, [swarm.round(number) for number in range(1, rounds + 1)]
 
 
-def test_who_is_away_neither_asks_nor_hears_and_figures_leave_it_out(verifier: Verifier) -> None:
+def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier: Verifier) -> None:
     swarm, played = lines(verifier, setting(churn={"present": 2, "away": 2}), 6)
     away = [[reward is None for reward in line["reward"]] for line in played]
     assert any(map(any, away)) and not any(map(all, away))
@@ -47,7 +47,7 @@ def test_who_is_away_neither_asks_nor_hears_and_figures_leave_it_out(verifier: V
     swarm.close()
 
 
-def test_of_sets_on_offer_a_node_fetches_what_it_takes_and_whole_ones_it_has_all(verifier: Verifier) -> None:
+def test_a_node_fetches_what_it_takes_of_offers_and_has_all_of_whole_sets(verifier: Verifier) -> None:
     everything = {"share": "all", "take": "unfiltered"}
     heard = {}
     for sets in ("offered", "whole"):

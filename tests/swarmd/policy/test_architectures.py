@@ -267,7 +267,7 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
             torch.testing.assert_close(got[key], weight.grad, atol=1e-4 * scale + 1e-7, rtol=1e-2, msg=key)
 
 
-def test_an_adapter_on_recurrent_layers(tmp_path: Path) -> None:
+def test_an_adapter_on_recurrent_layers_trains_and_folds(tmp_path: Path) -> None:
     policy = open_policy(
         folder_of(make(ARCHITECTURES["qwen3_5_text"]()), tmp_path),
         lora="on",
@@ -292,7 +292,7 @@ def folder_of(network: Any, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_an_architecture_that_nobody_tried_is_taken_where_it_agrees_with_itself(tmp_path: Path) -> None:
+def test_an_untried_architecture_is_used_where_it_agrees_with_itself(tmp_path: Path) -> None:
     """StableLM does; Git's forward pass ignores where its left padding is."""
     stable = make(hf.StableLmConfig(**SIZES))
     (generation,) = open_policy(folder_of(stable, tmp_path / "stable")).generate(["1+1?"], 4)
@@ -328,7 +328,7 @@ def test_an_architecture_that_nobody_tried_is_taken_where_it_agrees_with_itself(
         ({"model_type": "gemma3", "text_config": {"quantization_config": {"bits": 4}}}, r"are quantised"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_its_configuration_alone(
+def test_untrainable_models_are_refused_by_their_configuration(
     document: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
@@ -336,7 +336,7 @@ def test_what_cannot_be_trained_is_refused_by_its_configuration_alone(
         examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
 
 
-def test_of_a_model_that_also_sees_the_language_model_is_trained_and_exported(tmp_path: Path) -> None:
+def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: Path) -> None:
     """Gemma 3 and Ministral 3, as the hub has them.
 
     With other names for their tensors, and tied by what the whole says.

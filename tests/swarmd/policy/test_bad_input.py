@@ -66,7 +66,7 @@ def answer_tags_are_control_tokens(folder: Path) -> None:
         (answer_tags_are_control_tokens, "comes back as"),
     ],
 )
-def test_a_tokenizer_that_loses_text(spoil, named: str, tmp_path: Path) -> None:
+def test_a_tokenizer_that_loses_text_is_refused(spoil, named: str, tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     spoil(tmp_path)
     with pytest.raises(
@@ -124,7 +124,7 @@ def test_our_own_models_tokenizers_are_what_their_files_say(caplog: pytest.LogCa
     assert "the file is followed" not in caplog.text
 
 
-def test_a_system_prompt_that_fills_the_context(tmp_path: Path) -> None:
+def test_a_system_prompt_that_fills_the_context_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     with pytest.raises(
         NoModel,
@@ -158,7 +158,7 @@ def test_answers_longer_than_the_context_and_questions_that_fill_it(
     )
 
 
-def test_a_folder_that_holds_an_adapter(tmp_path: Path) -> None:
+def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"})
     )
@@ -174,7 +174,7 @@ def test_a_folder_that_holds_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.net
 @pytest.mark.slow
-def test_join_and_doctor_say_it_and_end_with_exit_code_3(
+def test_join_and_doctor_report_a_bad_model_with_exit_code_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_model(tmp_path / "model", "llama")

@@ -24,7 +24,7 @@ def test_prompt_is_the_template_with_the_system_prompt(template: str, system: st
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{# nothing #}"])
-def test_template_that_does_not_work(template: str) -> None:
+def test_a_template_that_fails_is_refused(template: str) -> None:
     with pytest.raises(NoModel, match="chat template"):
         Chat(make_tokenizer(template), "be good", ours=True)
 
@@ -38,7 +38,7 @@ def test_text_survives_the_round_trip(text: str) -> None:
         assert chat.read(ids, ended) == Completion(text, ended)
 
 
-def test_cut_text_does_not_end() -> None:
+def test_an_answer_that_was_cut_gets_no_end_token() -> None:
     chat = Chat(make_tokenizer(), "", ours=True)
     assert chat.encode(Completion("abc", ended=True), 4)[-1] == 0
     assert len(chat.encode(Completion("abc", ended=True), 3)) == 3

@@ -89,7 +89,7 @@ def test_weights_that_may_change_between_tokens_are_read_where_they_are(
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
-def test_bfloat16(family: str, folders: dict[str, Path]) -> None:
+def test_decoding_in_bfloat16(family: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders[family], dtype="bfloat16")
     network, prompts = policy._loaded.network, prompts_of(folders[family])
     assert policy.description["dtype"] == "bfloat16"
@@ -110,7 +110,7 @@ def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) 
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_what_is_not_covered_keeps_its_own_attention(folders: dict[str, Path]) -> None:
+def test_uncovered_networks_keep_their_own_attention(folders: dict[str, Path]) -> None:
     ours, others = network_of(folders["llama"]), network_of(folders["lfm2"])
     assert adopt(ours)
     assert adopt(ours)

@@ -143,7 +143,7 @@ def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folder
         torch.testing.assert_close(flat([tokens.logprobs]), flat([plain]), atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_remembered_is_on_policy_at_its_first_use(folders: dict[str, Path]) -> None:
+def test_remembered_log_probabilities_are_on_policy_at_first_use(folders: dict[str, Path]) -> None:
     """An update on remembered text is the update on the text itself."""
     text = external("what?", [("yes", True), ("far longer than twelve tokens", True)], (1.0, 0.0))
     one, other = (open_policy(folders["qwen2"], train={"learning_rate": RATE}) for _ in range(2))
@@ -202,7 +202,7 @@ def test_a_step_left_out_is_counted_and_takes_no_part_in_the_schedule(folders: d
     assert (report.skipped, report.rate) == (0, RATE / 2)
 
 
-def test_an_adapters_start_is_its_base_even_where_its_first_weights_are_not_nothing(tmp_path: Path) -> None:
+def test_an_adapters_start_is_its_base_model(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "llama")
     policy = open_policy(folder, lora="on", train={"kl_every": 1})
     with torch.no_grad():

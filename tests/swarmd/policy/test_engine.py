@@ -171,7 +171,7 @@ def test_randomness_is_the_generators_alone(engine: str, folders: dict[str, Path
 
 
 @pytest.mark.parametrize("family", ["gemma2", "lfm2"])
-def test_continuous_refuses_what_it_was_not_compared_on(family: str, folders: dict[str, Path]) -> None:
+def test_continuous_refuses_networks_it_was_not_compared_on(family: str, folders: dict[str, Path]) -> None:
     with pytest.raises(
         NoEngine, match=rf"not found to compute what {family} models do .*Set generate.engine"
     ):
@@ -302,7 +302,7 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
     assert engine.asked[-1] == "close"
 
 
-def test_where_weights_change_from_outside_tokens_say_which_they_were_drawn_with(
+def test_tokens_name_the_version_of_weights_changed_from_outside(
     folders: dict[str, Path],
 ) -> None:
     versions = iter([4, 4, 7])
@@ -343,7 +343,7 @@ def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]],
         (_first(lambda s: Sample((5,) * 13, (-1.0,) * 13, False)), "more than 12 tokens"),
     ],
 )
-def test_what_a_foreign_engine_returns_is_checked(change: Any, said: str, folders: dict[str, Path]) -> None:
+def test_answers_of_a_foreign_engine_are_checked(change: Any, said: str, folders: dict[str, Path]) -> None:
     policy, _ = policy_with(folders["qwen2"], answers=change)
     with pytest.raises(EngineFailed, match=f"the engine returned {said}.*generate.engine to"):
         policy.generate(["a"], 2)
@@ -401,7 +401,7 @@ def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules
         ),
     ],
 )
-def test_an_engine_that_is_none_says_why(
+def test_an_object_that_is_no_engine_is_refused_with_the_reason(
     asked: str, name: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin(tmp_path, f"{name}:build", monkeypatch, **{name: text})
@@ -450,7 +450,7 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
     assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
 
 
-def test_short_of_memory_the_own_engine_holds_less_at_once(
+def test_the_own_engine_holds_less_when_memory_is_short(
     folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The allocator's refusal is made up; what follows is not."""
@@ -473,7 +473,7 @@ def test_short_of_memory_the_own_engine_holds_less_at_once(
     assert [r.getMessage() for r in caplog.records] == [said % (4 * largest // 2), said % (4 * largest // 4)]
 
 
-def test_where_one_prompt_does_not_fit_it_says_so(folders: dict[str, Path]) -> None:
+def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path]) -> None:
     def refused() -> int:
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
 

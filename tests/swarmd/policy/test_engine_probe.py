@@ -32,7 +32,7 @@ HERE = Conditions("H200", "2.13.0", "5.23.0", "0.1.0", "abc", "bfloat16")
         ({"own": 3.0, "continuous": 2.0, "third": 1.0}, "third"),
     ],
 )
-def test_choice(seconds: dict[str, float | None], chosen: str) -> None:
+def test_the_quickest_engine_is_chosen(seconds: dict[str, float | None], chosen: str) -> None:
     assert choose(seconds) == chosen
 
 
@@ -80,9 +80,7 @@ def test_a_file_that_cannot_be_read_is_measured_anew_and_written_over(content: s
     assert recall(file, HERE, ["own"]) == "own"
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_cache_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     remember(tmp_path / "file" / "engines.json", HERE, "own", {"own": 1.0})
     assert "measured again at the next start" in caplog.text
@@ -107,7 +105,7 @@ def test_the_real_engines_are_measured(
     assert quickest(loaded, sampling, 100_000, file) == "continuous"
 
 
-def test_where_there_is_but_one_nothing_is_measured(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_single_engine_is_not_measured(folders: dict[str, Path], tmp_path: Path) -> None:
     loaded = load_model(config_of(folders["gemma2"]).model, 0)
     asked = Sampling(12, 128, frozenset({0}), 1.0)
     assert quickest(loaded, asked, 100_000, tmp_path / "engines.json") == "own"

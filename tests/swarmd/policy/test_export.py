@@ -175,7 +175,7 @@ def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
     )
 
 
-def test_no_adapter_of_a_whole_model(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_wholly_trained_model_has_no_adapter_to_export(files: dict[str, bytes], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no adapter.*Leave --adapter out"):
         export(files, [], "sapo-9", tmp_path / "out", adapter_only=True)
 
@@ -195,13 +195,13 @@ def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_pat
     assert sorted((tmp_path / "out").iterdir()) == before
 
 
-def test_folder_that_cannot_be_written(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(files: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotExport, match="--out"):
         export(files, [], "sapo-9", tmp_path / "file" / "out")
 
 
-def test_adapter_of_another_base(tmp_path: Path) -> None:
+def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
     files = saved_files(open_policy(base, lora="on"), tmp_path / "saved")
     make_model(base, "llama", seed=1)
@@ -210,7 +210,7 @@ def test_adapter_of_another_base(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_base_that_is_gone_or_weights_that_are_damaged(tmp_path: Path) -> None:
+def test_a_missing_base_or_damaged_weights_are_reported(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
     files = saved_files(open_policy(base), tmp_path / "saved")
     for broken in ({"weights.safetensors": b"\0" * 20}, {"policy.json": b"{"}):
@@ -332,7 +332,7 @@ def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) 
         read_snapshot(tmp_path, FILES)
 
 
-def test_checkpoint_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_removed_during_export_is_replaced_by_a_newer(tmp_path: Path) -> None:
     first = save_round(tmp_path, 1, b"one") / "weights.safetensors"
     first.unlink()
     os.mkfifo(first)  # whose reader waits for the node
@@ -436,7 +436,7 @@ def test_upload_sends_every_file(hub: tuple[type[Hub], str], exported: Path) -> 
 
 @pytest.mark.net
 @pytest.mark.parametrize("status, message", [(401, "hf auth login"), (403, "may write"), (500, "later")])
-def test_upload_that_is_refused(
+def test_a_refused_upload_is_reported(
     hub: tuple[type[Hub], str], exported: Path, status: int, message: str
 ) -> None:
     hub[0].status = status
@@ -446,7 +446,7 @@ def test_upload_that_is_refused(
 
 
 @pytest.mark.net
-def test_upload_without_a_hub(
+def test_an_upload_without_a_hub_is_reported(
     hub: tuple[type[Hub], str], exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
@@ -454,7 +454,7 @@ def test_upload_without_a_hub(
         upload(exported, "me/x")
 
 
-def test_upload_offline_or_to_no_name(exported: Path) -> None:
+def test_an_upload_offline_or_without_a_name_is_refused(exported: Path) -> None:
     with pytest.raises(Unreachable, match="HF_HUB_OFFLINE"):  # as every test is run
         upload(exported, "me/x")
     with pytest.raises(ConfigError, match="owner/name"):

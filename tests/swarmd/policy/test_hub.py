@@ -219,7 +219,7 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPSe
     assert find(None, tmp_path, "owner/small") == first
 
 
-def test_pinned_revision(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_pinned_revision_is_downloaded(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     assert find(hub, tmp_path, "owner/small", COMMIT)["revision"] == COMMIT
     assert "no revision 'v9'" in str(find(hub, tmp_path, "owner/small", "v9")["error"])
 
@@ -233,14 +233,16 @@ def test_pinned_revision(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
         ("owner/empty", "no config.json"),
     ],
 )
-def test_what_cannot_be_used(name: str, message: str, hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_unusable_repositories_are_refused(
+    name: str, message: str, hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
     answer = find(hub, tmp_path, name)
     assert message in str(answer["error"])
     assert answer["exit"] == 3
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {}])
-def test_hub_that_cannot_be_reached(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported(environment: dict[str, str], tmp_path: Path) -> None:
     answer = find(None, tmp_path, "qwen2.5-0.5b", **environment)
     assert str(answer["error"]).startswith(
         "cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub"
@@ -357,7 +359,7 @@ def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
     assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
 
 
-def test_what_is_not_what_the_hub_says_is_refused_and_not_kept(
+def test_downloads_of_another_digest_are_refused_and_not_kept(
     hub: ThreadingHTTPServer, tmp_path: Path
 ) -> None:
     handler = hub.RequestHandlerClass

@@ -30,14 +30,14 @@ def listed(free: int, recorded: dict[str, list[float]] | None = None) -> dict[st
     return {model.fit.source: model for model in models}
 
 
-def test_what_fits_is_what_the_plan_says_smallest_first() -> None:
+def test_models_are_listed_smallest_first_as_the_plan_says() -> None:
     models = listed(6 * GB)
     assert list(models) == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen2.5-1.5b"]
     assert [model.fit.plan.fits for model in models.values()] == [True, True, True, False]  # type: ignore[attr-defined]
     assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
 
 
-def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
+def test_slow_models_are_marked_and_memory_grows_with_size() -> None:
     config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
     where, models = list_models(config, {"tiny": [0.2]}, lambda _: 64 * GB, lambda *_: SPEED)
     _, tiny, half, *_ = lines(where, models)
@@ -109,7 +109,7 @@ def test_the_speed_of_this_machine_is_measured() -> None:
     assert speed.flops > 1e6 and speed.bandwidth > 1e6
 
 
-def test_the_command(run: Run) -> None:
+def test_the_models_command_lists_them(run: Run) -> None:
     said = run("models", "--device", "cpu", "--json")
     document = json.loads(said.out)
     assert (said.code, document["schema"], document["device"]) == (0, 1, "cpu")

@@ -36,7 +36,7 @@ def load(name: Path | str, free: int | None = None, **changes):
     )
 
 
-def test_describes_what_was_loaded(folders: dict[str, Path]) -> None:
+def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["llama"])
     assert policy.description == {
         "model": str(folders["llama"].resolve()),
@@ -65,13 +65,13 @@ def test_checkpoint_precision_is_not_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/no-such-model-here"])
-def test_folder_that_is_not_there(name: str) -> None:
+def test_a_missing_folder_is_named(name: str) -> None:
     with pytest.raises(NoModel, match=r"there is no folder.*Use one of tiny, tiny-latent, qwen2\.5-0\.5b"):
         load(name)
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "a/b--c"])
-def test_name_that_cannot_be_one(name: str) -> None:
+def test_a_malformed_name_is_refused(name: str) -> None:
     with pytest.raises(NoModel, match="is no model's name"):
         load(name)
 
@@ -124,7 +124,9 @@ WRONG_KIND: list[dict[str, Any]] = [
         (remove("tokenizer.json", "tokenizer_config.json"), "tokenizer"),
     ],
 )
-def test_a_folder_that_is_spoilt(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_damaged_model_folders_are_refused(
+    spoil: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
     spoil(make_model(tmp_path))
     with pytest.raises(NoModel, match=message):
         load(tmp_path)
@@ -138,7 +140,7 @@ def test_a_folder_that_is_spoilt(spoil: Callable[[Path], object], message: str, 
         ({"vocab_size": 100}, "do not belong together"),
     ],
 )
-def test_a_tokenizer_that_lacks_something(made: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_incomplete_tokenizers_are_refused(made: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(NoModel, match=message):
         load(make_model(tmp_path, "llama", **made))
     if "vocab_size" not in made:
@@ -217,7 +219,7 @@ def test_fingerprint_tells_weights_apart_and_not_precisions(folders: dict[str, P
     assert load(make_model(tmp_path, "qwen2", seed=1)).fingerprint != here
 
 
-def test_device_that_is_not_there() -> None:
+def test_an_absent_device_is_refused() -> None:
     missing = [
         d
         for d, there in [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())]
@@ -229,7 +231,7 @@ def test_device_that_is_not_there() -> None:
     assert choose_device("cpu") == CPU
 
 
-def test_dtype_is_what_is_asked_for_or_what_pays() -> None:
+def test_the_dtype_is_as_configured_or_the_quicker_one() -> None:
     assert choose_dtype("bfloat16", CPU, trained_whole=True) == torch.bfloat16
     assert choose_dtype("float32", CPU, trained_whole=False) == torch.float32
     for quick, dtype in [(True, torch.bfloat16), (False, torch.float32)]:

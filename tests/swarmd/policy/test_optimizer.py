@@ -59,7 +59,7 @@ def distance(weights: Mapping[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("precision", ["master", "stochastic"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_step_is_lost(precision: str, kind: str) -> None:
+def test_small_steps_are_not_lost_in_16_bits(precision: str, kind: str) -> None:
     # The copy shows where it has come to a step of the weight itself
     steps = 200 if precision == "stochastic" else 5000
     start, rate = weights_of(), RATE if precision == "stochastic" else 2e-6
@@ -131,7 +131,7 @@ def test_rounding_at_random_goes_by_its_seed() -> None:
 @pytest.mark.parametrize("precision", ["master", "stochastic"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("piece", [2**24, 5000])
-def test_what_is_kept_is_all_there_is(
+def test_the_saved_state_is_complete(
     kind: str, precision: str, dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimizer, "PIECE_NUMBERS", piece)
@@ -208,7 +208,7 @@ def test_moments_of_eight_bits_are_a_quarter() -> None:
     assert 0.25 <= sizes[1] / sizes[0] < 0.26
 
 
-def test_without_the_library_it_is_said_before_anything_is_loaded(
+def test_a_missing_optimizer_library_is_reported_before_loading(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

@@ -375,7 +375,7 @@ def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at
     rank=st.sampled_from([16, None]),
     work=st.builds(Workload, st.integers(1, 16), st.integers(2, 32), st.sampled_from([16, 64, 256, 1024])),
 )
-def test_what_fits_stays_within_what_can_be_counted_on(
+def test_a_fitting_plan_stays_within_usable_memory(
     gigabytes: float, dtype: str, rank: int | None, work: Workload
 ) -> None:
     shape = shape_05b_cached
@@ -517,7 +517,7 @@ def test_the_plan_is_the_same_before_and_after_the_tokenizer_is_there() -> None:
     )
 
 
-def test_work_is_the_configuration_s() -> None:
+def test_the_workload_comes_from_the_configuration() -> None:
     assert work_of(NodeConfig()) == Workload(4, 8, 16, start_copy=True)
     config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
     assert work_of(config).new_tokens == 99

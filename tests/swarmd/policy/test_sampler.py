@@ -106,7 +106,7 @@ def test_log_probabilities_differ_by_bfloat16s_noise_alone(
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adamw8bit", marks=EIGHT)])
 @pytest.mark.parametrize("way", [ADAPTER, WHOLE])
-def test_the_same_after_a_resume(
+def test_sampling_goes_on_the_same_after_a_resume(
     models: dict[str, Path], tmp_path: Path, way: dict[str, Any], optimizer: str
 ) -> None:
     way = way | {"train": way["train"] | {"optimizer": optimizer}}

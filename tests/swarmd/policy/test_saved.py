@@ -141,7 +141,7 @@ def test_other_kind_or_rank_of_training_is_refused(folders: dict[str, Path], tmp
 
 
 @pytest.mark.parametrize("name", ["policy.json", "weights.safetensors", "training.safetensors"])
-def test_damaged_files(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_checkpoint_files_are_refused(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"])
     one_round(policy, 1)
     saved = save(policy, tmp_path / "saved")
@@ -155,7 +155,7 @@ def test_damaged_files(name: str, folders: dict[str, Path], tmp_path: Path) -> N
         policy.restore(saved)
 
 
-def test_another_versions_checkpoint(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"])
     saved = save(policy, tmp_path / "saved")
     edit_json(saved / "policy.json", schema=2)
@@ -163,7 +163,7 @@ def test_another_versions_checkpoint(folders: dict[str, Path], tmp_path: Path) -
         policy.restore(saved)
 
 
-def test_files_that_do_not_go_together(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_checkpoint_files_that_do_not_match_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"])
     one_round(policy, 1)
     saved = save(policy, tmp_path / "saved")

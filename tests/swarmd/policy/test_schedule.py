@@ -42,6 +42,6 @@ def test_rates_after_a_warm_up_in_equal_steps_fall_in_their_shape_and_stay_down(
         {"warmup": 3, "total": 2},
     ],
 )
-def test_what_is_no_schedule(wrong: dict[str, object]) -> None:
+def test_malformed_schedules_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"schedule|counts of updates"):
         RateSchedule(**wrong)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ def test_the_file_is_the_one_safetensors_writes(tensors: dict[str, torch.Tensor]
     )
 
 
-def test_it_is_a_copy() -> None:
+def test_a_tensor_file_is_a_copy() -> None:
     tensor = torch.zeros(4)
     data = tensor_file({"x": tensor})
     before = bytes(data)

@@ -131,6 +131,8 @@ def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
     # Neither ignorant nor saturated; rarely shown
     [("tiny", 4, (0.15, 0.42), (0.3, 1.0)), ("tiny-latent", 8, (0.0, 0.05), (0.04, 0.18))],
 )
-def test_skill(name: str, completions: int, passed: tuple[float, float], mixed: tuple[float, float]) -> None:
+def test_the_tiny_models_answer_as_well_as_their_card_says(
+    name: str, completions: int, passed: tuple[float, float], mixed: tuple[float, float]
+) -> None:
     measured = skill(name, items=32, completions=completions)
     assert passed[0] <= measured.pass_at_1 <= passed[1] and mixed[0] <= measured.mixed <= mixed[1]

@@ -248,7 +248,7 @@ def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[s
     assert all(torch.equal(p, before[n]) for n, p in policy._learner.weights.items())
 
 
-def test_rows_and_their_count(folders: dict[str, Path]) -> None:
+def test_rows_hold_completions_with_an_advantage(folders: dict[str, Path]) -> None:
     chat = chat_of(folders["qwen2"])
     batch = [
         external("?", [("abc", True), ("", False), ("abcdef", True)], (1.0, 0.0, 0.0)),
@@ -338,7 +338,7 @@ def test_each_token_of_a_stream_follows_what_it_follows_in_its_row(
         ([[], [1]], 0),
     ],
 )
-def test_what_prompts_begin_with(prompts: list[list[int]], common: int) -> None:
+def test_the_common_beginning_of_prompts_is_stored_once(prompts: list[list[int]], common: int) -> None:
     assert shared_prefix(prompts) == common
 
 
@@ -415,7 +415,7 @@ def test_out_of_memory_makes_smaller_micro_batches(
     assert caplog.text.index("computed twice") < caplog.text.index("micro-batches of at most")
 
 
-def test_out_of_memory_with_a_single_row(folders: dict[str, Path]) -> None:
+def test_a_single_row_that_does_not_fit_is_an_error(folders: dict[str, Path]) -> None:
     rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
     network = network_of(folders["qwen2"])
     scarce(network, 3, SHORT[0])
@@ -423,7 +423,7 @@ def test_out_of_memory_with_a_single_row(folders: dict[str, Path]) -> None:
         Learner(network, learning(), CPU).step(rows)
 
 
-def test_other_runtime_errors_are_not_taken_for_it(folders: dict[str, Path]) -> None:
+def test_other_runtime_errors_do_not_count_as_out_of_memory(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"])
 
     def broken(*_):

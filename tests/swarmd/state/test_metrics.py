@@ -163,17 +163,17 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_lines_that_nobody_wrote_are_no_lines(tmp_path: Path, odd: str) -> None:
+def test_foreign_lines_are_ignored(tmp_path: Path, odd: str) -> None:
     (tmp_path / "m.jsonl").write_text(odd + '\n{"round":2}\n')
     assert read_metrics(tmp_path / "m.jsonl") == [{"round": 2}]
 
 
-def test_a_folder_in_its_place_is_a_message(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_file_gives_a_message(tmp_path: Path) -> None:
     with pytest.raises(CannotRecord, match=r"cannot be read: Is a directory\. Move it away"):
         read_metrics(tmp_path)
 
 
-def test_a_full_disk_is_said_and_leaves_the_file_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path, 0)
     file.append(line(1))

@@ -42,7 +42,7 @@ def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -
     StateFolder.open(tmp_path).close()
 
 
-def test_who_looks_whether_a_node_runs_is_no_owner(tmp_path: Path) -> None:
+def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
     """However long the machine takes to let it go on."""
     StateFolder.open(tmp_path).close()
     (tmp_path / LOCK_FILE).write_text("")
@@ -73,7 +73,7 @@ def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: 
         owner.stdout.close()
 
 
-def test_what_cannot_be_a_state_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_unusable_state_folders_are_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
@@ -132,7 +132,7 @@ def test_an_odd_seed_is_set_aside_and_another_drawn(tmp_path: Path, content: byt
     assert (tmp_path / "node.json.corrupt").read_bytes() == content
 
 
-def test_a_seed_file_that_is_a_folder_is_a_message(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_seed_file_gives_a_message(tmp_path: Path) -> None:
     (tmp_path / "node.json").mkdir()
     with pytest.raises(ConfigError, match=r"node\.json: Is a directory"):
         node_seed(None, tmp_path)

@@ -47,7 +47,7 @@ def test_figures_are_the_numbers_of_a_line_the_judges_among_them() -> None:
     }
 
 
-def test_a_round_is_read_once_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+def test_each_round_is_read_once_even_if_the_file_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path, 0) as file:
         file.append(line(1))
@@ -66,7 +66,7 @@ def test_a_round_is_read_once_whatever_becomes_of_the_file(tmp_path: Path) -> No
     assert not list(follower.read())
 
 
-def test_what_is_not_installed_is_said() -> None:
+def test_a_missing_tracker_is_reported() -> None:
     check_installed([])
     with pytest.raises(
         ConfigError, match=r"no_tracker is not installed. Run: pip install 'swarmd\[no_tracker\]'"

@@ -87,7 +87,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
 
 
-def test_its_time_is_that_of_the_processor_so_waiting_for_one_is_no_fault(tmp_path: Path) -> None:
+def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
     """An answer that waits without using it is right, up to five times its seconds."""
     text = (
         GOOD.partition("def score")[0]
@@ -101,7 +101,7 @@ def test_its_time_is_that_of_the_processor_so_waiting_for_one_is_no_fault(tmp_pa
 
 
 @pytest.mark.parametrize("how", [*FATAL, *MADE])
-def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(
+def test_a_question_that_fails_is_skipped(
     unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -114,7 +114,7 @@ def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(
     assert unruly.restarts == 0
 
 
-def test_it_says_where_it_went_wrong_and_repeats_itself_rarely(
+def test_a_plugins_faults_are_logged_rarely_with_their_place(
     unruly: Verifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     unruly.faults.clear()
@@ -175,7 +175,7 @@ def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Ver
         (GOOD + "limits = {'seconds': 60}", r"limits: Expected `float` <= 10.0 - at `\$.seconds`"),
     ],
 )
-def test_a_plugin_that_is_none_is_refused_with_cause(tmp_path: Path, text: str, words: str) -> None:
+def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "tasks.py"
     path.write_text(text)
     with pytest.raises(PluginRefused, match=words):
@@ -207,7 +207,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
         describe(str(path), seconds=3) if "sleep" in text else find_curriculum(str(path))
 
 
-def test_a_file_that_is_not_there_and_a_name_that_nobody_offers(tmp_path: Path) -> None:
+def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"none\.py: No such file or directory\. Mend them, or name others \(docs/own-tasks\.md\)\.$",

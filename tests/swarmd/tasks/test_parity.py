@@ -201,7 +201,7 @@ def test_formulas_bind_and_follow_as_upstreams_do() -> None:
         "P = Q",
     ],
 )
-def test_what_is_no_formula_follows_from_nothing(junk: str) -> None:
+def test_malformed_formulas_follow_from_nothing(junk: str) -> None:
     assert table(junk, ["P", "Q"]) is None
     assert not proves(["P", "¬P"], junk, ["P", "Q"])  # from which everything follows
 

@@ -49,7 +49,7 @@ def asked(file: QuestionFile, specialty: str, low: int, high: int) -> set[str]:
         ("yes", ["Yes", "yes."], ["no", "1"]),
     ],
 )
-def test_which_answers_are_the_same(expected: str, same: list[str], other: list[str]) -> None:
+def test_which_answers_count_as_the_same(expected: str, same: list[str], other: list[str]) -> None:
     assert [answer for answer in same if not same_answer(expected, answer)] == []
     assert [answer for answer in other if same_answer(expected, answer)] == []
 

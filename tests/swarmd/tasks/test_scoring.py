@@ -24,7 +24,7 @@ def right() -> str:
 
 
 @pytest.mark.net
-def test_reasons(verifier: Verifier, right: str) -> None:
+def test_each_completion_gets_its_reason(verifier: Verifier, right: str) -> None:
     texts = {
         f"so <answer>{right}</answer>": GradeReason.CORRECT,
         "<answer>0</answer>": GradeReason.WRONG,
@@ -50,7 +50,7 @@ def test_reasons(verifier: Verifier, right: str) -> None:
 
 
 @pytest.mark.net
-def test_it_is_a_reward_and_threads_may_share_it(verifier: Verifier, right: str) -> None:
+def test_a_verifier_is_a_reward_that_threads_may_share(verifier: Verifier, right: str) -> None:
     reward: Reward = verifier
     verifier.judge([(REF, [Completion(f"<answer>{right}</answer>", True)])])  # it is up
     restarts, answers = verifier.restarts, list[object]()
@@ -81,7 +81,7 @@ def test_an_unused_or_closed_verifier_is_no_process() -> None:
     "modules, banned",
     [("sandbox.client", "torch reasoning_gym"), ("source, swarmd.tasks.sandbox.verifier", "torch")],
 )
-def test_what_an_import_loads(modules: str, banned: str) -> None:
+def test_importing_the_verifier_loads_little(modules: str, banned: str) -> None:
     program = f"import sys, swarmd.tasks.{modules}; print([m for m in {banned.split()} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT

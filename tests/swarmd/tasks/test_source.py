@@ -75,7 +75,7 @@ def test_the_digest_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CURRICULA))
-def test_an_item_is_upstreams(name: str) -> None:
+def test_items_equal_reasoning_gyms(name: str) -> None:
     tasks = tasks_of(name)
     for specialty, config in tasks.curriculum.configs.items():
         for n in (0, 3, 12_345):
@@ -184,7 +184,7 @@ def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
         CurriculumTasks(curriculum("tiny-9"), ["bff"])
 
 
-def test_draws() -> None:
+def test_drawing_is_uniform_over_specialties() -> None:
     tasks = tasks_of("tiny-9")
     drawn, held_out = tasks.draw(400, random.Random(1)), tasks.draw_held_out(400, random.Random(1))
     assert (

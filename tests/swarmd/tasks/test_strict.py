@@ -53,7 +53,7 @@ def junk(task: Task, _: random.Random) -> str:
         ("fraction_simplification", junk, 1.0, 0.0),
     ],
 )
-def test_what_pays_wrongly_pays_in_the_faithful_ones_alone(
+def test_wrongly_paid_answers_earn_only_in_faithful_curricula(
     name: str, specialty: str, wrong: Answer, faithful: float, strict: float
 ) -> None:
     assert share(name, specialty, wrong) >= faithful
@@ -61,7 +61,7 @@ def test_what_pays_wrongly_pays_in_the_faithful_ones_alone(
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_what_is_right_pays_in_the_strict_ones_too(name: str) -> None:
+def test_right_answers_earn_in_strict_curricula_too(name: str) -> None:
     tasks = tasks_of(name)
     for specialty in tasks.curriculum.specialties:
         paid = share(name, specialty, lambda task, _: solution(tasks, task))
@@ -79,7 +79,7 @@ def test_digits_in_upper_case_are_wrong_in_both_as_the_question_says(name: str) 
     assert lower == 1 and upper < 0.9
 
 
-def test_who_asks_the_same_meets_whatever_pays() -> None:
+def test_strict_and_faithful_curricula_share_a_swarm() -> None:
     assert len({c.digest for c in CURRICULA.values()}) == len(CURRICULA) == 4
     for name in ("sapo-9", "tiny-9"):
         faithful, strict = CURRICULA[name], CURRICULA[f"{name}-strict"]
@@ -136,5 +136,5 @@ def test_a_conclusion_says_what_all_premises_say(conclusion: str, right: bool) -
     "answer, right",
     [("1/2", True), (r"$\dfrac{1}{2}$", True), (r"\frac{ 1 }{2}", True), ("1/2 x", False), ("2/1", False)],
 )
-def test_a_fraction_and_nothing_besides(answer: str, right: bool) -> None:
+def test_a_fraction_must_stand_alone(answer: str, right: bool) -> None:
     assert is_fraction(answer, 1, 2) is right

@@ -132,7 +132,7 @@ def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> No
     assert raw.reply() == Judgements((nothing,))
 
 
-def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> None:
+def test_the_verifier_ends_when_its_input_closes_and_ignores_signals(raw: Raw) -> None:
     worker = descendants(raw.process.pid)[0]
     raw.process.send_signal(signal.SIGINT)
     raw.process.send_signal(signal.SIGTERM)
@@ -144,7 +144,7 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
     assert not worker.is_running()
 
 
-def test_it_leaves_when_its_client_is_killed() -> None:
+def test_the_verifier_ends_when_its_client_is_killed() -> None:
     program = (
         "from swarmd.tasks.sandbox.client import *\nwith Verifier('tiny-9') as v:\n"
         " v.judge([(TaskRef('bf', 1), [Completion('<answer>x</answer>', True)])])\n"
@@ -162,7 +162,7 @@ def test_it_leaves_when_its_client_is_killed() -> None:
     assert psutil.wait_procs(family, timeout=TIMEOUT_S)[1] == []
 
 
-def test_it_is_alone_in_an_empty_environment(verifier: Verifier) -> None:
+def test_the_verifier_has_an_empty_environment(verifier: Verifier) -> None:
     verifier.judge(questions(1, 0))
     process = psutil.Process(verifier.pid)
     (worker,) = process.children()
@@ -187,7 +187,7 @@ def test_it_is_alone_in_an_empty_environment(verifier: Verifier) -> None:
         assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) == 5
 
 
-def test_killed_it_comes_back(verifier: Verifier) -> None:
+def test_a_killed_verifier_is_restarted(verifier: Verifier) -> None:
     items = questions(8, 1)
     assert verifier.score(items) == [(1.0, 0.0)] * 8
     before, restarts = verifier.pid, verifier.restarts
@@ -198,7 +198,7 @@ def test_killed_it_comes_back(verifier: Verifier) -> None:
     assert verifier.restarts == restarts + 1
 
 
-def test_its_worker_killed_comes_back_and_costs_no_reward(verifier: Verifier) -> None:
+def test_a_killed_worker_is_replaced_and_costs_no_reward(verifier: Verifier) -> None:
     items = questions(8, 2)
     verifier.score(items)
     before, restarts = verifier.pid, verifier.restarts
@@ -210,7 +210,7 @@ def test_its_worker_killed_comes_back_and_costs_no_reward(verifier: Verifier) ->
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
+def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> None:
     """Whichever of the two is killed, at whatever moment.
 
     No reward is ever given to a wrong answer, and marking goes on.
@@ -249,7 +249,7 @@ def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_it_is_replaced(verifier: Verifier) -> None:
+def test_a_stopped_verifier_is_replaced(verifier: Verifier) -> None:
     items = questions(1, 5)
     verifier.score(items)
     assert verifier.pid is not None
@@ -273,7 +273,7 @@ def test_a_worker_is_replaced_before_it_grows_old(verifier: Verifier) -> None:
         (("/no/such/python",), "cannot be started"),
     ],
 )
-def test_what_never_runs_is_an_error_with_cause_and_remedy(command: tuple[str, ...], cause: str) -> None:
+def test_a_verifier_that_never_runs_is_an_error_with_a_remedy(command: tuple[str, ...], cause: str) -> None:
     with Verifier("tiny-9", command) as broken:
         with pytest.raises(VerifierFailed, match=cause) as caught:
             broken.score(questions(1, 0))

@@ -183,7 +183,7 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
     assert drawn.random() == random.Random(2).random()
 
 
-def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_path: Path) -> None:
+def test_the_last_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
     """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it
     saves.
     """
@@ -195,7 +195,7 @@ def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-round-00000005", "round-00000002", *newer]
 
 
-def test_one_damaged_a_second_time_is_set_aside_again_and_strangers_are_left_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_damaged_again_is_set_aside_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), policy())
     (tmp_path / "round-of-notes.txt").write_text("mine")
@@ -215,7 +215,7 @@ def test_one_damaged_a_second_time_is_set_aside_again_and_strangers_are_left_alo
         (errno.EIO, CheckpointRefused, "owner and mode"),
     ],
 )
-def test_what_the_disk_refuses_says_why_and_what_to_do(
+def test_disk_errors_say_why_and_what_to_do(
     tmp_path: Path, number: int, kind: type[SwarmdError], said: str
 ) -> None:
     def refused() -> Iterator[tuple[str, bytes]]:
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
     assert (tmp_path / "damaged-round-00000002").is_dir()
 
 
-def test_one_that_cannot_be_gone_on_from_is_set_aside_like_a_damaged_one(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_resumed_is_set_aside(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for number in (1, 2):
         checkpoints.save(state(number), policy())
@@ -330,13 +330,13 @@ def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is
 @pytest.mark.skipif(
     os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full"
 )
-def test_a_really_full_device(tmp_path: Path) -> None:
+def test_saving_on_a_really_full_device(tmp_path: Path) -> None:
     with pytest.raises(DiskFull):
         Checkpoints(tmp_path).save(state(1), [("/dev/full", b"x" * 100_000)])
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_the_last_whole_checkpoint(tmp_path: Path) -> None:
     """A child saves as fast as it can and says each round that is behind it; we kill it at random moments."""
     program = textwrap.dedent(
         """

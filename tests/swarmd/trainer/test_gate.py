@@ -74,7 +74,7 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
         ({"margin": 20.0}, 1, 0, 0),
     ],
 )
-def test_what_each_mode_does(
+def test_each_gate_mode_acts_as_documented(
     verifier: Verifier, gate: dict[str, object], parameters: int, gated: int, reported: int
 ) -> None:
     swarm = MemorySwarm()
@@ -114,7 +114,7 @@ def test_with_replay_each_rollout_is_computed_once(
     assert len(refs) == len(set(refs)) > 12
 
 
-def test_what_was_gated_is_written_down_and_shown() -> None:
+def test_gated_rollouts_are_recorded_and_shown() -> None:
     line = metrics_line(replace(report(1), gated={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0))
     assert (line["gated"], line["gate_reported"]) == ({"an unlikely token": 2}, {})
     assert "not trained on: 2 an unlikely token" in round_sentence(line)

@@ -160,7 +160,7 @@ def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
         assert (f"not for our model: 1 {ANSWER_TOO_LONG}" in round_sentence(line)) == bool(unfit)
 
 
-def test_what_the_tokenizer_has_no_letters_for_is_dropped(verifier: Verifier, narrow: Path) -> None:
+def test_text_that_the_tokenizer_cannot_encode_is_dropped(verifier: Verifier, narrow: Path) -> None:
     tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(4))
     foreign = (tasks[0], [right(tasks[0], before="∴ "), WRONG])
     plain = (tasks[1], [right(tasks[1]), WRONG])

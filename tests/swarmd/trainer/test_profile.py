@@ -56,7 +56,7 @@ def test_one_line_sets_the_papers_settings_and_own_keys_override_them(tmp_path: 
     )
 
 
-def test_an_experiment_names_it_likewise() -> None:
+def test_an_experiment_may_name_a_profile() -> None:
     document = {
         "name": "one", "base": {"profile": "sapo-paper", "train": {"learning_rate": 3e-4}},
         "setting": [{"name": "paper"}, {"name": "own", "profile": "default", "round": {"local": 8}}],
@@ -71,7 +71,7 @@ def test_an_experiment_names_it_likewise() -> None:
             parse_experiment({"name": "one", "setting": [{"name": "8/0", "profile": wrong}]}, "x.toml")
 
 
-def test_an_unknown_one_is_refused_with_those_there_are() -> None:
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
         match=(
@@ -81,7 +81,7 @@ def test_an_unknown_one_is_refused_with_those_there_are() -> None:
         load(None, {}, {"profile": "sapo-papr"})
 
 
-def test_it_says_itself_what_defaults_say_today() -> None:
+def test_a_profile_names_every_key_it_means() -> None:
     """So that another default changes nothing of it."""
     said = PROFILES["sapo-paper"]
     assert set(said["sharing"]) == set(SharingSettings.model_fields)
@@ -125,7 +125,7 @@ class Seen(PlayedPolicy):
         return super().update(batch, weigh)
 
 
-def test_its_rounds_are_those_of_algorithm_1() -> None:
+def test_the_papers_profile_plays_algorithm_1() -> None:
     """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of others without
     zero advantages, J).
     """
@@ -188,7 +188,7 @@ def test_its_rounds_are_those_of_algorithm_1() -> None:
     assert most == J and all(node.gate is None and node.schedule.updates == 1 for node in nodes)
 
 
-def test_its_loss_is_the_clipped_surrogate_without_kl() -> None:
+def test_the_papers_profile_uses_the_clipped_surrogate_without_kl() -> None:
     current, old = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.0, -1.5, -0.5, -1.1])
     advantages = torch.tensor([1.0, 2.0, -1.0, -0.5])
     each, _ = LOSSES[PAPER.train.loss].per_token(current, old, advantages, PAPER.train)
@@ -198,7 +198,7 @@ def test_its_loss_is_the_clipped_surrogate_without_kl() -> None:
     assert each.tolist() == pytest.approx(expected)
 
 
-def test_its_step_is_adams_at_the_papers_rate_on_the_mean_over_tokens() -> None:
+def test_the_papers_profile_steps_adam_at_the_papers_rate() -> None:
     policy = LanguagePolicy.open(load(None, {"SWARMD_DEVICE": "cpu"}, {"profile": "sapo-paper"}), seed=1)
     texts = ["<answer>1</answer>", "<answer>12 and more</answer>", "no"]
     rollout = Rollout(TaskRef("bf", 1), tuple(Completion(text, True) for text in texts), PeerId("other"))

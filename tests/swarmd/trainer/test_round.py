@@ -184,7 +184,7 @@ def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
     return replace(node, reward=score), calls
 
 
-def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> None:
+def test_only_the_newest_of_a_flood_are_scored(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
     flood = [Rollout(ref, (Completion("no", True),), other.identity.peer_id) for ref in refs]
@@ -196,7 +196,7 @@ def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> Non
     assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[44:]]
 
 
-def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
+def test_rollouts_in_the_pool_are_not_scored_again(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config(gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
     right = right_answer(task)
@@ -271,7 +271,7 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
     assert [len(call) for call in calls if call] == [1, 1]
 
 
-def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(verifier: Verifier) -> None:
+def test_longer_rollouts_are_trained_on_in_part(verifier: Verifier) -> None:
     """Twice as many are scored, and advantages are of those.
 
     What is trained on keeps the sign that it has among all of them.
@@ -298,9 +298,7 @@ def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(ver
 
 
 @pytest.mark.parametrize("loss, trains", [("grpo", False), ("asymre", True)])
-def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(
-    verifier: Verifier, loss: str, trains: bool
-) -> None:
+def test_the_loss_decides_about_groups_of_equal_rewards(verifier: Verifier, loss: str, trains: bool) -> None:
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, "train": {"loss": loss}})
     node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
     node = replace(node, reward=lambda items: [(0.0,) * len(completions) for _, completions in items])
@@ -308,7 +306,7 @@ def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(
     assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
 
 
-def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier: Verifier) -> None:
+def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
     swarm = MemorySwarm()
     node, _, member = join(swarm, 1, verifier, config(gate="off"))
     (_, _, useless), (_, _, useful) = (join(swarm, n, verifier, config()) for n in (2, 3))
@@ -349,7 +347,7 @@ def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
     assert all(r.replays_mean == 0 and r.external <= 2 for r in reports)
 
 
-def test_rounds_that_are_run_again_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
+def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
     """An author lost two rounds to a kill and shares the same again.
 
     Nothing is refused, nobody is blamed, nothing is taken in twice.

@@ -337,7 +337,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
 
-def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(
+def test_a_waiting_question_does_not_hammer_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
@@ -378,7 +378,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path)
         assert trainer.round == 1 and len(figures(tmp_path)) == 1
 
 
-def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
+def test_a_paused_run_is_saved(tmp_path: Path) -> None:
     with trainer_in(tmp_path, 0) as (trainer, daemon):
         disk, tell, paused = SlowDisk(trainer.checkpoints.folder), trainer.link.tell, []
 

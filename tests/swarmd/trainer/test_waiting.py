@@ -24,7 +24,7 @@ def until(
     return messages
 
 
-def test_it_waits_says_so_trains_on_what_comes_and_stops_at_once(tmp_path: Path) -> None:
+def test_a_node_without_own_questions_waits_for_others_rollouts(tmp_path: Path) -> None:
     with trainer_in(tmp_path / "other", 3) as (trainer, daemon):
         trainer.run()
         bodies = published(daemon)

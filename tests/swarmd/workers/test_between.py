@@ -71,9 +71,7 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_adapter_handed_over_answers_as_it_does_at_home(
-    folders: dict[str, Path], tmp_path: Path, dtype: str
-) -> None:
+def test_a_handed_over_adapter_answers_the_same(folders: dict[str, Path], tmp_path: Path, dtype: str) -> None:
     trainer = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     generator = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     handover, pickup = WeightWriter(tmp_path), WeightReader(tmp_path, generator.trained)

@@ -45,7 +45,7 @@ def test_what_a_dead_generator_had_is_asked_again_before_anything_new_and_given_
     assert [text for _, text in work.hand_out(0)] == ["question 2", "question 3"]
 
 
-def test_an_answer_to_what_was_not_asked_is_none() -> None:
+def test_unasked_answers_are_ignored() -> None:
     work = flow()
     ((number, _), *_) = work.hand_out(0)
     work.answered(1, [(number, answer())])
@@ -74,7 +74,7 @@ def test_without_a_limit_everything_is_taken_oldest_first() -> None:
     ) == []
 
 
-def test_nothing_is_asked_that_nobody_would_take() -> None:
+def test_no_question_is_asked_that_no_round_would_take() -> None:
     work = flow(ahead=4, enough=6)
     asked = work.hand_out(0)
     assert (len(asked), len(work.hand_out(1)), work.hand_out(2)) == (4, 2, [])

@@ -127,7 +127,7 @@ def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path:
 
 
 @pytest.mark.net
-def test_what_goes_wrong_while_questions_are_drawn_is_heard(
+def test_errors_while_drawing_questions_are_raised_in_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
@@ -145,7 +145,7 @@ def test_what_goes_wrong_while_questions_are_drawn_is_heard(
         working.wait(1, TIMEOUT_S)
 
 
-def test_one_that_starts_while_all_rest_hears_of_the_end_after_the_rest(flow: QuestionQueue) -> None:
+def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue) -> None:
     """The rest ends just as it is told to rest; the other way round it would rest for ever."""
     said: list[str] = []
     ending: list[threading.Thread] = []

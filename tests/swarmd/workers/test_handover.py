@@ -27,7 +27,7 @@ while True:
 """
 
 
-def test_what_is_handed_over_is_picked_up_once(tmp_path: Path) -> None:
+def test_each_version_of_the_weights_is_read_once(tmp_path: Path) -> None:
     ours, theirs = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}, {"a": torch.arange(3.0), "b": torch.eye(2)}
     pickup, handover = WeightReader(tmp_path, ours), WeightWriter(tmp_path)
     assert pickup() == -1
@@ -72,7 +72,7 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_without_room_the_older_weights_stay_and_it_is_said(
+def test_without_room_older_weights_stay_and_that_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     handover, weights = WeightWriter(tmp_path), {"a": torch.ones(3)}

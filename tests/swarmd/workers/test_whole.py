@@ -36,7 +36,7 @@ trainers = 2
 """
 
 
-def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(SETTINGS)
     state = tmp_path / "state"
     command = [
