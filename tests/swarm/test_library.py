@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import pickle
 import re
@@ -214,3 +215,35 @@ def test_a_program_that_ends_leaves_the_swarm_and_loses_nothing(tmp_path: Path) 
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert (done.returncode, done.stderr) == (0, "")
         assert len(a.collect(1, wait=TIMEOUT_S)) == 1
+
+
+RANK = """
+import json, os, sys, torch.distributed as distributed, swarmd
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meet", rank=rank, world_size=size)
+swarm = swarmd.join(curriculum="tiny-9", listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[sys.argv[2]],
+                    folder=sys.argv[1] + "/rank-0")
+(task,) = swarm.tasks.draw()
+swarm.share(task, ["<answer>1</answer>"])
+right = swarm.score([(task.ref, [f"<answer>{swarm.tasks.truth(task)}</answer>"])])
+groups = swarm.collect(2, wait=240.0)
+print(json.dumps([swarm.joined, right, [[group.question, group.advantages] for group in groups]]))
+swarm.close()
+"""
+
+
+def test_of_several_ranks_one_joins_and_all_get_what_it_collects(tmp_path: Path) -> None:
+    with joined(tmp_path / "other", seed=1) as other, ExitStack() as stack:
+        ranks = []
+        for rank in range(2):
+            command = [sys.executable, "-c", RANK, str(tmp_path), address(other)]
+            place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)}
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | place)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            ranks.append(process)
+        wait_until(lambda: other.report()["present"] or any(process.poll() for process in ranks))
+        share(other, 1)
+        first, second = (json.loads(process.communicate(timeout=TIMEOUT_S)[0]) for process in ranks)
+        assert [process.returncode for process in ranks] == [0, 0]
+        assert first == [True, [[1.0]], second[2]] and second[:2] == [False, [[1.0]]] and len(second[2]) == 1
