@@ -1,6 +1,7 @@
 """The import arrows of DESIGN and ARCHITECTURE.md, as a test. Change a table in review, never in passing."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -324,3 +325,16 @@ def test_one_class_name_is_one_class() -> None:
         if node.name[0] != "_"
     )
     none(f"{count} classes are called {name}" for name, count in names.items() if count > 1)
+
+
+def test_documents_and_comments_name_files_that_are_there() -> None:
+    folders = (*PACKAGES, "engines", "benchmarks", "tests", "docs", "packaging")
+    there = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in OURS)]
+    none(
+        f"{document.relative_to(ROOT)} names {named}"
+        for document in documents
+        if document.name not in {"LOG.md", "CHANGELOG.md"}  # what was
+        for named in re.findall(r"(?<![\w/.-])(?:[\w-]+/)+[\w-]+\.py\b", document.read_text())
+        if named != "tests/attacks/test_NAME.py" and not any(path.endswith(f"/{named}") for path in there)
+    )
