@@ -204,7 +204,7 @@ def offers_words(offers: Mapping[str, float | None]) -> str:
     """Say how often the node sends offers, which it learns from how many it hears."""
     if not offers:
         return ""
-    return "free: one a round" if (every := offers["every"]) is None else f"one in {every:.0f} s"
+    return "one with each round" if (every := offers["every"]) is None else f"one every {every:.0f} s"
 
 
 def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:

@@ -96,8 +96,8 @@ def test_the_document_has_the_present_and_the_history() -> None:
         ["/ip4/192.0.2.1/tcp/1"],
     )
     lines = status_lines(shown | {"last": None, "judge": None})
-    assert "peers    2 heard, 1 connected" in lines and "offers   one in 40 s" in lines
-    assert "offers   free: one a round" in status_lines(document(board()))
+    assert "peers    2 heard, 1 connected" in lines and "offers   one every 40 s" in lines
+    assert "offers   one with each round" in status_lines(document(board()))
     assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
 
 
