@@ -1,6 +1,5 @@
 """Durable writes: after a power cut a file or a folder is wholly the old one or wholly the new one."""
 
-import contextlib
 import errno
 import itertools
 import os
@@ -10,15 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def replace(
-    path: Path, data: bytes, mode: int = 0o600, step: Callable[[Path, Path], None] = os.replace
-) -> None:
-    """Put `data` at `path`, whatever was there before.
-
-    step: moves the finished draft to its place; it may add to it. Raises OSError; the old file is then
-    untouched.
-    """
-    _place(path, data, mode, step)
+def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched."""
+    _place(path, data, mode, os.replace)
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -85,8 +78,8 @@ def sync(path: Path) -> None:
 def _link(draft: Path, path: Path) -> None:
     """Move a draft to a path where no file is yet.
 
-    A hard link refuses to replace a file, in one step. File systems without links get an exclusive create
-    instead.
+    A hard link refuses to replace a file, in one step. On file systems without links an empty file holds the
+    place first.
     """
     try:
         os.link(draft, path)
@@ -95,13 +88,5 @@ def _link(draft: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
-        mode = draft.stat().st_mode & 0o777
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            try:
-                file.write(draft.read_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                raise
+        path.touch(exist_ok=False)
+        draft.replace(path)

@@ -97,7 +97,6 @@ class FairQueue(Generic[W]):
         self._waiting: OrderedDict[int, W] = OrderedDict()  # by number, oldest first
         self._number = 0
         self.bytes = 0
-        self.dropped = 0
 
     def put(self, item: W) -> None:
         self._number += 1
@@ -122,4 +121,3 @@ class FairQueue(Generic[W]):
         number = self._holders.excess()
         self._holders.remove(number)
         self.bytes -= len(self._waiting.pop(number).body)
-        self.dropped += 1

@@ -1,10 +1,9 @@
-"""A swarm inside one process, with seeded loss, duplication, delay and partition.
+"""A swarm inside one process, with seeded loss, duplication and partition.
 
 It is for tests and the lab; one seed gives one history. Nothing here needs an event loop: `publish` delivers
-at once, or at a later `tick` where there is delay.
+at once.
 """
 
-import heapq
 import random
 from collections.abc import Collection, Sequence
 
@@ -17,32 +16,19 @@ from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unans
 class MemorySwarm:
     """Every member hears every other, but for what the swarm loses.
 
-    loss, duplicate: probability per frame and receiver. delay: a copy waits 0 to `delay` ticks, each as
-    likely.
+    loss, duplicate: probability per frame and receiver.
     """
 
-    def __init__(self, seed: int = 0, *, loss: float = 0.0, duplicate: float = 0.0, delay: int = 0) -> None:
-        self.loss, self.duplicate, self.delay = loss, duplicate, delay
-        self.now = 0  # ticks
+    def __init__(self, seed: int = 0, *, loss: float = 0.0, duplicate: float = 0.0) -> None:
+        self.loss, self.duplicate = loss, duplicate
         self._rng = random.Random(seed)
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
-        # A heap of (tick due, order, receiver, sender, frame).
-        self._flying: list[tuple[int, int, PeerId, PeerId | None, bytes]] = []
-        self._order = 0
         self.announced: dict[Topic, set[PeerId]] = {}
 
     def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
         """Add a member. It replaces one of the same id, as a restarted node replaces its old process."""
         return MemoryEngine(self, me, handlers)
-
-    def tick(self) -> None:
-        """Advance time by one tick: what is due arrives, in the order it was sent."""
-        self.now += 1
-        while self._flying and self._flying[0][0] <= self.now:
-            _, _, receiver, sender, frame = heapq.heappop(self._flying)
-            if receiver in self._members:
-                self._members[receiver].hear(frame, sender)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
         """Part the members: those of different islands no longer hear each other.
@@ -58,21 +44,13 @@ class MemorySwarm:
                 continue
             if self._rng.random() >= self.loss:
                 for _ in range(2 if self._rng.random() < self.duplicate else 1):
-                    self._send(receiver, sender, frame)
+                    self._members[receiver].hear(frame, sender)
 
     def members(self) -> Sequence[PeerId]:
         return list(self._members)
 
     def _connected(self, a: PeerId, b: PeerId) -> bool:
         return self._island.get(a, 0) == self._island.get(b, 0)
-
-    def _send(self, receiver: PeerId, sender: PeerId | None, frame: bytes) -> None:
-        wait = self._rng.randint(0, self.delay) if self.delay else 0
-        if wait == 0 and not self.delay:
-            self._members[receiver].hear(frame, sender)
-            return
-        self._order += 1
-        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, sender, frame))
 
 
 class MemoryEngine:

@@ -13,22 +13,13 @@ from p2p.address import Endpoint
 from p2p.errors import CannotListen, PortInUse
 
 
-def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
-    """Return these endpoints with a free port in place of every 0. Raises PortInUse or CannotListen.
-
-    Ports are checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port.
-    They are free when this returns, but not reserved: listen on them at once.
-    """
-    with held_ports(listen) as found:
-        return found
-
-
 @contextlib.contextmanager
 def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
-    """Hold the ports of `with_ports` for a program that takes a while to listen.
+    """Hold a free port in place of every 0. Raises PortInUse or CannotListen.
 
-    On Linux no other program is given them meanwhile: a bound socket that does not listen is not in the way
-    of one with SO_REUSEADDR, which libraries set.
+    Ports are checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port. On
+    Linux no other program is given them meanwhile: a bound socket that does not listen is not in the way of
+    one with SO_REUSEADDR, which libraries set. Once it is left, listen at once.
     """
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(_bound(endpoint)).getsockname()[1] for endpoint in listen]

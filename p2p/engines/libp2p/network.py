@@ -87,7 +87,7 @@ class CountedSocket:
 
 
 class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
-    """Dials with `CountedSocket`s; `Network` makes those of incoming connections."""
+    """Dials with `CountedSocket`s; `LimitedNetwork` makes those of incoming connections."""
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__()
@@ -293,21 +293,25 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         )
 
 
-class Network(Swarm):  # type: ignore[misc]
+class LimitedNetwork(Swarm):  # type: ignore[misc]
     """Limits incoming connections and ends connections at once.
 
-    Outgoing ones are made by our own discovery, not by the library.
+    Outgoing ones are made by our own discovery, not by the library. shut_out: whether a peer is banned.
     """
 
-    traffic: Traffic  # set by `make_host`
     # The library allows 160 in all; the rest is for peers that we dial.
     max_inbound = 112
 
-    def _init_connection_management(self) -> None:
-        super()._init_connection_management()
-        # Whether a peer is banned; set by `open_stack`.
-        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__
-        self.host_bans = HostBans()
+    def __init__(
+        self,
+        *args: Any,
+        traffic: Traffic,
+        shut_out: Callable[[str], bool],
+        host_bans: HostBans,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self._traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
         self._by_machine = TokenBuckets[str](ARRIVALS_PER_S, ARRIVALS_AT_ONCE)
@@ -318,7 +322,7 @@ class Network(Swarm):  # type: ignore[misc]
 
         The library keeps a place for every connection that ever came in, and refuses all after the 160th.
         """
-        read_write_closer = CountedSocket(read_write_closer, self.traffic)
+        read_write_closer = CountedSocket(read_write_closer, self._traffic)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         group = group_of_host(host) or ""
         if not self._admits(host, group, trio.current_time()) or not await self._make_room(group):
@@ -336,8 +340,8 @@ class Network(Swarm):  # type: ignore[misc]
             log.debug("a connection that came in failed: %r", error)
         finally:
             self._gone(group, read_write_closer)
-            if muxed is not None and self.shut_out(str(muxed.peer_id)):
-                self.host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
+            if muxed is not None and self._shut_out(str(muxed.peer_id)):
+                self._host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):
                 # The connection may be closed already.
                 await read_write_closer.close()
@@ -348,14 +352,14 @@ class Network(Swarm):  # type: ignore[misc]
         The machine pays first: what it has too many costs its neighbours nothing.
         """
         if (
-            not self.host_bans.admits(host, now)
+            not self._host_bans.admits(host, now)
             or self._by_machine.of(machine_of_host(host), now).wait(now) > 0
         ):
             return False
         return self._by_group.of(group, now).wait(now) == 0
 
     def _keeps(self, muxed: Any) -> bool:
-        return not self.shut_out(str(muxed.peer_id)) and any(
+        return not self._shut_out(str(muxed.peer_id)) and any(
             connection.muxed_conn is muxed for connection in self.get_connections()
         )
 

@@ -20,7 +20,7 @@ from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY
 from p2p.peers.addressbook_saver import AddressBookSaver, pinned_book
-from p2p.peers.listen import with_ports
+from p2p.peers.listen import held_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
@@ -100,7 +100,8 @@ class NetworkEngine:
 
         Raises PortInUse or CannotListen where it never listened.
         """
-        with_ports(self._listen)
+        with held_ports(self._listen):  # only to see that they are free
+            pass
         self._saver.load()
         wait, started = RESTART_FIRST_S, False
 

@@ -37,7 +37,7 @@ from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
 from p2p.engines.libp2p.metering import Negotiation
-from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network, circuit
+from p2p.engines.libp2p.network import MUXERS, CountedTcp, LimitedNetwork, MuxerChoice, circuit
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
 from p2p.engines.traffic import Traffic
 from p2p.errors import CannotListen
@@ -68,18 +68,20 @@ logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
 
 
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
-    """A host that no peer can end by what it sends."""
+    """A host that no peer can end by what it sends.
+
+    admits_stream: called with a peer that opens a stream and the relay it came through, or "".
+    """
 
     _addrs: Sequence[Any] = ()
     _circuits: Sequence[Any] = ()
     _addrs_at = float("-inf")
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, admits_stream: Callable[[Any, str], bool], **options: Any) -> None:
         super().__init__(*args, **options)
         self.multiselect: Multiselect = Negotiation(self.multiselect.handlers)
         self._handled: Counter[Any] = Counter()  # streams that are being handled, by peer
-        # `Meter.charge_stream`; set by `open_stack`
-        self.admits_stream: Callable[[Any, str], bool] = lambda *_: True
+        self._admits_stream = admits_stream
 
     def get_addrs(self) -> list[Any]:
         """Return our addresses, cached for some seconds.
@@ -104,7 +106,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         self._handled[peer] += 1
         try:
             if (
-                not self.admits_stream(peer, through.address if through else "")
+                not self._admits_stream(peer, through.address if through else "")
                 or self._handled[peer] > MAX_STREAMS
             ):
                 await net_stream.reset()
@@ -156,15 +158,17 @@ async def open_stack(
     Raises CannotListen; later an exception group, where a service broke.
     """
     rate_limit = rate_limit or RateLimit()
-    host = make_host(identity, traffic)
+    host = make_host(
+        identity,
+        traffic,
+        lambda peer: rate_limit.banned(peer, clock()),
+        host_bans,
+        lambda peer, relay: pubsub.meter.charge_stream(peer, relay),
+    )
     prepare(host)
-    network = host.get_network()
-    network.shut_out = lambda peer: rate_limit.banned(peer, clock())
-    network.host_bans = host_bans or network.host_bans
     router = Router(score)
     pubsub = TopicPubsub(host, router, on_frame=on_frame, clock=clock, topics=topics, rate_limit=rate_limit)
     meter = pubsub.meter
-    host.admits_stream = meter.charge_stream
     host.set_stream_handler(PING_PROTOCOL, meter.serve_ping)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
     try:
@@ -192,7 +196,14 @@ async def open_stack(
         pubsub.seen_messages.stop()
 
 
-def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
+def make_host(
+    identity: Identity,
+    traffic: Traffic | None = None,
+    shut_out: Callable[[str], bool] = lambda _: False,
+    host_bans: HostBans | None = None,
+    admits_stream: Callable[[Any, str], bool] = lambda *_: True,
+) -> Host:
+    """Make a host. shut_out: whether a peer is banned. admits_stream: as in `Host`."""
     traffic = traffic or Traffic()
     keys = create_new_key_pair(identity.seed)
     noise = NoiseTransport(keys, noise_privkey=create_new_noise_key_pair().private_key)
@@ -201,7 +212,7 @@ def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
     store.add_key_pair(me, keys)
     upgrader = TransportUpgrader({NOISE: noise}, MUXERS)
     upgrader.muxer_multistream = MuxerChoice(MUXERS, traffic)
-    network = Network(
+    network = LimitedNetwork(
         me,
         store,
         upgrader,
@@ -210,10 +221,13 @@ def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
         connection_config=ConnectionConfig(
             min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0
         ),
+        traffic=traffic,
+        shut_out=shut_out,
+        host_bans=host_bans or HostBans(),
     )
-    network.traffic = traffic
     return Host(
         network,
+        admits_stream=admits_stream,
         addrs_factory=lambda found: [
             multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])
         ],

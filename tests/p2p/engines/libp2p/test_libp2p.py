@@ -24,7 +24,7 @@ from p2p.engines.libp2p import connections
 from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
-from p2p.engines.libp2p.network import Network
+from p2p.engines.libp2p.network import LimitedNetwork
 from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.request_response import SERVED_EACH
 from p2p.engines.libp2p.stack import MAX_STREAMS, Stack, open_stack
@@ -201,7 +201,7 @@ async def test_a_connection_that_ended_leaves_its_place(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """The library would keep it for good, and let nobody in after the 160th."""
-    monkeypatch.setattr(Network, "max_inbound", 3)
+    monkeypatch.setattr(LimitedNetwork, "max_inbound", 3)
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
 
@@ -235,7 +235,7 @@ async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
 async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(Network, "max_inbound", 3)
+    monkeypatch.setattr(LimitedNetwork, "max_inbound", 3)
     a, _, first = await started(nursery, 1)
     b, b_engine, address = await started(nursery, 2, first)
     _, endpoint = parse_bootstrap(address)
@@ -252,7 +252,7 @@ async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
 async def test_a_smaller_group_gets_a_place_when_all_are_taken(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(Network, "max_inbound", 4)
+    monkeypatch.setattr(LimitedNetwork, "max_inbound", 4)
     monkeypatch.setattr(libp2p_network, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
