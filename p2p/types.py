@@ -2,7 +2,7 @@
 
 It knows no rollouts, tasks or models. How far a message has come is in its type:
 
-    bytes (a frame) -> Envelope: signature and limits hold; `p2p.envelope.open_frame` alone makes one
+    bytes (a frame) -> Envelope: signature and limits hold; `p2p.envelope.check` alone makes one
     ReceivedBody: what a `Transport` hands over, a body that was gossiped or fetched
 """
 
