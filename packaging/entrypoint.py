@@ -26,10 +26,7 @@ LOOK = 0.5  # seconds between two looks for the file
 
 
 class NobodyToMeet(OperatorError):
-    """The meeting file did not appear.
-
-    Start the first node, the one with MEETING_AS, and share the file's volume with this one.
-    """
+    """The meeting file did not appear."""
 
 
 def announce(state_dir: Path, address: str, meeting: Path) -> str:
@@ -54,7 +51,10 @@ def meet(meeting: Path, patience: float, clock: Callable[[], float], sleep: Call
     until = clock() + patience
     while not meeting.exists():
         if clock() >= until:
-            raise NobodyToMeet(f"{meeting} did not appear in {patience:g} s. {NobodyToMeet.__doc__}")
+            raise NobodyToMeet(
+                f"{meeting} did not appear in {patience:g} s. Start the first node, the one with MEETING_AS,"
+                " and share the file's volume with this one."
+            )
         sleep(LOOK)
     address = meeting.read_text(encoding="ascii", errors="replace").strip()
     parse_bootstrap(address)
