@@ -13,7 +13,7 @@ import torch
 
 from swarmd.config.amounts import percent
 from swarmd.config.config import ModelConfig, NodeConfig
-from swarmd.errors import NoModel
+from swarmd.policy.models.preflight import no_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 # Larger models get an adapter unless the configuration says otherwise, and all cores.
@@ -39,10 +39,7 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = next(name for name, is_there in there.items() if is_there)
     if not there[wanted]:
-        raise NoModel(
-            f"device {wanted!r} was asked for, and this torch ({torch.__version__}) sees none. "
-            "Install a torch built for it and its driver, or use --device auto."
-        )
+        raise no_device(wanted, f"this torch ({torch.__version__}) sees none")
     return torch.device(wanted)
 
 

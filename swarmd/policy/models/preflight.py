@@ -50,12 +50,16 @@ def check(config: ModelConfig) -> None:
             if torch_has_cuda()
             else "the torch that is installed was built without it"
         )
-        raise NoModel(
-            f"device 'cuda' was asked for, and {why}. Install a torch built for it and its driver, or use"
-            " --device auto."
-        )
+        raise no_device("cuda", why)
     if config.device == "mps" and sys.platform != "darwin":
         raise NoModel("device 'mps' was asked for, and only Apple's machines have it. Use --device auto.")
+
+
+def no_device(name: str, why: str) -> NoModel:
+    return NoModel(
+        f"device {name!r} was asked for, and {why}. Install a torch built for it and its driver, or use"
+        " --device auto."
+    )
 
 
 def torch_has_cuda() -> bool:
