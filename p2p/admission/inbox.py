@@ -8,7 +8,7 @@ author is charged only for what it really signed, so nobody can use up another's
 charged to the connection that brought it.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,7 @@ from typing import Protocol
 from p2p.admission.replays import NOBODY, Holder, Replays, Trace
 from p2p.envelope import MAX_FRAME_BYTES, Frame, check, parse
 from p2p.identity import peer_id_of, public_key_of
-from p2p.rate_limit import TokenBucket, TokenBuckets
+from p2p.rate_limit import TokenBuckets
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 
 
@@ -48,28 +48,6 @@ class Opinion(Protocol):
     """Our opinion of peers: `p2p.admission.reputation.Reputation`."""
 
     def shunned(self, peer: PeerId, now: float) -> bool: ...
-
-
-class _Via:
-    """The rate limit of one connection."""
-
-    __slots__ = ("broken", "bytes", "frames")
-
-    def __init__(self, limits: AdmissionLimits, now: float) -> None:
-        self.frames = TokenBucket(limits.via_frames_per_second, limits.via_frames_burst, now)
-        self.bytes = TokenBucket(limits.via_bytes_per_second, limits.via_bytes_burst, now)
-        self.broken = TokenBucket(limits.via_broken_per_second, limits.via_broken_burst, now)
-
-    def pays(self, size: int, now: float) -> bool:
-        """Charge the connection for a frame, or return False.
-
-        Frames over the limit are not charged, so the connection is used again as soon as it is slower.
-        """
-        if self.frames.refill(now) < 1 or self.bytes.refill(now) < size or self.broken.refill(now) < 1:
-            return False
-        self.frames.take(1)
-        self.bytes.take(size)
-        return True
 
 
 class Inbox:
@@ -108,7 +86,11 @@ class Inbox:
         self._bytes = TokenBuckets[bytes](
             self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors
         )
-        self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
+        of, most = self.limits, self.limits.vias
+        # By connection
+        self._via_frames = TokenBuckets[PeerId](of.via_frames_per_second, of.via_frames_burst, most)
+        self._via_bytes = TokenBuckets[PeerId](of.via_bytes_per_second, of.via_bytes_burst, most)
+        self._via_broken = TokenBuckets[PeerId](of.via_broken_per_second, of.via_broken_burst, most)
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
         """Check a frame, and return its envelope or why it is refused.
@@ -135,17 +117,19 @@ class Inbox:
         if via is None:
             # The engine does not know the connection: only the author can be charged.
             return self._admit(frame, now, NOBODY)
-        purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
-        self._vias.move_to_end(via)
-        if len(self._vias) > self.limits.vias:
-            self._vias.popitem(last=False)
-        if not purse.pays(len(frame), now):
+        frames, size, broken = (
+            buckets.of(via, now) for buckets in (self._via_frames, self._via_bytes, self._via_broken)
+        )
+        # Frames over the limit are not charged, so the connection is used again as soon as it is slower.
+        if frames.refill(now) < 1 or size.refill(now) < len(frame) or broken.refill(now) < 1:
             return Rejected(Reason.FLOODING)
+        frames.take(1)
+        size.take(len(frame))
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
         outcome = self._admit(frame, now, Holder(self._group_of(via) or via, via))
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
-            purse.broken.take(1)
+            broken.take(1)
         return outcome
 
     def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Rejected:
