@@ -175,7 +175,7 @@ Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]
 class PeerRequest(IntEnum):
     """All questions that members ask each other: a question's first byte.
 
-    To add one: a line here, and its answer in `Member.answers`.
+    To add one: a line here, and its answer in `Member.answers`. A number is never given again.
     """
 
     BLOBS = 1  # `p2p.blobs.fetch`

@@ -157,7 +157,7 @@ def version(as_json: AsJson = False) -> None:
 _PANELS = {
     "Take part": "join invite status peers leaderboard verify ui pause resume stop leave logs service demo",
     "This machine": "models doctor plan config identity bug-report version",
-    "A swarm's operator, a person, a researcher": "bootstrap answer export task lab",
+    "For operators and researchers": "bootstrap answer export task lab",
 }
 
 
@@ -168,6 +168,9 @@ def _arrange_help() -> None:
     def name_of(command: CommandInfo) -> str:
         return str(command.name or getattr(command.callback, "__name__", ""))
 
+    named = {*map(name_of, app.registered_commands), *(str(group.name) for group in app.registered_groups)}
+    if unplaced := named - panels.keys():
+        raise LookupError(f"give {', '.join(unplaced)} a place in _PANELS, for `swarmd --help`")
     app.registered_commands.sort(key=lambda command: list(panels).index(name_of(command)))
     for command in app.registered_commands:
         command.rich_help_panel = panels[name_of(command)]

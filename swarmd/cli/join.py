@@ -48,7 +48,7 @@ def join(
     curriculum: Annotated[
         str | None,
         typer.Option(
-            help="What the swarm asks: sapo-9, tiny-9, -strict, or own tasks: a .py or .jsonl file.",
+            help="What the swarm asks: sapo-9, tiny-9, one of them with -strict, or own tasks: a file.",
             show_default="auto",
         ),
     ] = None,

@@ -153,10 +153,7 @@ def export(
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     if not as_json:
-        tell(
-            f"a model of {'peft' if adapter else 'transformers'}, with its card README.md, which shows how to"
-            " load it:"
-        )
+        tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
 
 

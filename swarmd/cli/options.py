@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -12,9 +12,6 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from swarmd.errors import ConfigError
 from swarmd.state.folder import default_state_dir
 from swarmd.terminal import tell
-
-if TYPE_CHECKING:
-    pass
 
 StateDir = Annotated[
     Path | None,

@@ -256,7 +256,8 @@ def budget_words(usage: Mapping[str, Any]) -> str:
 
 
 def _one_cost(row: Mapping[str, Any]) -> str:
-    parts = [f"{row['cpu_seconds'] / 3600:.2f} CPU hours"]
+    cpu = row["cpu_seconds"]
+    parts = [f"{cpu / 3600:.1f} CPU hours" if cpu >= 3600 else f"{cpu / 60:.1f} CPU minutes"]
     parts += [f"about {row['energy_wh'] / 1000:.2f} kWh"] if row.get("energy_wh") is not None else []
     parts += [f"{row['bytes_up'] / 1e6:.1f} MB up", f"{row['bytes_down'] / 1e6:.1f} MB down"]
     parts += [f"{row['bytes_written'] / 1e9:.2f} GB written"] if row.get("bytes_written") is not None else []
@@ -302,8 +303,8 @@ def reward_words(document: Mapping[str, Any]) -> str:
     )
     if shared and alone:
         text += (
-            f"; of {many(len(shared), 'round')} with others' rollouts {fmean(shared):.3f}, of"
-            f" {len(alone)} alone {fmean(alone):.3f}"
+            f"; {fmean(shared):.3f} in {many(len(shared), 'round')} with others' rollouts,"
+            f" {fmean(alone):.3f} in {len(alone)} without"
         )
     return text
 

@@ -4,7 +4,7 @@ import random
 import re
 import tomllib
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -37,12 +37,24 @@ def test_the_example_has_every_key_with_its_default_and_a_comment() -> None:
         )
         lead = "# " if default is None else ""
         assert re.search(rf"^{lead}{name} = \S.* # ", part, re.MULTILINE), (
-            f"{key} is not in the example as it should be"
+            f"add `{lead}{name} = <default>  # <what it does>` to [{section}] in {EXAMPLE.name}"
         )
         assert resolved.origins[key].startswith(str(EXAMPLE)) != (default is None), key
     # What has no default is commented out there; with the comments taken away it must still load.
     load_text = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     assert set(tomllib.loads(load_text)["model"]) == set(NodeConfig().model.model_dump())
+
+
+def test_the_example_names_every_choice_of_a_setting() -> None:
+    text = EXAMPLE.read_text()
+    for section, field in NodeConfig.model_fields.items():
+        for name, setting in getattr(field.annotation, "model_fields", {}).items():
+            part = text.partition(f"\n[{section}]\n")[2].partition("\n[")[0]
+            found = re.search(rf"^(# )?{name} = .*(\n +#.*)*", part, re.MULTILINE)
+            for choice in get_args(setting.annotation) if get_origin(setting.annotation) is Literal else ():
+                assert found and re.search(rf"\b{choice}\b", found[0]), (
+                    f"say what {section}.{name} = {choice!r} does, beside {name} in {EXAMPLE.name}"
+                )
 
 
 def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
