@@ -9,8 +9,10 @@ and peer ids that fall into one bucket. A full bucket takes no peer, unless one 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Annotated
+
+import msgspec
 
 from p2p.netgroup import LOCAL, group_of
 from p2p.types import PeerId
@@ -31,22 +33,25 @@ MISS_EVERY_S = 3600.0
 _MISSES_NEW, _MISSES_SEEN, _SEEN_S = 3, 10, 7 * _DAY_S
 
 
-@dataclass(slots=True)
-class Known:
-    """One known peer. Times are in seconds since the epoch; 0: never."""
+_Time = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # seconds since the epoch; 0: never
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
-    addresses: list[str] = field(default_factory=list)  # best first: the one that worked last
+
+class Known(msgspec.Struct):
+    """One known peer, as it also stands in the address book's file."""
+
+    addresses: list[str] = []  # best first: the one that worked last
     # Addresses that the operator gave; a peer with one is never forgotten.
-    pinned: list[str] = field(default_factory=list)
+    pinned: list[str] = []
     proved: str = ""  # the address at which we last reached it
     source: str = ""  # network group of the peer that named it first
     itself: bool = False  # the peer named itself, from the network group of its address
-    heard: float = 0.0
-    last_success: float = 0.0  # connected, whoever dialled
-    last_failure: float = 0.0
-    failures: int = 0  # in a row
-    misses: int = 0  # failures while other peers could be reached: the fault was the peer's
-    missed: float = 0.0  # when the last of them was
+    heard: _Time = 0.0
+    last_success: _Time = 0.0  # connected, whoever dialled
+    last_failure: _Time = 0.0
+    failures: _Count = 0  # in a row
+    misses: _Count = 0  # failures while other peers could be reached: the fault was the peer's
+    missed: _Time = 0.0  # when the last of them was
     tried: bool = False  # we dialled it, and it was of our swarm
 
     @property

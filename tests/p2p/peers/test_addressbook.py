@@ -492,7 +492,6 @@ def test_a_former_bootstrap_peer_is_a_peer_like_others(book: AddressBook, tmp_pa
 
 
 ENTRY = {
-    "id": peer(1),
     "addresses": [at(1)],
     "proved": "",
     "source": "",
@@ -504,19 +503,19 @@ ENTRY |= {"last_success": 0, "misses": 0, "missed": 0}
 
 
 def file(**change: Any) -> bytes:
-    return json.dumps({"schema": 1, "key": KEY.hex(), "anchors": [], "peers": []} | change).encode()
+    return json.dumps({"schema": 1, "key": KEY.hex(), "anchors": [], "peers": {}} | change).encode()
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": 1, "peers": []}', b'{"schema": 1}']
+    [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": 1, "peers": {}}', b'{"schema": 1}']
     + [file(**wrong) for wrong in ({"key": "00"}, {"key": "zz" * 16}, {"key": None})]
     + [file(**wrong) for wrong in ({"anchors": 7}, {"anchors": None}, {"schema": 2})]
-    + [file(peers=wrong) for wrong in ([{}], ["x"], 1)]
-    + [file(peers=[ENTRY | wrong]) for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300})]
-    + [file(peers=[ENTRY | wrong]) for wrong in ({"id": "x"}, {"misses": None}, {"id": None})]
-    + [file(peers=[ENTRY | wrong]) for wrong in ({"last_success": "then"}, {"last_success": None})]
-    + [file(peers=[ENTRY | {"addresses": wrong}]) for wrong in ("x", [7], None)],
+    + [file(peers=wrong) for wrong in ([ENTRY], {peer(1): 7}, {"x": ENTRY}, 1)]
+    + [file(peers={peer(1): ENTRY | wrong}) for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300})]
+    + [file(peers={peer(1): ENTRY | {"misses": wrong}}) for wrong in (None, -1)]
+    + [file(peers={peer(1): ENTRY | {"last_success": wrong}}) for wrong in ("then", None)]
+    + [file(peers={peer(1): ENTRY | {"addresses": wrong}}) for wrong in ("x", [7], None)],
 )  # fmt: skip
 def test_a_damaged_file_is_set_aside(
     book: AddressBook, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
