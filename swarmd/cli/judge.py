@@ -218,7 +218,6 @@ def _upload_document(found: "VerifiedOutcome") -> dict[str, Any]:
 
 
 def _upload_words(found: "VerifiedOutcome") -> str:
-
     if found.state == "queued":
         return f"waiting, number {found.place or '?'} in the queue"
     if found.state == "running":
@@ -336,6 +335,8 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
 
 
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
+    """Format a leaderboard as columns, a node a line; what exceeds MIN_COLUMNS is on the next line."""
+    from swarmd.daemon.local_api.status_words import MIN_COLUMNS
 
     lines = [
         printable(
@@ -343,20 +344,19 @@ def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
             " answers"
         )
     ]
-    rows: list[tuple[str, ...]] = [
-        ("#", "node", "score", "95 % interval", "questions", "answers", "last seen", "model")
-    ]
+    rows: list[tuple[str, ...]] = [("#", "node", "score", "95 %", "answers", "last seen", "model")]
     for peer in board.peers:
         name = peer.said.get("name")
-        node = f"{peer.nickname} …{peer.peer[-6:]}" + (f' "{name}"' if isinstance(name, str) else "")
-        interval, ago = f"{peer.low:.3f} to {peer.high:.3f}", _ago(now - peer.last_seen)
-        row = (peer.rank, node, f"{peer.score:.3f}", interval, peer.n, f"{peer.answered:,}", ago, peer.model)
+        model = peer.model + (f', "{name}"' if isinstance(name, str) else "")
+        interval, ago = f"{peer.low:.3f}–{peer.high:.3f}", _ago(now - peer.last_seen)
+        node = f"{peer.nickname} …{peer.peer[-6:]}"
+        row = (peer.rank, node, f"{peer.score:.3f}", interval, f"{peer.answered:,}", ago, model)
         rows.append(tuple(printable(str(cell))[:60] for cell in row))
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines += [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    for *cells, model in rows:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+        fits = len(line) + 2 + len(model) <= MIN_COLUMNS
+        lines += [f"{line}  {model}"] if fits else [line.rstrip(), f"    {model}"]
     return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
 
 

@@ -204,9 +204,10 @@ def _report_what_is_there(results: "Results") -> None:
 
 
 def _report(results: "Results") -> None:
-    from swarmd.lab.report import markdown, write_report
+    from swarmd.lab.report import facts, markdown, write_report
 
-    print(markdown(results))
+    # A terminal is too narrow for the columns of the table, which a file or a document takes.
+    print(facts(results) if sys.stdout.isatty() else markdown(results))
     print(f"report: {write_report(results)}", file=sys.stderr)
 
 

@@ -31,7 +31,7 @@ HEADS = (
     "over baseline, %",
     "last tenth",
     "reward per 1,000 completions",
-    "m",
+    "mixed groups (m)",
     "useful groups (predicted)",
     "external",
     "gated, %",
@@ -132,6 +132,17 @@ def markdown(results: Results) -> str:
         ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def facts(results: Results) -> str:
+    """Format the tables for a terminal: each setting with its figures below it, one a line."""
+    lines = []
+    for heads, *rows in filter(None, (table(results), groups(results), hostile(results))):
+        width = max(map(len, heads))
+        for row in rows:
+            figures = zip(heads[1:], row[1:], strict=True)
+            lines += [row[0], *(f"  {head:<{width}}  {cell}" for head, cell in figures), ""]
+    return "\n".join(lines)
 
 
 def write_report(results: Results) -> Path:

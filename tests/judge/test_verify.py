@@ -246,7 +246,8 @@ def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
             and "tiny-9, 51 nodes listed, 2 with too few answers" in said
             and "more: --after 50" in said
         )
-        assert "0.620  0.522 to 0.709  100" in said and "\x1b" not in said and "\u202e" not in said
+        assert max(map(len, said.splitlines())) <= 80
+        assert "0.620  0.522–0.709  1,234" in said and "\x1b" not in said and "\u202e" not in said
         code, said, error = run(
             "leaderboard", "--judge", url, "--judge", odd, "--judge", "http://127.0.0.1:1", "--json"
         )

@@ -19,7 +19,7 @@ import pytest
 from swarmd.cli.app import main
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
-from swarmd.lab.report import markdown, write_report
+from swarmd.lab.report import facts, markdown, write_report
 from swarmd.lab.results import FILE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain, interval, pass_at, roughness
@@ -114,6 +114,9 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
     page = write_report(played).read_text()
     assert "://" not in page and 'src="data:' in page
     assert markdown(played).count("\n") == 3 and "| 1/1 |" in markdown(played)
+    narrow = facts(played).splitlines()
+    assert "1/1" in narrow and max(map(len, narrow)) <= 80
+    assert facts(played).count("CPU s") == markdown(played).count("\n") - 1
     alone, together = columns(played)
     assert gain(alone, alone).mean == 0 and together.pass_at(2) is not None and together.pass_at(8) is None
 
