@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
@@ -32,94 +32,107 @@ from swarmd.tasks.sandbox.client import Completion
 B = TypeVar("B", bound=Body)
 
 
+router = APIRouter(responses=REFUSED)
+
+
+@router.post(
+    "/v1/evaluations",
+    status_code=201,
+    openapi_extra=described(QuestionsBody),
+    responses={201: {"model": QuestionsReply}},
+)
+async def ask(request: Request) -> Response:
+    """Ask for questions, and say what you are. Open ones come again."""
+    signed, body = await _signed(request, config.MAX_ASK_BYTES)
+    wish = _parse(QuestionsBody, body).wish
+    service = service_of(request)
+    handed = await service.ask(signed, host_of(request), wish)
+    evaluations = [
+        {
+            "evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers,
+            "window": h.window.number, "commitment": h.window.commitment,
+        }
+        for h in handed
+    ]  # fmt: skip
+    return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
+
+
+@router.post(
+    "/v1/evaluations/{id}/answers",
+    openapi_extra=described(AnswersBody),
+    responses={200: {"model": GradeReply}},
+)
+async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+    """Answer a question, and get its grade with a signed receipt.
+
+    The first answer counts for the score.
+    """
+    signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
+    _pay(request, len(body))
+    given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
+    graded = await service_of(request).answer(signed, id, given)
+    service, reasons = service_of(request), graded.evaluation.reasons
+    found = {"rewards": [r.reward for r in reasons], "reasons": [r.value for r in reasons]}
+    return JSONResponse({**_fields(graded.grade), **found, **service.receipt(graded.evaluation)})
+
+
+async def _refused(request: Request, error: Refused) -> Response:
+    return _refusal(request, error.refusal)
+
+
+async def _no_such_page(request: Request, error: HTTPException) -> Response:
+    refusal = Refusal(
+        error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."
+    )
+    return (
+        refused_page(request, refusal)
+        if _in_a_browser(request)
+        else _refusal(request, refusal, error.headers)
+    )
+
+
+async def _bad_parameter(request: Request, _error: RequestValidationError) -> Response:
+    refusal = Refusal(
+        422,
+        "a parameter of the address has another form",
+        "docs/judge-protocol.md gives the form of each.",
+    )
+    return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal)
+
+
+async def _fault(request: Request, _error: Exception) -> Response:
+    # It is our own bug: the server logs its traceback.
+    return _refusal(request, FAULT)
+
+
+_ERROR_ANSWERS: dict[int | type[Exception], Any] = {
+    Refused: _refused,
+    HTTPException: _no_such_page,
+    RequestValidationError: _bad_parameter,
+    Exception: _fault,
+}
+
+
 def create_app(service: JudgeService) -> FastAPI:
     """Make the HTTP app of an open service."""
     app = FastAPI(
-        title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="1", responses=REFUSED
+        title="swarmd judge",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        version="1",
+        responses=REFUSED,
+        exception_handlers=_ERROR_ANSWERS,
     )
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_PER_S, config.ANSWER_BYTES_BURST
     app.state.boards = TokenBuckets[str](config.BOARDS_PER_S, config.BOARDS_BURST, config.REMEMBERED_PEERS)
     app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
     app.add_middleware(_AnswersWhenStopped)
-    _add_error_answers(app)
-    _add_evaluation_routes(app)
-    for part in (reading, verified, routes):
+    for part in (router, reading.router, verified.router, routes.router):
         # `include_router` would look for the route in each, at every request.
-        app.router.routes += part.router.routes
+        app.router.routes += part.routes
     return app
-
-
-def _add_evaluation_routes(app: FastAPI) -> None:
-    @app.post(
-        "/v1/evaluations",
-        status_code=201,
-        openapi_extra=described(QuestionsBody),
-        responses={201: {"model": QuestionsReply}},
-    )
-    async def ask(request: Request) -> Response:
-        """Ask for questions, and say what you are. Open ones come again."""
-        signed, body = await _signed(request, config.MAX_ASK_BYTES)
-        wish = _parse(QuestionsBody, body).wish
-        service = service_of(request)
-        handed = await service.ask(signed, host_of(request), wish)
-        evaluations = [
-            {
-                "evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers,
-                "window": h.window.number, "commitment": h.window.commitment,
-            }
-            for h in handed
-        ]  # fmt: skip
-        return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
-
-    @app.post(
-        "/v1/evaluations/{id}/answers",
-        openapi_extra=described(AnswersBody),
-        responses={200: {"model": GradeReply}},
-    )
-    async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
-        """Answer a question, and get its grade with a signed receipt.
-
-        The first answer counts for the score.
-        """
-        signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
-        _pay(request, len(body))
-        given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
-        graded = await service_of(request).answer(signed, id, given)
-        service, reasons = service_of(request), graded.evaluation.reasons
-        found = {"rewards": [r.reward for r in reasons], "reasons": [r.value for r in reasons]}
-        return JSONResponse({**_fields(graded.grade), **found, **service.receipt(graded.evaluation)})
-
-
-def _add_error_answers(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(request: Request, refused: Refused) -> Response:
-        return _refusal(request, refused.refusal)
-
-    @app.exception_handler(HTTPException)
-    async def no_such_page(request: Request, error: HTTPException) -> Response:
-        refusal = Refusal(
-            error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."
-        )
-        return (
-            refused_page(request, refusal)
-            if _in_a_browser(request)
-            else _refusal(request, refusal, error.headers)
-        )
-
-    @app.exception_handler(RequestValidationError)
-    async def bad_parameter(request: Request, _error: RequestValidationError) -> Response:
-        refusal = Refusal(
-            422,
-            "a parameter of the address has another form",
-            "docs/judge-protocol.md gives the form of each.",
-        )
-        return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal)
-
-    @app.exception_handler(Exception)
-    # It is our own bug: the server logs its traceback.
-    async def fault(request: Request, _error: Exception) -> Response:
-        return _refusal(request, FAULT)
 
 
 class _AnswersWhenStopped:
