@@ -84,10 +84,8 @@ HolderReplies = MutableMapping[PeerId, HolderReply]  # by holder, those that wer
 class Fetcher:
     """Fetches blobs into a store. blame: called with peers that answer with something else."""
 
-    def __init__(
-        self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE_S
-    ) -> None:
-        self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
+    def __init__(self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None]) -> None:
+        self._ask, self._store, self._blame = ask, store, blame
         self._at_once = trio.Semaphore(QUESTIONS_AT_ONCE)
         self.received = 0  # bytes of answers
 
@@ -123,7 +121,7 @@ class Fetcher:
                 settled = trio.Event()
                 nursery.start_soon(ask, holder, settled)
                 hopeless = told.get(holders[0]) is HolderReply.NO
-                with trio.move_on_after(min(HEDGE_MISSING_S, self._hedge) if hopeless else self._hedge):
+                with trio.move_on_after(HEDGE_MISSING_S if hopeless else HEDGE_S):
                     await settled.wait()
         return found
 
