@@ -110,7 +110,7 @@ def main() -> None:
             gate = Gate(margin, answer_end)
             gate.learn(judge.own)
             for author, rollouts in judge.others.items():
-                passed = sum(gate.admitted(s, dict(gate.looks_of(s))) is not None for s in rollouts)
+                passed = sum(gate.admitted(s, dict(gate.traits_of(s))) is not None for s in rollouts)
                 of[author] += len(rollouts)
                 away[author] += len(rollouts) - passed
             print(f"margin {margin}: limits of {judge.name:15} {gate.limits}")

@@ -62,7 +62,7 @@ async def stops(times: int, folder: Path) -> dict[str, object]:
         config.model_dump_json(), str(folder), "12D3KooWbenchmark", 1, curriculum_of(config).digest
     )
     child = TrainerChild(start, folder / "trainer.log", on_message, print)
-    guest = Guest(config, folder, Traffic(), NoSwarm(), child.tell, print, look=lambda *_: MachineFacts())
+    guest = Guest(config, folder, Traffic(), NoSwarm(), child.tell, print, measure=lambda *_: MachineFacts())
     seconds: list[float] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(child.run)

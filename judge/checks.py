@@ -15,7 +15,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.errors import NotTogether
 from judge.server import listening_socket
-from judge.store.database import database_url, look, refuse_to_share, shown
+from judge.store.database import database_url, inspect_database, refuse_to_share, shown
 from judge.verified.evaluator import Evaluator
 from judge.verified.hub import Hub
 from p2p.errors import NoKeyFile, OperatorError
@@ -59,7 +59,7 @@ def _database(settings: JudgeSettings) -> CheckFinding:
         raise NotTogether
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         return _new("database", Path(str(url.database)), "--database")
-    version, held = look(settings.database, settings.shared)
+    version, held = inspect_database(settings.database, settings.shared)
     lessons = find_curriculum(settings.curriculum)
     if held is not None and held != f"{lessons.name} {lessons.digest}":
         return CheckFinding(

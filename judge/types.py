@@ -74,7 +74,7 @@ class QuestionWindow:
     def commitment(self) -> str:
         return held_out.commitment(self.terms, self.seed)
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the window as everyone may see it: with its seed only when that is revealed."""
         terms = {
             "number": self.number,

@@ -31,14 +31,14 @@ class TokenBucket:
         self._at = now
         return self.left
 
-    def take(self, tokens: float) -> None:
+    def spend(self, tokens: float) -> None:
         """Take tokens, even into debt of at most one burst."""
         self.left = max(-self.burst, self.left - tokens)
 
     def wait(self, now: float, tokens: float = 1.0) -> float:
         """Take the tokens and return 0.0, or take none and return the seconds until there are enough."""
         if self.refill(now) >= tokens:
-            self.take(tokens)
+            self.spend(tokens)
             return 0.0
         return (tokens - self.left) / self.rate
 

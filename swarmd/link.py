@@ -229,7 +229,7 @@ class MessageQueue:
         else:
             self._words.append(message)
 
-    def take(self) -> ToTrainer | ToDaemon | None:
+    def pop(self) -> ToTrainer | ToDaemon | None:
         """Return the next message, or None: words before frames, so that a flood does not delay a stop."""
         if self._words:
             return self._words.popleft()

@@ -85,7 +85,7 @@ class SelectivePolicy(Protocol):
 class Answers(Protocol):
     """Generation in processes of its own, beside the rounds (`[workers]`)."""
 
-    def take(self) -> Sequence[tuple[Task, Generation]]:
+    def collect(self) -> Sequence[tuple[Task, Generation]]:
         """Return newly finished rollouts, as many as a round takes, each once; never wait."""
 
 

@@ -149,7 +149,7 @@ class Swarm:
             for node in self._turns[self._step % len(self._turns)]:
                 while node.round_ends <= self.now:
                     self._end_round(node, fetch)
-                while (message := node.outgoing.take(self.now)) is not None:
+                while (message := node.outgoing.pop(self.now)) is not None:
                     self._send(node, message[1])
         return tally
 

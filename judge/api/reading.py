@@ -156,9 +156,9 @@ async def windows(request: Request, before: Before = None) -> Response:
     service = service_of(request)
     found = await service.windows(before or NEWEST)
     more = found[-1].number if found and found[-1].number > 1 else None
-    told = {"windows": [window.told() for window in found], "more_before": more}
+    document = {"windows": [window.document() for window in found], "more_before": more}
     return JSONResponse(
-        {"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told}
+        {"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **document}
     )
 
 
@@ -174,7 +174,7 @@ async def evaluation(request: Request, id: PathName) -> Response:
         raise Refused(RECEIPT_HIDDEN)
     window = found.question.window
     answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
-    known = {"answers": answers, "window": window.told() if window else None}
+    known = {"answers": answers, "window": window.document() if window else None}
     return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
 
 

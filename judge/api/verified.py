@@ -119,7 +119,7 @@ async def verification(
     The first `after` questions are left out.
     """
     service = service_of(request)
-    kept = await service.read(service.records.one, id)
+    kept = await service.read(service.records.find, id)
     if kept is None:
         raise Refused(
             Refusal(

@@ -284,7 +284,7 @@ class JudgeService:
             # The question stays open: the node may try again before the deadline.
             raise Refused(BUSY)
         now = self._monotonic()
-        question = self._sessions.take(id, signed.peer, now, len(answers))
+        question = self._sessions.close(id, signed.peer, now, len(answers))
         if isinstance(question, Refusal):
             raise Refused(question)
         try:
@@ -464,13 +464,15 @@ class JudgeService:
 
     async def write(self, step: Callable[..., T], *arguments: object) -> T:
         """Run a step of the store. Raises Refused where the database fails."""
-        return await self._told(self._writer.run(step, *arguments))
+        return await self._guarded(self._writer.run(step, *arguments))
 
     async def read(self, step: Callable[..., T], *arguments: object) -> T:
         """Run a step of the reader. Raises Refused where the database fails."""
-        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments))
+        return await self._guarded(
+            asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments)
+        )
 
-    async def _told(self, outcome: Awaitable[T]) -> T:
+    async def _guarded(self, outcome: Awaitable[T]) -> T:
         try:
             return await outcome
         except FAILURES:

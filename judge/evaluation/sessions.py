@@ -110,7 +110,7 @@ class Sessions:
             self._newcomers[question.id] = None
         return AskResult(question, True, displaced)
 
-    def take(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
+    def close(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it to be scored."""
         if id in self._closed:
             asked_of, why = self._closed[id]

@@ -238,18 +238,18 @@ def _described(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> list[tupl
     """List the described fields of a reply, those of inner objects too, each name once."""
     found: dict[str, str] = {}
 
-    def look(at: Mapping[str, Any]) -> None:
+    def visit(at: Mapping[str, Any]) -> None:
         if "$ref" in at:
-            look(parts[at["$ref"].rpartition("/")[2]])
+            visit(parts[at["$ref"].rpartition("/")[2]])
         for name, field in at.get("properties", {}).items():
             if "description" in field:
                 found.setdefault(name, field["description"])
-            look(field)
+            visit(field)
         for inner in (*at.get("anyOf", ()), at.get("items", {}), at.get("additionalProperties", {})):
             if isinstance(inner, Mapping) and inner:
-                look(inner)
+                visit(inner)
 
-    look(schema)
+    visit(schema)
     return sorted(found.items())
 
 

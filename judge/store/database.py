@@ -123,7 +123,7 @@ class Database:
             self._lock.close()
 
 
-def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
+def inspect_database(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
     """Return the schema's version, and name and digest of the curriculum, of an existing database.
 
     None where they are not there yet. Raises DatabaseInUse, DatabaseUnusable.

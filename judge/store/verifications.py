@@ -98,7 +98,7 @@ class VerificationRecords:
                 )
             )
 
-    def one(self, id: str) -> tuple[Verification, Sequence[VerifiedAnswer]] | None:
+    def find(self, id: str) -> tuple[Verification, Sequence[VerifiedAnswer]] | None:
         with self._begin() as db:
             row = db.execute(select(table).where(table.c.id == id)).one_or_none()
         if row is None:

@@ -80,7 +80,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     data = b"".join(iter(lambda: os.read(weights, PIECE_BYTES), b""))
     if sha256(data).hexdigest() != request.digest:
         return WorkerRefusal("the weights on the judge's disk are damaged")
-    policy.take(with_checkpoint_names(data))
+    policy.load_weights(with_checkpoint_names(data))
     del data
     answers: list[list[GivenAnswer]] = []
     for start in range(0, len(request.questions), BATCH_QUESTIONS):

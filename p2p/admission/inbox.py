@@ -111,7 +111,7 @@ class Inbox:
         """
         bucket = self._frames.of(public_key_of(author), now)
         bucket.refill(now)
-        bucket.take(frames)
+        bucket.spend(frames)
 
     def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
         if via is None:
@@ -123,13 +123,13 @@ class Inbox:
         # Frames over the limit are not charged, so the connection is used again as soon as it is slower.
         if frames.refill(now) < 1 or size.refill(now) < len(frame) or broken.refill(now) < 1:
             return Rejected(Reason.FLOODING)
-        frames.take(1)
+        frames.spend(1)
         size.take(len(frame))
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
         outcome = self._admit(frame, now, Holder(self._group_of(via) or via, via))
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
-            broken.take(1)
+            broken.spend(1)
         return outcome
 
     def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Rejected:

@@ -55,7 +55,7 @@ class BlobServer:
         if name is None or len(name) != ID_BYTES or bucket.refill(now) <= 0:
             return b""
         reply = self._store.get(name) or MISSING
-        bucket.take(len(reply))
+        bucket.spend(len(reply))
         self.sent += len(reply)
         return reply
 

@@ -175,7 +175,7 @@ async def ask_members(
     """
     results: list[DialBackResult] = []
 
-    async def one(member: PeerId) -> None:
+    async def ask_member(member: PeerId) -> None:
         answer: DialBackReply | None = None
         with trio.move_on_after(patience):
             try:
@@ -190,5 +190,5 @@ async def ask_members(
 
     async with trio.open_nursery() as nursery:
         for member in list(members)[:MAX_ASKED]:
-            nursery.start_soon(one, member)
+            nursery.start_soon(ask_member, member)
     return results

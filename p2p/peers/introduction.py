@@ -154,7 +154,7 @@ async def ask_each(
     """
     said: dict[PeerId, bytes] = {}
 
-    async def one(peer: PeerId) -> None:
+    async def ask_peer(peer: PeerId) -> None:
         with trio.move_on_after(patience):
             try:
                 said[peer] = await request(peer, question, limit)
@@ -163,5 +163,5 @@ async def ask_each(
 
     async with trio.open_nursery() as nursery:
         for peer in peers:
-            nursery.start_soon(one, peer)
+            nursery.start_soon(ask_peer, peer)
     return said

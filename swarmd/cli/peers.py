@@ -211,11 +211,11 @@ class Dialogue:
                 (task,) = self._swarm.tasks.draw()
                 self._asked += 1
                 tell(f"\nQuestion {self._asked}, {task.ref.specialty}\n\n{task.question}\n", sys.stdout)
-                self._one(task)
+                self._ask(task)
         except EOFError:
             print()
 
-    def _one(self, task: "Task") -> None:
+    def _ask(self, task: "Task") -> None:
         answers: list[Judged] = []
         while len(answers) < self._tries and (text := self._read(len(answers))) is not None:
             answers.append(self._swarm.judge(task, text))
@@ -234,7 +234,7 @@ class Dialogue:
             print(f"A right answer: {truth}")
         shared, found = self._swarm.share_judged(task, answers), self._swarm.report()
         tell(
-            f"{_told(shared, found['present'])} {self._given} answered, {self._right} right,"
+            f"{_result_words(shared, found['present'])} {self._given} answered, {self._right} right,"
             f" {found['shared']} shared.",
             sys.stdout,
         )
@@ -275,7 +275,7 @@ def _typed(prompt: str) -> str:
     return input()
 
 
-def _told(shared: bool, present: int) -> str:
+def _result_words(shared: bool, present: int) -> str:
     if not shared:
         return "Not shared: nobody learns from wrong answers alone."
     return "Shared." if present else "Kept until a peer is connected."

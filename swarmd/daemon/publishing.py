@@ -59,7 +59,7 @@ class Publisher:
 
         On a full disk no sequence number can be reserved: nothing is sent, and the operator is told once.
         """
-        while (message := self._outgoing.take(time.monotonic())) is not None:
+        while (message := self._outgoing.pop(time.monotonic())) is not None:
             try:
                 self._member.publish(*message)
             except StateUnwritable as error:

@@ -76,7 +76,7 @@ class TrainerChild:
 
         What a dead trainer did not read goes to the next one.
         """
-        self._watchdog.told(message)
+        self._watchdog.note_sent(message)
         self._outbox.put(message)
         self._wake.set()
 
@@ -196,7 +196,7 @@ class TrainerChild:
                     return
                 for message in messages:
                     self._note(message)
-                    self._watchdog.heard(message)
+                    self._watchdog.note_received(message)
                     self.on_message(message)
 
     async def _watch(self, pid: int) -> None:
@@ -231,7 +231,7 @@ class TrainerChild:
             await stream.send_all(link.pack(self.start))
             while True:
                 self._wake = trio.Event()
-                while (message := self._outbox.take()) is not None:
+                while (message := self._outbox.pop()) is not None:
                     await stream.send_all(link.pack(message))
                 await self._wake.wait()
 

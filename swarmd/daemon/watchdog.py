@@ -55,7 +55,7 @@ class Watchdog:
         self._silent = self._without_round = 0.0  # seconds
         self._spoke = self._played = self._training = self._resting = False
 
-    def told(self, message: link.ToTrainer) -> None:
+    def note_sent(self, message: link.ToTrainer) -> None:
         """Record what the trainer is told.
 
         While it rests for the CPU share it ends no round, and it does not report that rest as a state.
@@ -63,7 +63,7 @@ class Watchdog:
         if isinstance(message, link.Pause | link.Resume):
             self._resting = isinstance(message, link.Pause)
 
-    def heard(self, message: link.ToDaemon) -> None:
+    def note_received(self, message: link.ToDaemon) -> None:
         self._silent, self._spoke = 0.0, True
         match message:
             case link.TrainerState(state):

@@ -209,7 +209,7 @@ class Gatherer:
         if fetch.replies.get(item.author) is HolderReply.NO or blob is None:
             # Whoever else has the blob: an offer without a blob behind it is a failure.
             self._unserved(fetch)
-        if blob is not None and self._take(item, blob):
+        if blob is not None and self._accept(item, blob):
             # Otherwise others had it, and the author may not have been asked.
             if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
                 self._serving.served(item.author, self._clock())
@@ -239,7 +239,7 @@ class Gatherer:
         if self._serving.failed(author, cost, fetch.since, now) and cost == HARD:
             self._member.report(author, Reason.UNSERVED)
 
-    def _take(self, item: Offered, blob: bytes) -> bool:
+    def _accept(self, item: Offered, blob: bytes) -> bool:
         """Hand on the rollout that was offered. Returns whether it was."""
         found = offers.decode_blob(blob, item)
         if isinstance(found, Reason):

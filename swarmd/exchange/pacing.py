@@ -234,7 +234,7 @@ class Outgoing:
     def next_round(self) -> None:
         self._rounds.append([])
 
-    def take(self, now: float) -> Message | None:
+    def pop(self, now: float) -> Message | None:
         """Remove and return the next message to send now; it counts as sent.
 
         None: nothing waits, or it is not time. Call it until it returns None.

@@ -134,7 +134,7 @@ def _fill(
     chosen: list[int] = []
     waiting: list[int] = []
     for i in order:
-        (chosen if room.take(authors[i]) else waiting).append(i)
+        (chosen if room.reserve(authors[i]) else waiting).append(i)
         if len(chosen) == n:
             # Stop before the next is drawn.
             break
@@ -142,7 +142,7 @@ def _fill(
         room.raised = 1 + min(room.over(authors[i]) for i in waiting)
         still: list[int] = []
         for i in waiting:
-            (chosen if len(chosen) < n and room.take(authors[i]) else still).append(i)
+            (chosen if len(chosen) < n and room.reserve(authors[i]) else still).append(i)
         waiting = still
     return [candidates[i] for i in chosen]
 
@@ -197,7 +197,7 @@ class _Room:
         group = self._unknown if author.group == UNKNOWN else self._group
         return max(self._authors[author.id] - self._each, self._groups[author.group] - group)
 
-    def take(self, author: Author | None) -> bool:
+    def reserve(self, author: Author | None) -> bool:
         if author is None:
             return True
         if self.over(author) >= self.raised:

@@ -71,7 +71,7 @@ class Gate:
         """Take in a round's own rollouts. Those of the same round count only once."""
         new = [s for s in own if s.round > self._round and s.tokens is not None]
         for scored in new:
-            self._own.extend(look for _, look in self.looks_of(scored))
+            self._own.extend(look for _, look in self.traits_of(scored))
             self._limits = None
         self._round = max((s.round for s in new), default=self._round)
 
@@ -126,7 +126,7 @@ class Gate:
             else Completion(completion.text[:end], False)
         )
 
-    def looks_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
+    def traits_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
         """Return the traits of the completions that have tokens, as the rollout must (`Scored.tokens`).
 
         That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it
@@ -192,7 +192,7 @@ class Gated:
         )
         seen = [scored if scored.tokens is not None else next(found) for scored in theirs]
         return [
-            self.gate.admitted(scored, dict(self.gate.looks_of(look)))
+            self.gate.admitted(scored, dict(self.gate.traits_of(look)))
             for scored, look in zip(theirs, seen, strict=True)
         ]
 

@@ -27,7 +27,7 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
     """Run the ranks; return exit code and last words of those that failed."""
     failed: dict[int, tuple[int, str]] = {}
 
-    async def one(rank: int, nursery: trio.Nursery) -> None:
+    async def run_rank(rank: int, nursery: trio.Nursery) -> None:
         start = partial(
             trio.run_process,  # ends the process where this is cancelled
             [*command, str(rank), meeting],
@@ -45,7 +45,7 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
         await outer.start(interrupt_on_signal)
         async with trio.open_nursery() as nursery:
             for rank in range(nodes):
-                nursery.start_soon(one, rank, nursery)
+                nursery.start_soon(run_rank, rank, nursery)
         outer.cancel_scope.cancel()
     return {rank: how for rank, how in failed.items() if how[0] != LOST_EXIT_CODE} or failed
 

@@ -127,7 +127,7 @@ async def _play(
     async def work() -> None:
         while waiting:
             run = waiting.pop()
-            said = await _one(results, run, progress, told, command)
+            said = await _play_run(results, run, progress, told, command)
             progress.playing.pop(run, None)
             if said is None:
                 progress.done += 1
@@ -152,7 +152,7 @@ async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -
             raise KeyboardInterrupt
 
 
-async def _one(
+async def _play_run(
     results: Results,
     run: Run,
     progress: RunsProgress,

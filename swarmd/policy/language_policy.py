@@ -333,7 +333,7 @@ class LanguagePolicy:
             log.warning("%s", note)
         self._driver.forget()
 
-    def take(self, weights: bytes) -> None:
+    def load_weights(self, weights: bytes) -> None:
         """Answer with these weights: all that updates change, as a safetensors file.
 
         Raises ValueError where they are of another model.

@@ -78,7 +78,7 @@ class StateFolder:
         except OSError as error:
             raise _unusable(path, error) from None
         try:
-            owner = _take(lock)
+            owner = _acquire(lock)
         except OSError as error:
             os.close(lock)
             raise _unusable(path, error) from None
@@ -201,7 +201,7 @@ def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _take(lock: int) -> str | None:
+def _acquire(lock: int) -> str | None:
     """Take the lock and write our pid into it. Returns None, or otherwise the owner, in words."""
     begun = time.monotonic()
     while not _lock_now(lock):

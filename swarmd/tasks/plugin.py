@@ -110,7 +110,7 @@ class LoadedPlugin:
             return getattr(self._plugin, function)(*arguments)
         except BaseException as error:
             # SystemExit and MemoryError too: the fault is the plug-in's, and the worker goes on.
-            raise TaskFault(f"{function}: {_told(error)}", fatal=isinstance(error, MemoryError)) from None
+            raise TaskFault(f"{function}: {_describe(error)}", fatal=isinstance(error, MemoryError)) from None
 
 
 def load(source: str) -> LoadedPlugin:
@@ -162,7 +162,7 @@ def _run_file(path: Path, content: bytes) -> Any:
     try:
         loader.exec_module(module)
     except BaseException as error:
-        raise PluginRefused(_told(error)) from None
+        raise PluginRefused(_describe(error)) from None
     return module
 
 
@@ -175,7 +175,7 @@ def _load_installed(point: EntryPoint) -> LoadedPlugin:
     try:
         plugin = point.load()
     except BaseException as error:
-        raise PluginRefused(_told(error)) from None
+        raise PluginRefused(_describe(error)) from None
     assert point.dist is not None
     file = Path(str(sys.modules[point.module].__file__))
     inside = file.parent if file.name == "__init__.py" or "." in point.module else None
@@ -225,7 +225,7 @@ def _specialties(named: Any) -> tuple[str, ...]:
     return tuple(sorted(named))
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """Describe an exception on one line: kind, text, and the last line of code that is not Python's own."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):

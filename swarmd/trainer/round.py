@@ -84,7 +84,7 @@ def _answered(
         tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
             return tasks, parts.policy.generate([task.question for task in tasks], parts.completions)
-    finished = parts.generators.take()
+    finished = parts.generators.collect()
     return [task for task, _ in finished], [answers for _, answers in finished]
 
 

@@ -158,12 +158,12 @@ class TrainerLink:
             while data := self._socket.recv(1 << 16):
                 for message in unpacker.feed(data):
                     with self._changed:
-                        self._take(message)
+                        self._handle(message)
                         self._changed.notify_all()
         if not self._closing:
             self._on_eof()
 
-    def _take(self, message: link.ToTrainer) -> None:
+    def _handle(self, message: link.ToTrainer) -> None:
         match message:
             case ReceivedBody():
                 self._bodies.put(message)
@@ -187,7 +187,7 @@ class TrainerLink:
         while True:
             with self._written:
                 self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing, link.HEARTBEAT_S)
-                message = self._outbox.take()
+                message = self._outbox.pop()
             if message is None and self._closing:
                 return
             try:

@@ -78,10 +78,10 @@ class Generators:
         for thread in self._threads:
             thread.join()
 
-    def take(self) -> Sequence[tuple[Task, Generation]]:
+    def collect(self) -> Sequence[tuple[Task, Generation]]:
         """Return the finished rollouts, at most as many as a round takes, without waiting."""
         with self._changed:
-            taken = self._flow.take(self._most())
+            taken = self._flow.collect(self._most())
             for number in self._working:
                 self._top_up(number)
             return taken

@@ -98,7 +98,7 @@ class QuestionQueue:
             else:
                 self.given_up += 1
 
-    def take(self, most: int | None) -> list[tuple[Task, Generation]]:
+    def collect(self, most: int | None) -> list[tuple[Task, Generation]]:
         """Take the freshest finished rollouts, oldest of them first, at most `most` (None: all).
 
         The others may be taken later, until they were passed over MAX_PASSED_OVER times.

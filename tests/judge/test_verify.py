@@ -53,7 +53,7 @@ def told(graded: GradedEvaluation, **changed: Any) -> dict[str, Any]:
     receipt = receipts.signed(JUDGE, receipts.fields(graded, TINY_9.digest) | changed)
     answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
     window = graded.question.window
-    return {"schema": 1, **receipt, "answers": answers, "window": window.told() if window else None}
+    return {"schema": 1, **receipt, "answers": answers, "window": window.document() if window else None}
 
 
 def lied(honest: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_each_lie_is_found(verifier: Verifier, honest: dict[str, Any]) -> None:
 
 
 def test_checks_that_are_not_possible_yet(verifier: Verifier, honest: dict[str, Any]) -> None:
-    window = replace(WINDOW, revealed=None).told()
+    window = replace(WINDOW, revealed=None).document()
     assert findings(verifier, {**honest, "window": window}) == {
         "signature": True,
         "answers": True,
@@ -176,7 +176,7 @@ def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[s
             and "DOES NOT HOLD  score" in said
             and "not as the judge says: own receipt, score" in said
         )
-        pages[f"/v1/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).told()}
+        pages[f"/v1/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).document()}
         code, said, _ = run("verify", ID, "--judge", url, "--json")
         document = json.loads(said)
         assert code == 4 and document["holds"] is None and document["question"] == TASK.question

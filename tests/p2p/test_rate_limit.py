@@ -19,14 +19,14 @@ def test_a_bucket_refills() -> None:
 def test_a_bucket_stays_within_one_burst_of_credit_and_debt() -> None:
     bucket = TokenBucket(rate=2.0, burst=10.0, now=NOW)
     assert bucket.refill(NOW + 1000) == 10
-    bucket.take(1e9)
+    bucket.spend(1e9)
     assert bucket.left == -10 and bucket.refill(NOW) == -10 and bucket.refill(NOW + 6) == 2
 
 
 def test_buckets_are_bounded() -> None:
     buckets = TokenBuckets[str](rate=1e-9, burst=1, most=10)
     for i in range(1_000):
-        buckets.of(str(i), 0.0).take(1)
+        buckets.of(str(i), 0.0).spend(1)
     assert buckets.of("999", 0.0).left == 0 and len(buckets) == 10  # the newest are remembered
 
 

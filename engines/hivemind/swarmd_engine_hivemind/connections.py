@@ -70,7 +70,7 @@ class HivemindConnections:
         # Connected peers that have not said yet where they listen.
         self._unidentified: set[PeerId] = set()
 
-    async def look(self, dialled: AbstractSet[PeerId]) -> float:
+    async def refresh(self, dialled: AbstractSet[PeerId]) -> float:
         self._dialled = dialled
         now, listed = self._clock(), await self._listed()
         members = await self._members()

@@ -157,11 +157,11 @@ class Client:
         if response.status_code == httpx2.codes.NOT_FOUND and absent:
             raise EngineFailed(
                 f"the server at {self._where} has no {path}, or does not find what was asked for:"
-                f" {_said(response)}. {absent}"
+                f" {_error_text(response)}. {absent}"
             )
         if response.is_error:
             raise EngineFailed(
-                f"vLLM at {self._where} refused {path} ({response.status_code}: {_said(response)}). "
+                f"vLLM at {self._where} refused {path} ({response.status_code}: {_error_text(response)}). "
                 'Mend what it says, or set generate.engine to "auto".'
             )
         found = _json(response)
@@ -176,7 +176,7 @@ def _json(response: httpx2.Response) -> Any:
         return None
 
 
-def _said(response: httpx2.Response) -> str:
+def _error_text(response: httpx2.Response) -> str:
     """Return vLLM's own words: {"error": {"message": …}} or {"detail": …}."""
     found = _json(response)
     if isinstance(found, dict):

@@ -101,7 +101,7 @@ class VllmEngine:
             self._check_logprobs(prompts[0], sampling)
         base_seed = draw_seed(generator) if sampling.temperature else None
 
-        def one(i: int) -> list[Sample]:
+        def answer(i: int) -> list[Sample]:
             room = min(sampling.limit, sampling.context - len(prompts[i]))
             if room <= 0:
                 return [Sample((), (), ended=False)] * copies
@@ -121,7 +121,7 @@ class VllmEngine:
             return [_sample(ids, logprobs, sampling.ends) for ids, logprobs in found] * (copies // drawn)
 
         with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, max(1, len(prompts)))) as pool:
-            return list(pool.map(one, range(len(prompts))))
+            return list(pool.map(answer, range(len(prompts))))
 
     def _check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
         """Check that the server's log-probabilities are those after temperature.

@@ -63,7 +63,7 @@ class Libp2pConnections:
         # Peers that we dialled: the library does not end these when there are too many.
         self._protected: set[PeerId] = set()
 
-    async def look(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
+    async def refresh(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
         now = self._clock()
         for peer, connections in list(self._network.get_connections_map().items()):
             for connection in _superfluous(str(self._stack.host.get_id()) > str(peer), connections, now):

@@ -52,7 +52,7 @@ class Dialled(NamedTuple):
 class Connections(Protocol):
     """Port: the library's connections, and who is in which topic."""
 
-    async def look(self, dialled: AbstractSet[PeerId]) -> float:
+    async def refresh(self, dialled: AbstractSet[PeerId]) -> float:
         """Note who is connected, and close what must not stay: banned peers, second connections.
 
         Returns the seconds until the next look. dialled: the peers that we dialled or are dialling; it
@@ -132,7 +132,7 @@ class Discovery:
 
     async def _look_on(self, nursery: trio.Nursery) -> None:
         while True:
-            pause = await self._connections.look(self._dialled)
+            pause = await self._connections.refresh(self._dialled)
             for record in await self._connections.identified():
                 self._note_record(record)
             self._note_connected()

@@ -325,7 +325,7 @@ class Router(GossipSub):  # type: ignore[misc]
                 for peer in random.sample(others, len(others)):
                     turns.put((self._group_of(peer),), peer, 1)
                 for _ in range(min(turns.frames, max(GOSSIP_PEERS, turns.frames // 4))):
-                    gossip[turns.take()[0]][topic] = list(new)
+                    gossip[turns.pop()[0]][topic] = list(new)
         return gossip
 
     def _group_of(self, peer: Any) -> Hashable:
@@ -371,7 +371,7 @@ class Router(GossipSub):  # type: ignore[misc]
         for msg_id in msg_ids:
             turns.put(self._came_by.get(msg_id, UNKNOWN), msg_id, 1)
         await super().emit_ihave(
-            topic, [turns.take()[0] for _ in range(min(MAX_WANTED, turns.frames))], to_peer
+            topic, [turns.pop()[0] for _ in range(min(MAX_WANTED, turns.frames))], to_peer
         )
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:

@@ -301,7 +301,7 @@ class HolePunching:
         try:
             asked = trio.current_time()
             await send(stream, self._connect())
-            there = dialable(await _told(stream, HolePunch.CONNECT))
+            there = dialable(await _named_addresses(stream, HolePunch.CONNECT))
             half = (trio.current_time() - asked) / 2
             await send(stream, HolePunch(type=HolePunch.SYNC))
             await trio.sleep(half)
@@ -315,9 +315,9 @@ class HolePunching:
         ours = circuit(stream) is not None and stream.muxed_conn.is_initiator
         try:
             if ours and self._here() and not self._tries.wait(trio.current_time()):
-                there = dialable(await _told(stream, HolePunch.CONNECT))
+                there = dialable(await _named_addresses(stream, HolePunch.CONNECT))
                 await send(stream, self._connect())
-                await _told(stream, HolePunch.SYNC)
+                await _named_addresses(stream, HolePunch.SYNC)
                 await self._dial(peer, there, self._network.dial_addr)
         finally:
             await drop(stream)
@@ -329,7 +329,7 @@ class HolePunching:
         )
 
     async def _dial(self, peer: Any, addresses: Sequence[str], dial: Any) -> None:
-        async def one(address: str) -> None:
+        async def try_address(address: str) -> None:
             try:
                 await dial(multiaddr.Multiaddr(address), peer, (self._listen.host, self._listen.port))
             except Exception as error:
@@ -339,7 +339,7 @@ class HolePunching:
         with trio.move_on_after(TRY_TIMEOUT_S):
             async with trio.open_nursery() as nursery:
                 for address in addresses:
-                    nursery.start_soon(one, address)
+                    nursery.start_soon(try_address, address)
         if direct(self._network.get_connections(peer)):
             log.info("%s: connected without the relay, by hole punching", peer)
 
@@ -355,7 +355,7 @@ def dialable(addresses: Iterable[bytes]) -> list[str]:
     return [*found][:MAX_DIALLED]
 
 
-async def _told(stream: Any, wanted: int) -> Sequence[bytes]:
+async def _named_addresses(stream: Any, wanted: int) -> Sequence[bytes]:
     """Return the addresses in the next message. Raises ValueError where it is of another type."""
     message = await receive(stream, HolePunch)
     if message.type != wanted:

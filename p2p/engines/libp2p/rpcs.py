@@ -169,10 +169,10 @@ class Turns:
         else:
             self._waiting.append((rpc, size))
 
-    def take(self) -> tuple[Any, int]:
+    def pop(self) -> tuple[Any, int]:
         """Remove the next one, and return it and its bytes. Raises StopIteration where there is none."""
         key = next(iter(self._parts)) if not self._waiting else None
-        return self._remove(key, Turns.take)
+        return self._remove(key, Turns.pop)
 
     def drop(self) -> tuple[Any, int]:
         """Remove and return the oldest of whoever has most bytes. Raises ValueError where there is none."""
@@ -226,7 +226,7 @@ class ForwardQueue:
             return self._own.popleft()
         if self._control:
             return self._control.popleft()
-        return self._others.take()[0] if self._others.frames else None
+        return self._others.pop()[0] if self._others.frames else None
 
     def __len__(self) -> int:
         return len(self._own) + len(self._control) + self._others.frames
@@ -261,6 +261,6 @@ class Pace:
         seconds = 0.0
         for bucket, amount in zip(self._buckets, (frames, size), strict=True):
             bucket.refill(now)
-            bucket.take(amount)
+            bucket.spend(amount)
             seconds = max(seconds, -bucket.left / bucket.rate)
         return seconds

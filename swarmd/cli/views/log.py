@@ -53,7 +53,7 @@ class LogView:
         self._view.close()
 
     def _write_rounds(self) -> None:
-        if not (more := self._rounds.take()):
+        if not (more := self._rounds.due_lines()):
             return
         more += [f"saved up to round {saved}"] if (saved := self._document.get("saved")) else []
         judge = self._document.get("judge") or {}

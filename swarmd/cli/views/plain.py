@@ -38,7 +38,7 @@ class MinuteOfRounds:
     def due(self) -> bool:
         return self._round is not None and self._clock() >= self._last + ROUNDS_EVERY_S
 
-    def take(self) -> list[str]:
+    def due_lines(self) -> list[str]:
         """Return the lines to write now: the newest round and how many came since the last line; else []."""
         if self._round is None:
             return []
@@ -83,7 +83,7 @@ class PlainView:
             self._tell_rounds()
 
     def _tell_rounds(self) -> None:
-        if said := self._rounds.take():
+        if said := self._rounds.due_lines():
             self.talk("; ".join(said))
 
     def talk(self, text: str) -> None:

@@ -201,7 +201,7 @@ class IsolationWatch:
 
         changed: list[Mapping[str, Any]] = []
 
-        async def one(address: str, peer: PeerId) -> None:
+        async def probe(address: str, peer: PeerId) -> None:
             there = peer in connected
             found = {"address": address, **(CONNECTED if there else await who_answers(address))}
             before = self._knocked.get(address, {"answers": True})
@@ -211,7 +211,7 @@ class IsolationWatch:
 
         async with trio.open_nursery() as nursery:
             for address, peer in self._bootstrap.items():
-                nursery.start_soon(one, address, peer)
+                nursery.start_soon(probe, address, peer)
         alone = len(connected) == 1 and not self._roster.any_usable(self._clock())
         if alone and not any(entry["answers"] for entry in self._knocked.values()):
             # The trouble tells it already.

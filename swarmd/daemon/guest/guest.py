@@ -60,7 +60,7 @@ class Guest:
         talk: Callable[[str], None],
         clock: Callable[[], float] = time.time,
         meter: ProcessMeter | None = None,
-        look: Callable[[float, float], MachineFacts] | None = None,
+        measure: Callable[[float, float], MachineFacts] | None = None,
         on_gpu: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connect probes, ledger, budget and conditions for one node.
@@ -68,14 +68,14 @@ class Guest:
         Args:
             folder: the state folder.
             traffic: of the node's engine.
-            look: replaces `Probes.look`, if given.
+            measure: replaces `Probes.measure`, if given.
             on_gpu: whether the node trains on a CUDA device now.
         """
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
         self._meter = meter or ProcessMeter(clock())
         probes = Probes(config.when)
-        self._look, self._unknown = look or probes.look, probes.unknown
+        self._measure, self._unknown = measure or probes.measure, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
         self._energy, self._on_gpu = EnergyMeter(), on_gpu
         self._share, self._budget = self._share_of(config.limits), self._budget_of(config.limits)
@@ -120,7 +120,7 @@ class Guest:
                 if trio.current_time() - looked >= CHECK_EVERY_S:
                     looked = trio.current_time()
                     ours, self._ours = self._ours, 0.0
-                    self.decide(await trio.to_thread.run_sync(partial(self._look, self._clock(), ours)))
+                    self.decide(await trio.to_thread.run_sync(partial(self._measure, self._clock(), ours)))
                 if trio.current_time() - read >= READ_EVERY_S:
                     read = trio.current_time()
                     ours, self._ours_read = self._ours_read, 0.0

@@ -109,7 +109,7 @@ class LoadProbe:
 class Probes:
     """Asks for what the settings need, and for nothing else.
 
-    `look` may take some milliseconds: call it in a thread.
+    `measure` may take some milliseconds: call it in a thread.
     """
 
     def __init__(self, when: WhenConfig, run: Run = run) -> None:
@@ -120,7 +120,7 @@ class Probes:
         self._slow_at: float | None = None
         self._metered: bool | None = None
 
-    def look(self, now: float, ours: float) -> MachineFacts:
+    def measure(self, now: float, ours: float) -> MachineFacts:
         """Measure the facts that conditions depend on.
 
         now: seconds. ours: CPU seconds that the node took since the last call.

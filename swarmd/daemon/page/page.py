@@ -63,7 +63,7 @@ class NodePage:
                 return _plain(403, _REFUSED)
             if request.path == "/events":
                 return Response(200, "text/event-stream", headers=HEADERS, stream=self._watch)
-            parts, title, _ = await self._look()
+            parts, title, _ = await self._read_status()
             return Response(200, "text/html", rendering.page(parts, title).encode(), HEADERS)
         if request.method == "POST" and request.path == "/control":
             if not access.knows(self.token, access.bearer(request.headers)):
@@ -83,7 +83,7 @@ class NodePage:
     async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"schema": 1, "html": rendering.invitation(await self._handlers["invitation"](arguments))}
 
-    async def _look(self) -> tuple[dict[str, str], str, dict[str, Any]]:
+    async def _read_status(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})
         peers = await self._handlers["peers"]({})
         return (
@@ -98,7 +98,7 @@ class NodePage:
         curve: dict[str, Any] | None = None
         said = trio.current_time()
         while True:
-            parts, title, now_curve = await self._look()
+            parts, title, now_curve = await self._read_status()
             update: dict[str, Any] = {
                 "parts": {name: html for name, html in parts.items() if shown.get(name) != html}
             }

@@ -40,7 +40,7 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
     )
     state = document.get("state")
 
-    def one(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
+    def single(name: str, what: str, value: float | None) -> tuple[str, str, list[Sample]]:
         return name, what, [({}, value)]
 
     yield (
@@ -63,10 +63,10 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
         "1 for the state the node is in",
         [({"state": name}, float(name == state)) for name in STATES],
     )
-    yield one("start_time_seconds", "when the node started, since the epoch", document.get("started_at"))
-    yield one("round", "rounds trained", document.get("round"))
-    yield one("reward_mean", "mean reward of the last round", last.get("reward_mean"))
-    yield one("loss", "loss of the last update", last.get("loss"))
+    yield single("start_time_seconds", "when the node started, since the epoch", document.get("started_at"))
+    yield single("round", "rounds trained", document.get("round"))
+    yield single("reward_mean", "mean reward of the last round", last.get("reward_mean"))
+    yield single("loss", "loss of the last update", last.get("loss"))
     yield (
         "round_seconds",
         "seconds of the last round, by stage",
@@ -77,25 +77,27 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
         "rollouts in the last batch",
         [({"from": "own"}, last.get("local")), ({"from": "others"}, last.get("external"))],
     )
-    yield one("peers_heard", "peers whose rollouts arrive", document.get("peers"))
-    yield one("peers_connected", "peers connected", document.get("connected"))
+    yield single("peers_heard", "peers whose rollouts arrive", document.get("peers"))
+    yield single("peers_connected", "peers connected", document.get("connected"))
     yield (
         "refused_total",
         "what was refused, by reason",
         [({"reason": k}, v) for k, v in (document.get("rejected") or {}).items()],
     )
-    yield one("rollouts_fetched_total", "rollouts of others that were fetched", exchange.get("fetched"))
-    yield one("rollouts_missed_total", "rollouts that nobody had in time", exchange.get("missed"))
+    yield single("rollouts_fetched_total", "rollouts of others that were fetched", exchange.get("fetched"))
+    yield single("rollouts_missed_total", "rollouts that nobody had in time", exchange.get("missed"))
     yield "exchange_bytes_total", "bytes of rollouts fetched and served", [
         ({"direction": "in"}, exchange.get("bytes_in")), ({"direction": "out"}, exchange.get("bytes_out")),
     ]  # fmt: skip
     given, download = document.get("given") or {}, document.get("download") or {}
-    yield one("rollouts_given_total", "rollouts shared", given.get("rollouts"))
-    yield one("rollouts_used_total", "times that others said that they used one of them", given.get("used"))
-    yield one("rollouts_users", "other nodes that said so", given.get("by"))
+    yield single("rollouts_given_total", "rollouts shared", given.get("rollouts"))
+    yield single(
+        "rollouts_used_total", "times that others said that they used one of them", given.get("used")
+    )
+    yield single("rollouts_users", "other nodes that said so", given.get("by"))
     total = (document.get("usage") or {}).get("total") or {}
     for key, name, what in _USED:
-        yield one(name, what, total.get(key))
+        yield single(name, what, total.get(key))
     yield (
         "pauses",
         "1 for each cause of a pause that holds",
@@ -106,8 +108,8 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
         "the model's download",
         [({"part": part}, download.get(part)) for part in ("done", "total")],
     )
-    yield one("judge_score", "the judge's last score", judge.get("score"))
-    yield one(
+    yield single("judge_score", "the judge's last score", judge.get("score"))
+    yield single(
         "trainer_restarts_total", "times that the trainer died and was started again", trainer.get("restarts")
     )
 

@@ -123,11 +123,11 @@ def _copied(projections: list[Any]) -> Project:
 
 
 def _in_place(projections: list[Any], *, frozen: bool) -> Project:
-    each = [_one(p, frozen) for p in projections]
+    each = [_project(p, frozen) for p in projections]
     return lambda x: torch.cat([project(x) for project in each], dim=-1)
 
 
-def _one(projection: Any, frozen: bool) -> Project:
+def _project(projection: Any, frozen: bool) -> Project:
     layer, factors = _linear(projection), lora_factors(projection)
     if factors is None:
         return lambda x: F.linear(x, layer.weight, layer.bias)
@@ -141,7 +141,7 @@ def _added(projection: Any, frozen: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Return (x, update) -> x + projection(update), computed in one pass where there is no adapter."""
     layer = _linear(projection)
     if layer is not projection:
-        project = _one(projection, frozen)
+        project = _project(projection, frozen)
         return lambda x, update: x + project(update)
 
     def plain(x: Tensor, update: Tensor) -> Tensor:

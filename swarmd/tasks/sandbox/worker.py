@@ -222,7 +222,7 @@ class Marker:
                 lost += 1
                 if loss.reason is GradeReason.TIMEOUT or lost == MAX_LOST_WORKERS:
                     reasons.append(loss.reason)
-                    fault = fault or self._told("score", loss)
+                    fault = fault or self._describe_loss("score", loss)
         return (*reasons, *[GradeReason.SKIPPED] * (len(item.answers) - len(reasons))), fault
 
     def make(self, curriculum: str, specialty: str, n: int) -> Made:
@@ -235,10 +235,10 @@ class Marker:
             except WorkerLost as loss:
                 self._replace()
                 if last or loss.reason is GradeReason.TIMEOUT:
-                    return Made(None, self._told("generate", loss))
+                    return Made(None, self._describe_loss("generate", loss))
         raise AssertionError("the second loss returns")
 
-    def _told(self, function: str, loss: WorkerLost) -> str:
+    def _describe_loss(self, function: str, loss: WorkerLost) -> str:
         if loss.reason is GradeReason.TIMEOUT:
             return f"{function}: took longer than {self._work.seconds:g} s and was killed"
         return f"{function}: its process died twice, as it may where it takes too much memory"

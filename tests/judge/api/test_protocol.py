@@ -259,7 +259,7 @@ def test_sessions_hold_several_questions_of_a_peer() -> None:
     assert judge.of(alice) == questions
     assert judge.ask(alice, asker, 3.0, most=3) == AskResult(questions[0], False)
     assert judge.ask(alice, asker, 3.0, most=4).status == 429  # type: ignore[union-attr] # its network has no more room
-    assert judge.take(questions[1].id, alice, 3.0, answers=2) == questions[1]
+    assert judge.close(questions[1].id, alice, 3.0, answers=2) == questions[1]
     assert judge.of(alice) == [questions[0], questions[2]]
     assert judge.expire(100.0) == [questions[0], questions[2]]
     assert judge.of(alice) == []

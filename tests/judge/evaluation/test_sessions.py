@@ -72,7 +72,7 @@ def test_the_rules_of_open_questions_hold_for_any_history(steps: list[tuple[str,
             question = asked[-1 - which % len(asked)]
             why = fate.get(question.id) or (TOO_LATE if now > question.deadline else ALREADY_ANSWERED)
             in_time = question.id not in fate and now <= question.deadline
-            outcome = judge.take(question.id, peer, now)
+            outcome = judge.close(question.id, peer, now)
             assert (
                 outcome is OTHER_PEER if peer != question.peer else outcome == (question if in_time else why)
             )
@@ -110,7 +110,7 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
     ask(judge, ALICE, 0.0, Requester("198.51.100.0/24", record=False))
     first = newcomers[0]
     assert isinstance(first, AskResult)
-    assert judge.take(first.question.id, first.question.peer, 1.0) == first.question
+    assert judge.close(first.question.id, first.question.peer, 1.0) == first.question
     ask(judge, BOB, 1.0)  # its room is free again
 
 
@@ -124,7 +124,7 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
         asked = judge.ask(peer, KNOWN, 3.0)
         assert isinstance(asked, AskResult)
         assert asked.displaced == gone
-        assert judge.take(gone.id, gone.peer, 4.0) is DISPLACED
+        assert judge.close(gone.id, gone.peer, 4.0) is DISPLACED
         assert len(judge) == 3
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
     # What was displaced did not lapse
@@ -136,7 +136,7 @@ def test_a_withdrawn_question_is_forgotten() -> None:
     question = ask(judge, ALICE, 0.0)
     judge.withdraw(question)
     judge.withdraw(question)  # as one that was displaced meanwhile
-    assert judge.take(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
+    assert judge.close(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
 
 
 def test_same_seed_same_questions() -> None:

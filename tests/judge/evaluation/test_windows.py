@@ -100,12 +100,12 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
                 w.revealed is None for w in reader.windows(2**63 - 1)
             )
             assert turned(store, 1060.0 + REVEAL_S, new) == (second_now, third, 0)
-            told = reader.windows(2)[0].told()
+            told = reader.windows(2)[0].document()
             assert (
                 told["seed"] == first.seed.hex()
                 and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
             )
-            assert [w.told()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
+            assert [w.document()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
         # The clock was set back: what was told is not asked again
         assert turned(store, 900.0, new)[0].number == 2
         late = turned(store, 5000.0, new)[0]  # down for longer than a window

@@ -394,13 +394,13 @@ def test_a_peers_last_uploads_are_kept(database: str) -> None:
                 records.refused(upload, float(number), "unfit", "mend it")
             else:
                 records.done(upload, float(number), [answer], {"receipt": "{}", "signature": "0"})
-        kept = [number for number in range(12) if records.one(f"{number:032x}")]
+        kept = [number for number in range(12) if records.find(f"{number:032x}")]
         assert kept == [2, 4, 6, 8, 10, 11]  # those that are done, and the last
         with store.database.begin() as db:
             assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {
                 "alice": f"{10:032x}"
             }
-        found = records.one(f"{10:032x}")
+        found = records.find(f"{10:032x}")
         assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
         assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1
 

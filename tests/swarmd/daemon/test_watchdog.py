@@ -36,7 +36,7 @@ class Daemon:
         for second in range(round(seconds)):
             if every is not None and second % every == 0:
                 for message in says:
-                    self.dog.heard(message)
+                    self.dog.note_received(message)
             self.now += 1
             found = self.dog.check(self.now)
             if found is not None and found.hopeless:
@@ -48,7 +48,7 @@ class Daemon:
 def daemon() -> Daemon:
     """Of a trainer whose rounds take 5 s."""
     daemon = Daemon()
-    daemon.dog.heard(TRAINING)
+    daemon.dog.note_received(TRAINING)
     assert daemon.wait(60, 5, [ALIVE, ROUND]) is None
     return daemon
 
@@ -65,7 +65,7 @@ def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(d
     end = daemon.wait(3600)
     assert end is not None and end.hopeless and 240 < daemon.now - begun <= 301
     stopped = Daemon()
-    stopped.dog.heard(ALIVE)
+    stopped.dog.note_received(ALIVE)
     stopped.wait(20)
     told = stopped.dog.check(stopped.now, stopped=True)
     assert told is not None and "SIGSTOP" in told.cause and "kill -CONT" in told.remedy
@@ -91,11 +91,11 @@ def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
 def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
     """2 % of the machine instead of all: rounds of 5 s take 250 s, one of 105 s takes over 5,000 s."""
     for _ in range(100):
-        daemon.dog.told(link.Pause(brief=True))
+        daemon.dog.note_sent(link.Pause(brief=True))
         assert daemon.wait(49, 2, [ALIVE]) is None
-        daemon.dog.told(link.Resume())
+        daemon.dog.note_sent(link.Resume())
         assert daemon.wait(1, 1, [ALIVE]) is None
-    daemon.dog.heard(ROUND)
+    daemon.dog.note_received(ROUND)
     hangs = daemon.wait(600, 2, [ALIVE])
     assert (
         hangs is not None
@@ -106,17 +106,17 @@ def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
 def test_long_rounds_are_normal_where_rounds_are_long() -> None:
     """Ten minutes each on a slow machine, one of them forty; the first takes an hour."""
     daemon = Daemon()
-    daemon.dog.heard(TRAINING)
+    daemon.dog.note_received(TRAINING)
     assert daemon.wait(3600, 2, [ALIVE]) is None
-    daemon.dog.heard(ROUND)
+    daemon.dog.note_received(ROUND)
     for minutes in (10, 10, 40, 10):
         assert daemon.wait(60 * minutes, 2, [ALIVE]) is None
-        daemon.dog.heard(ROUND)
+        daemon.dog.note_received(ROUND)
 
 
 @pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
 def test_a_trainer_that_does_not_train_is_not_hanging(daemon: Daemon, state: str) -> None:
-    daemon.dog.heard(link.TrainerState(state, "because", "wait"))
+    daemon.dog.note_received(link.TrainerState(state, "because", "wait"))
     assert daemon.wait(4 * 3600, 2, [ALIVE]) is None
 
 
@@ -124,7 +124,7 @@ def test_a_machine_that_slept_or_a_daemon_that_was_starved_blames_nobody(daemon:
     for asleep in (8 * 3600, 400, -5):
         daemon.now += asleep
         assert daemon.dog.check(daemon.now) is None
-    daemon.dog.heard(ALIVE)
+    daemon.dog.note_received(ALIVE)
     for _ in range(7):  # a machine that swaps: looks come a minute apart
         daemon.now += 60
         assert daemon.dog.check(daemon.now) is None
@@ -140,11 +140,11 @@ def test_a_slow_start_is_not_silence() -> None:
 def test_imports_that_hold_up_every_thread_are_not_silence() -> None:
     daemon = Daemon()
     for step in ("loading PyTorch", "loading transformers"):
-        daemon.dog.heard(link.TrainerState("starting", step, "wait"))
+        daemon.dog.note_received(link.TrainerState("starting", step, "wait"))
         assert daemon.wait(240) is None
-    daemon.dog.heard(TRAINING)
+    daemon.dog.note_received(TRAINING)
     assert daemon.wait(240) is None  # the first round imports, too
-    daemon.dog.heard(ROUND)
+    daemon.dog.note_received(ROUND)
     assert daemon.wait(20) is not None
 
 

@@ -35,11 +35,11 @@ def test_everything_is_sent_at_once_while_the_pace_is_free() -> None:
     outgoing = Outgoing(Pacing(Heard(), random.Random(1)), 2)
     outgoing.put(offers.KIND, offer(1, 2))
     outgoing.put(wire.KIND, b"a set")
-    assert outgoing.take(0.0) == (offers.KIND, offer(1, 2)) or outgoing.take(0.0) is None
+    assert outgoing.pop(0.0) == (offers.KIND, offer(1, 2)) or outgoing.pop(0.0) is None
     outgoing.put(offers.KIND, offer(*range(100, 170)[:40]))
     outgoing.put(offers.KIND, offer(*range(200, 240)))
     sent = []
-    while (message := outgoing.take(1.0)) is not None:
+    while (message := outgoing.pop(1.0)) is not None:
         sent += offered(message[1])
     assert sent == [*range(100, 140), *range(200, 240)]
 
@@ -48,21 +48,21 @@ def test_an_offer_joins_the_last_rounds_newest_first() -> None:
     outgoing = Outgoing(busy(), 2)
     for n in range(1, 6):
         outgoing.put(offers.KIND, offer(10 * n, 10 * n + 1))
-        assert outgoing.take(float(n)) is None
+        assert outgoing.pop(float(n)) is None
         outgoing.next_round()
     outgoing.put(offers.KIND, offer(60))
     later = 2 / (FIRST_PACE * TARGET_PER_S)
-    message = outgoing.take(later)
+    message = outgoing.pop(later)
     assert message is not None and offered(message[1]) == [60, 50, 51]
-    assert outgoing.take(later + 1) is None
+    assert outgoing.pop(later + 1) is None
     outgoing.put(offers.KIND, offer(70))
-    assert outgoing.take(later + 1) is None  # not its turn yet
+    assert outgoing.pop(later + 1) is None  # not its turn yet
 
 
 def test_only_the_newest_of_whole_sets_is_sent() -> None:
     outgoing = Outgoing(busy(), 2)
     outgoing.put(wire.KIND, b"older")
-    assert outgoing.take(0.0) is None
+    assert outgoing.pop(0.0) is None
     outgoing.next_round()
     outgoing.put(wire.KIND, b"newer")
-    assert outgoing.take(2 / (FIRST_PACE * TARGET_PER_S)) == (wire.KIND, b"newer")
+    assert outgoing.pop(2 / (FIRST_PACE * TARGET_PER_S)) == (wire.KIND, b"newer")

@@ -52,7 +52,7 @@ def rollout(
 
 
 def passes(gate: Gate, scored: Scored) -> bool:
-    return gate.admitted(scored, dict(gate.looks_of(scored))) is scored
+    return gate.admitted(scored, dict(gate.traits_of(scored))) is scored
 
 
 def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Gate:

@@ -74,7 +74,7 @@ def measure(policy: LanguagePolicy, folder: Path, **way: Any) -> Measured:
     batch = [local(q, answer, (0.0,) * COPIES) for q, answer in zip(QUESTIONS, answers, strict=True)]
     exact = opened(folder, "float32", **way)
     before = flat(exact.logprobs(batch))
-    exact.take(bytes(dict(policy.files())["weights.safetensors"]))
+    exact.load_weights(bytes(dict(policy.files())["weights.safetensors"]))
     after = flat(exact.logprobs(batch))
     sampler, learner = flat([answer.tokens for answer in answers]), flat(policy.logprobs(batch))
     return Measured(

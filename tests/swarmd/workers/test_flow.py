@@ -60,7 +60,7 @@ def test_the_freshest_are_taken_and_what_is_passed_over_too_often_is_dropped() -
     for n in range(MAX_PASSED_OVER):
         assert work.finished == 2 and work.overtaken == 0
         work.answered(0, [(asked[2 + n][0], answer("new"))])
-        ((task, taken),) = work.take(1)
+        ((task, taken),) = work.collect(1)
         assert taken.completions[0].text == "new" and task.question == f"question {2 + n}"
     assert work.finished == 0 and work.overtaken == 2
 
@@ -69,7 +69,7 @@ def test_without_a_limit_everything_is_taken_oldest_first() -> None:
     work = flow(ahead=3)
     asked = work.hand_out(0)
     work.answered(0, [(number, answer()) for number, _ in asked])
-    assert [task.question for task, _ in work.take(None)] == [text for _, text in asked] and work.take(
+    assert [task.question for task, _ in work.collect(None)] == [text for _, text in asked] and work.collect(
         None
     ) == []
 
@@ -80,5 +80,5 @@ def test_no_question_is_asked_that_no_round_would_take() -> None:
     assert (len(asked), len(work.hand_out(1)), work.hand_out(2)) == (4, 2, [])
     work.answered(0, [(number, answer()) for number, _ in asked])
     assert work.hand_out(0) == []
-    work.take(3)
+    work.collect(3)
     assert len(work.hand_out(0)) == 3

@@ -53,7 +53,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             assert time.monotonic() < deadline, crew.report(time.monotonic())
             if not crew.generators.wait(2, 1.0):
                 continue
-            taken = crew.generators.take()
+            taken = crew.generators.collect()
             assert len(taken) == 2
             versions = [v for _, answers in taken for v in answers.tokens.versions if v]
             assert all(list(v) == sorted(v) for v in versions), "weights never become older"
@@ -71,7 +71,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         assert figures.given_up == 0 and figures.tokens_per_second is None
 
         crew.generators.rest(True)
-        crew.generators.take()
+        crew.generators.collect()
         there = crew.generators.flow.finished
         assert not crew.generators.wait(there + 5, 0.5), (
             "two answers of each were on their way when they heard of it, at most"

@@ -33,7 +33,7 @@ class Library:
     def connect(self, peer: PeerId, direction: str) -> None:
         self.open[peer] = Peer(peer, "", direction, trio.current_time())
 
-    async def look(self, dialled: Collection[PeerId]) -> float:
+    async def refresh(self, dialled: Collection[PeerId]) -> float:
         await trio.lowlevel.checkpoint()
         return 1.0
 

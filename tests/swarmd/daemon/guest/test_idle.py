@@ -124,9 +124,9 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
         return "u 1"
 
     quiet = Probes(WhenConfig(battery="train", metered="share"), run)
-    assert quiet.look(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
+    assert quiet.measure(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
     probes = Probes(WhenConfig(user=1.0, temperature=70.0, metered="pause"), run)
-    assert [probes.look(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
+    assert [probes.measure(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
     # It starts a program: every ten seconds
     assert len([command for command in asked if "Metered" in command]) == 1
     assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == [

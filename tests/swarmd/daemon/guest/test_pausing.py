@@ -39,7 +39,7 @@ class PausedTrainer:
             self.child.tell,
             print,
             Clock(),
-            look=lambda *_: MachineFacts(),
+            measure=lambda *_: MachineFacts(),
         )
         self._said, self._states = trio.open_memory_channel[str](math.inf)
         self.folder = folder
