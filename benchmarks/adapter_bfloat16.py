@@ -1,5 +1,4 @@
-"""Compares what a young LoRA adapter changes in answers and in updates on a bfloat16 base, with what it
-changes in float32.
+"""Compares the changes of a young LoRA adapter on a bfloat16 base with those in float32.
 
     python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0] [--json]
 
@@ -75,7 +74,7 @@ def main() -> None:
 
 
 def play(rate: float, marks: Sequence[int], fresh: bool, seed: int) -> Iterator[dict[str, Any]]:
-    """Figures after each of so many updates."""
+    """Yield figures after each of so many updates."""
     base = make(seed)
     network, exact = (
         with_adapter(copy.deepcopy(base).to(dtype), RANK, seed).eval()
@@ -143,10 +142,7 @@ def batch(generator: torch.Generator) -> list[Row]:
 
 @torch.inference_mode()
 def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float]]:
-    """Log-probabilities of the completions as decoding computes them.
-
-    Its own steps, with the tokens given.
-    """
+    """Return the log-probabilities of the completions as decoding computes them, step by step."""
     prompts = list(dict.fromkeys(row.prompt for row in rows))
     tokens = torch.tensor([row.completion for row in rows])
     decoded = SharedPrefix(network, prompts, COMPLETIONS, TOKENS, CPU)
@@ -160,7 +156,7 @@ def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float
 
 
 def gains(found: dict[Row, Sequence[float]], before: dict[Row, Sequence[float]]) -> Tensor:
-    """Of each completion: the mean over its tokens of A (log p − log p before)."""
+    """Return for each completion the mean over its tokens of A (log p − log p before)."""
     return torch.stack(
         [row.advantage * (torch.tensor(p) - torch.tensor(before[row])).mean() for row, p in found.items()]
     )
@@ -168,7 +164,7 @@ def gains(found: dict[Row, Sequence[float]], before: dict[Row, Sequence[float]])
 
 @torch.no_grad()
 def give(network: nn.Module, other: nn.Module) -> None:
-    """The adapter of the one to the other."""
+    """Copy one network's adapter to the other."""
     theirs = dict(other.named_parameters())
     for name, weight in network.named_parameters():
         if "lora_" in name:
@@ -177,7 +173,7 @@ def give(network: nn.Module, other: nn.Module) -> None:
 
 @torch.no_grad()
 def lost_now(network: nn.Module) -> float:
-    """Of the energy of s B A where A and B are rounded, as they are multiplied."""
+    """Return the energy of s B A that is lost where A and B are rounded, as they are multiplied."""
     lost = energy = 0.0
     for _, layer in lora_layers(network):
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -188,7 +184,7 @@ def lost_now(network: nn.Module) -> float:
 
 @contextmanager
 def zeroed(network: nn.Module) -> Iterator[None]:
-    """Without the adapter."""
+    """Run the block without the adapter."""
     layers = [layer for _, layer in lora_layers(network)]
     for layer in layers:
         layer._disable_adapters = True
@@ -201,7 +197,7 @@ def zeroed(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def peft_forward(network: nn.Module) -> Iterator[None]:
-    """With peft's own forward in place of ours."""
+    """Run the block with peft's own forward in place of ours."""
     layers = [layer for _, layer in lora_layers(network)]
     for layer in layers:
         layer.forward = LoraLinear.forward.__get__(layer)

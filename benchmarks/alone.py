@@ -42,12 +42,12 @@ Document = Mapping[str, Any]
 
 
 def up(node: LocalNode) -> float:
-    """When it answers, after a start."""
+    """Start a node; returns when it answers."""
     return seconds_until(node, lambda _: True)[1]
 
 
 def seconds_until(node: LocalNode, holds: Callable[[Document], Any]) -> tuple[Any, float]:
-    """What the status then says, and when."""
+    """Wait until the status holds; returns what it says then, and when."""
     ends = time.monotonic() + PATIENCE
     while time.monotonic() < ends:
         node.check()
@@ -71,7 +71,7 @@ def trains(status: Document) -> bool:
 
 
 def behind(node: LocalNode, program: str) -> None:
-    """Start it through another program than `python -m swarmd`."""
+    """Start the node through another program than `python -m swarmd`."""
     node.command = [sys.executable, "-c", program, *node.command[3:]]
 
 
@@ -80,7 +80,10 @@ Nodes = Sequence[LocalNode]
 
 
 def timed(node: LocalNode, holds: Callable[[Document], str | None], since: float | None = None) -> Result:
-    """since: when it became true; by default when the node is up."""
+    """Measure until a status names its cause.
+
+    since: when it became true; by default when the node is up.
+    """
     begun = up(node) if since is None else since
     said, at = seconds_until(node, holds)
     return said, at - begun
@@ -148,7 +151,7 @@ def _hold_against(nodes: Nodes, other: LocalNode, offences: int) -> None:
 
 
 def twins(nodes: Nodes, _folder: Path) -> Result:
-    """nodes[2] gets the key of nodes[1], which is there already. The slower of the two counts."""
+    """Give nodes[2] the key of nodes[1], which runs already. The slower of the two counts."""
     shutil.copy(nodes[1].folder / IDENTITY_FILE, nodes[2].folder / IDENTITY_FILE)
     for node in nodes[:2]:
         node.start()
@@ -177,7 +180,7 @@ def paused(nodes: Nodes, _folder: Path) -> Result:
 
 
 def left(nodes: Nodes, _folder: Path) -> Result:
-    """A node that was killed, with SIGKILL, leaves the others' peers, and they say that they are alone."""
+    """Kill a node with SIGKILL; the others then say that they are alone."""
     for node in nodes:
         node.start()
     seconds_until(nodes[1], lambda status: status["peers"])
@@ -212,7 +215,7 @@ def bring_about(cause: str, folder: Path) -> Result:
 
 
 def healthy(seconds: float, pace: float, folder: Path) -> dict[str, Any]:
-    """Three nodes of one swarm: how often one says that something is wrong, after all have met."""
+    """Run three nodes of one swarm, and count how often one reports trouble after all have met."""
     with local_swarm(folder, 3, [*OPTIONS[:4], "--pace", str(pace)], {"SWARMD_SWARM_MDNS": "off"}) as nodes:
         for node in nodes:
             node.start()

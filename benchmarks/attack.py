@@ -52,7 +52,7 @@ NAMES = (
 
 
 def attack_named(name: str) -> Attack:
-    """The one of `tests/attacks/test_NAME.py`."""
+    """Return the attack of `tests/attacks/test_NAME.py`."""
     found = import_module(f"tests.attacks.test_{name.replace('-', '_')}").ATTACK
     assert isinstance(found, Attack)
     return found

@@ -38,7 +38,7 @@ PATIENCE = 240.0  # seconds for anything to happen
 
 @dataclass(frozen=True)
 class Kill:
-    """One process lost, and how the swarm took it. Seconds are None where the daemon never went away."""
+    """One lost process, and how the swarm took it. Seconds are None where the daemon never went away."""
 
     node: str
     process: str  # "daemon", "trainer" or "verifier"
@@ -127,7 +127,7 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
 
 
 def _known(node: LocalNode, swarm: Sequence[LocalNode]) -> dict[str, Any]:
-    """Its status, with the pids of all its processes as they are now: the verifier's comes with a round."""
+    """Return the node's status with the present pids of its processes; the verifier's comes with a round."""
     found: dict[str, Any] | None = None
 
     def known() -> bool:
@@ -157,18 +157,18 @@ def _round(node: LocalNode) -> int:
 
 
 def _said(node: LocalNode, start: int) -> str:
-    """Its log from this byte on."""
+    """Return the node's log from this byte on."""
     return node.log.read_bytes()[start:].decode(errors="replace")
 
 
 def _resumed(node: LocalNode, start: int) -> int | None:
-    """The round that it says it went on from; None where it did not say so yet."""
+    """Return the round that the node says it resumed from; None where it did not say so yet."""
     found = re.findall(r"resumed after round (\d+)", _said(node, start))
     return int(found[-1]) if found else None
 
 
 def _saved(node: LocalNode) -> int:
-    """The round of its newest checkpoint; 0 where there is none."""
+    """Return the round of the node's newest checkpoint; 0 where there is none."""
     saved = saved_in(node.folder / "checkpoints")
     return int(saved[-1].name.removeprefix("round-")) if saved else 0
 

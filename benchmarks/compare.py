@@ -1,6 +1,4 @@
-"""Compares a whole round (generate and one update) with a peer's trainer.
-
-`python -m benchmarks.round --peer`.
+"""Compares a whole round (generate and one update) with a peer's trainer: `benchmarks.round --peer`.
 
 The two sides are child processes that play in turn, one torch thread each. The peer runs from its published
 package.
@@ -73,7 +71,7 @@ class Side:
 
 
 def beside(arguments: Namespace, plan: Plan) -> None:
-    """arguments: peer, environment (or None), defaults, json."""
+    """Play both sides. arguments: peer, environment (or None), defaults, json."""
     python = environment_of(arguments.peer, arguments.environment or default_environment(arguments.peer))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "work"

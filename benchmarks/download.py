@@ -92,7 +92,7 @@ class WeightServer(BaseHTTPRequestHandler):
 
 
 def measure(size: int, kills: int, seed: int, rate: float) -> tuple[list[list[int]], bool]:
-    """Spans that were sent, in order, and whether the whole file arrived as it is."""
+    """Return the spans that were sent, in order, and whether the whole file arrived unchanged."""
     rng = random.Random(seed)
     files = {"config.json": b'{"model_type": "llama"}', NAME: rng.randbytes(size)}
     spans: list[list[int]] = []

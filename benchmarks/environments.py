@@ -31,7 +31,7 @@ def default_environment(peer: str) -> Path:
 
 
 def environment_of(peer: str, folder: Path) -> Path:
-    """The peer's Python, in an environment that holds its published package; made where it is missing."""
+    """Return the Python of an environment that holds the peer's published package; make it where missing."""
     python = folder / "bin" / "python"
     if holds(folder, peer):
         return python
@@ -54,7 +54,7 @@ def environment_of(peer: str, folder: Path) -> Path:
 
 
 def holds(folder: Path, peer: str) -> bool:
-    """Whether the peer's package, in our version of it, is installed there."""
+    """Return whether the peer's package, in our version of it, is installed there."""
     name, version = PACKAGES[peer][-1][-1].split("==")
     return any(folder.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-{version}.dist-info"))
 

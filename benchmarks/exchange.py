@@ -45,7 +45,7 @@ WARM_UP = 2  # rounds
 class Side:
     """What one kind of nodes needed.
 
-    Seconds, by round and node; bytes and CPU seconds of all nodes together, over all rounds.
+    Seconds are by round and node; bytes and CPU seconds are of all nodes together, over all rounds.
     """
 
     rounds: Sequence[Sequence[float]]
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = None) -> Side:
-    """python: the peer's interpreter; None for ours."""
+    """Measure one kind of nodes. python: the peer's interpreter; None for ours."""
     with ExitStack() as stack:
         nodes: list[ProbeProcess] = []
         for n in range(arguments.nodes):
@@ -186,7 +186,7 @@ def _start(
 
 
 def _play(nodes: Sequence[ProbeProcess], number: int, kib: int) -> list[float]:
-    """One round: how long each node took, less those that did not get there."""
+    """Play one round; return how long each node took, without those that did not get there."""
     at = time.time() + 0.5
     for node in nodes:
         node.order(
@@ -214,8 +214,9 @@ def _cpu(nodes: Sequence[ProbeProcess]) -> float:
 
 
 class Traffic:
-    """Bytes that the TCP sockets of all nodes have received so far, those that have ended in between as of
-    the last look. Each byte over loopback is received once.
+    """Counts the bytes that the TCP sockets of all nodes have received so far.
+
+    Sockets that ended in between count as of the last look. Each byte over loopback is received once.
     """
 
     def __init__(self, nodes: Sequence[ProbeProcess]) -> None:

@@ -61,7 +61,7 @@ class Swarm:
         self.nodes.pop(n).kill()
 
     def share(self) -> None:
-        """One set of everybody, in turn, over SHARE_EVERY seconds."""
+        """Have every node share one set, in turn, over SHARE_EVERY seconds."""
         self._rounds += 1
         for i, node in enumerate(self.nodes.values()):
             at = time.time() + 0.3 + i * SHARE_EVERY / len(self.nodes)
@@ -69,7 +69,7 @@ class Swarm:
         time.sleep(SHARE_EVERY)
 
     def holders(self) -> dict[str, tuple[int, set[int]]]:
-        """By id: the size, and who has it."""
+        """Return by id the size of each rollout, and who has it."""
         found: dict[str, tuple[int, set[int]]] = {}
         mark = time.monotonic()
         for node in self.nodes.values():
@@ -151,7 +151,7 @@ def measure(swarm: Swarm, arguments: argparse.Namespace) -> dict[str, Any]:
 def _ask(
     swarm: Swarm, before: dict[str, tuple[int, set[int]]], killed: Sequence[int], rng: random.Random
 ) -> tuple[int, int]:
-    """How many were not to be had, of how many.
+    """Fetch the survivors' rollouts; return how many were not to be had, of how many.
 
     The author is one of the killed wherever one of them held it: the hardest case.
     """

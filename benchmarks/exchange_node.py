@@ -1,14 +1,21 @@
-"""One node of `benchmarks.exchange`: shares rollouts and gathers those of others as a daemon does, and trains
-nothing.
+"""One node of `benchmarks.exchange`: shares rollouts and gathers others' as a daemon does. Never trains.
 
 JSON lines, as `benchmarks.probe`. In:
-{"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}   then share n rollouts of b bytes, and
-begin a round of our own
-{"list": any}                                                          say which blobs are at hand
-{"fetch": id, "size": bytes, "author": peer id}                        fetch this one blob, within ten seconds
-Out: {"up": [addresses], "id": peer id}, {"peers": [ids]} when they change, {"held": r, "after": seconds,
-"bytes": content}, {"listed": any, "blobs": {id: bytes}}, {"fetched": id, "found": whether}, {"first": seconds
-after the start} at the first frame that comes, {"cpu": seconds, "pids": [...]} every half second.
+
+    {"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}
+                                                share n rollouts of b bytes then, and begin our own round
+    {"list": any}                               say which blobs are at hand
+    {"fetch": id, "size": bytes, "author": peer id}     fetch this one blob, within ten seconds
+
+Out:
+
+    {"up": [addresses], "id": peer id}
+    {"peers": [ids]}                            when they change
+    {"held": r, "after": seconds, "bytes": content}
+    {"listed": any, "blobs": {id: bytes}}
+    {"fetched": id, "found": whether}
+    {"first": seconds after the start}          at the first frame that comes
+    {"cpu": seconds, "pids": [...]}             every half second
 """
 
 import argparse
@@ -104,7 +111,7 @@ class Node:
         RolloutExchange(self.member, "exchange", SAPO_9).share(rollouts, order["round"])
 
     def _rollout(self, size: int) -> Rollout:
-        """A few lines of real text for each completion."""
+        """Make a rollout with a few lines of real text for each completion."""
         length = size // COMPLETIONS - 8  # less what the wire puts around it
         starts = [self._rng.randrange(len(self._text) - length) for _ in range(COMPLETIONS)]
         texts = [self._text[at : at + length] for at in starts]

@@ -38,7 +38,7 @@ class Judge:
 
 
 def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int, LanguagePolicy]]:
-    """The models as they were after so many rounds alone. Each is trained on before the next is given."""
+    """Yield the models as they were after so many rounds alone. Each is trained before the next is given."""
     for number, model in enumerate(("tiny", "tiny-latent")):
         swarm = Swarm(verifier, 2000)
         learner = swarm.join(number, settings(model, round={"local": 8, "external": 0}))
@@ -50,7 +50,7 @@ def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int
 def usable(
     verifier: Verifier, policy: LanguagePolicy, tasks: Sequence[Task]
 ) -> tuple[list[Scored], list[Scored]]:
-    """All its answers as it sampled them; and those that one would train on, as others get them."""
+    """Return all answers as they were sampled, and those that one would train on, as others get them."""
     answers = policy.generate([task.question for task in tasks], COMPLETIONS)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)])
     own = [

@@ -141,9 +141,9 @@ def _first_round(folder: Path) -> int:
 
 
 def _spent(pid: int) -> float:
-    """CPU seconds so far of it and all its descendants.
+    """Return the CPU seconds so far of a process and all its descendants.
 
-    Of each that runs, and of its children that have ended.
+    Children that have ended are included.
     """
     node, found = psutil.Process(pid), 0.0
     for process in [*node.children(recursive=True), node]:

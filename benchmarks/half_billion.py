@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def make(folder: Path) -> None:
-    """In bfloat16, as the published weights are."""
+    """Make the model in bfloat16, as the published weights are."""
     tokenizer = workload._tokenizer([workload.SYSTEM, *workload.draw("sapo-9", 500, 7)])
     tokenizer.save_pretrained(folder)
     end = tokenizer.convert_tokens_to_ids(workload.END)
@@ -95,7 +95,7 @@ def make(folder: Path) -> None:
 
 
 def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One round."""
+    """Play one round."""
     config = NodeConfig.model_validate(
         {
             "model": {

@@ -1,6 +1,4 @@
-"""Two hundred uploads that must not be loaded, against a real judge.
-
-What each costs it, and whether any gets through.
+"""Two hundred uploads that must not be loaded, against a real judge: their cost, and whether one gets in.
 
     python -m benchmarks.hostile_uploads [--seed 1] [--json]
 
@@ -84,7 +82,7 @@ def serving(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def send(url: str, number: int, upload: HostileUpload) -> tuple[int, Any]:
-    """Status and document of the answer."""
+    """Send an upload; return status and document of the answer."""
     peer = SigningPeer(number, url)
     body = upload.body
     said = {
@@ -154,7 +152,7 @@ def table(costs: Sequence[Cost]) -> str:
 
 
 def left_behind(folder: Path) -> tuple[int, int]:
-    """Files and rows of uploads."""
+    """Count the files and rows that uploads left behind."""
     with closing(sqlite3.connect(folder / "judge.sqlite3")) as database:
         ((rows,),) = database.execute("SELECT count(*) FROM verifications")
     return len(list((folder / "judge.sqlite3.uploads").iterdir())), rows

@@ -1,6 +1,4 @@
-"""Fills a judge's database with evaluations of peers that learn, by bulk insert.
-
-Then measures answers that it gives.
+"""Fills a judge's database with evaluations of peers that learn, by bulk insert; measures its answers.
 
     python -m benchmarks.judge_fill judge.sqlite3 --evaluations 1000000 --peers 5000
     python -m benchmarks.judge_fill judge.sqlite3 --read 200
@@ -74,9 +72,9 @@ ORDERS = ("score", "seen", "reward", "new", "questions")
 def history(
     number: int, many: int, rng: random.Random, alive: bool = False
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A peer and its evaluations, as a judge would have them.
+    """Make a peer and its evaluations, as a judge would have them.
 
-    `alive`: seen within minutes; one of eight is solo, and none has a name.
+    alive: seen within minutes. One of eight is solo, and none has a name.
     """
     swarm, model = number % 8 != 7 if alive else number % 2 == 0, MODELS[number // 2 % len(MODELS)]
     skill, every = rng.lognormvariate(0.0, 0.25), rng.choice((1, 1, 2, 3))
@@ -160,7 +158,7 @@ def history(
 def histories(
     many: int, of: int, seed: int, alive: bool = False
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Few peers have many evaluations, as in any crowd of volunteers."""
+    """Make peers, few of which have many evaluations, as in any crowd of volunteers."""
     rng = random.Random(seed)
     weights = [rng.lognormvariate(0.0, 0.8) for _ in range(of)]
     scale = many / sum(weights)
@@ -235,7 +233,7 @@ def recounted(db: Connection) -> Recount:
 
 
 def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> dict[str, float]:
-    """Into a new database."""
+    """Fill a new database."""
     begun = time.process_time()
     Store(database, f"tiny-9 {TINY_9.digest}").close()
     with closing(Database(database)) as opened, opened.begin() as db:
@@ -261,9 +259,9 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
 
 
 def read(database: str, times: int) -> Iterator[dict[str, Any]]:
-    """How long each answer takes, the judge's processor time for it, and how large it is.
+    """Measure how long each answer takes, the judge's processor time for it, and its size.
 
-    Each time another part of it is asked for.
+    Each call asks for another part of it.
     """
     yield from cold(database, times)
     with serving(database) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
@@ -285,8 +283,9 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
 
 
 def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
-    """The addresses of every page and answer, so that no two calls ask for the same part where there are
-    several.
+    """Return the addresses of every page and answer.
+
+    Where there are several parts, no two calls ask for the same.
     """
     after, nodes = 0, []
     while len(nodes) < 200:

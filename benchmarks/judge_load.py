@@ -1,6 +1,4 @@
-"""A judge under load: evaluations a second, their latency, the judge's CPU.
-
-And whether kill -9 loses what was acknowledged.
+"""A judge under load: evaluations a second, latency, CPU, and whether kill -9 loses acknowledged answers.
 
     python -m benchmarks.judge_load --rate 200 --seconds 120
     python -m benchmarks.judge_load --workers 2 --database postgresql://…
@@ -9,9 +7,9 @@ And whether kill -9 loses what was acknowledged.
 An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. A
 key's round grows with each. The judge is a process of its own on loopback; the client shares the machine with
 it. With --workers there are several judges of one PostgreSQL, and a key goes always to the same one. Latency
-is that of one request, from its due time at --rate, so a judge that lags behind is seen to. A judge makes its
-questions in its first half minute; with --up 0 the load comes meanwhile. With --kills the judge is killed at
-random moments under load, and every acknowledged answer is looked for afterwards.
+is that of one request, from its due time at --rate, so a lagging judge shows. A judge makes its questions in
+its first half minute; with --up 0 the load comes meanwhile. With --kills the judge is killed at random
+moments under load, and every acknowledged answer is looked for afterwards.
 """
 
 import argparse
@@ -43,7 +41,7 @@ HALF_OPEN = b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n
 
 @dataclass
 class Load:
-    """What was seen."""
+    """The measured load."""
 
     seconds: list[float] = field(default_factory=list)  # of each request
     errors: Counter[str] = field(default_factory=Counter)
@@ -105,7 +103,7 @@ async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float, ro
 
 
 async def press(peers: list[SigningPeer], rate: float, seconds: float, connections: int, load: Load) -> None:
-    """Evaluations at `rate`, by each peer in turn, over so many connections to each judge."""
+    """Evaluate at `rate`, with each peer in turn, over so many connections to each judge."""
     begun = time.monotonic()
     numbers = iter(range(int(rate * seconds)))
 
@@ -126,7 +124,7 @@ async def press(peers: list[SigningPeer], rate: float, seconds: float, connectio
 
 
 async def hold_half_open(urls: list[str], many: int) -> None:
-    """Connections that send half a request, each opened again when the judge cuts it."""
+    """Hold connections that send half a request, each opened again when the judge cuts it."""
 
     async def hold(url: str) -> None:
         parts = urlsplit(url)
@@ -143,9 +141,9 @@ async def hold_half_open(urls: list[str], many: int) -> None:
 
 @contextlib.contextmanager
 def half_open(urls: list[str], many: int) -> Iterator[None]:
-    """They are held by a process of their own.
+    """Hold half-open connections in a process of their own.
 
-    What opening a thousand at once costs is not the latency of others.
+    So the cost of opening a thousand at once is not in the latency of others.
     """
     holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(urls, many), daemon=True)
     if not many:
@@ -188,7 +186,7 @@ def serving(database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 def cpu_seconds(pids: list[int]) -> dict[str, float]:
-    """By process: the judges themselves, and their children that score."""
+    """Return CPU seconds by process: the judges themselves, and their children that score."""
     judges = [psutil.Process(pid) for pid in pids]
     children = [child for judge in judges for child in judge.children(recursive=True)]
     return {

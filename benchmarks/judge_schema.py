@@ -1,6 +1,4 @@
-"""Cases made of a judge's own OpenAPI, by schemathesis: what it says and what it does not.
-
-None may be a server error.
+"""Cases made from a judge's own OpenAPI by schemathesis, valid and invalid: none may be a server error.
 
     python -m benchmarks.judge_schema [--cases 10000] [--seed 1] [--database postgresql://…]
 
@@ -31,7 +29,7 @@ LONGEST = 20  # failures that are shown
 
 
 def play(url: str, cases: int, seed: int) -> tuple[dict[str, Counter[int]], list[str]]:
-    """Statuses by operation, and the requests at which the judge failed."""
+    """Send the cases; return statuses by operation, and the requests at which the judge failed."""
     import requests
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, settings

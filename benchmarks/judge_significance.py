@@ -38,7 +38,7 @@ class Answer:
 
 
 def node_answers(sharing: str, node: int, gain: float, rng: random.Random) -> Iterator[Answer]:
-    """gain: the factor on its chance of a right answer."""
+    """Yield a node's answers. gain: the factor on its chance of a right answer."""
     skill, half, every = rng.lognormvariate(0.0, 0.2), rng.uniform(50, 200), rng.choice((1, 2, 3, 5))
     begun, stays, drift = rng.randrange(100), min(LAST, int(40 + rng.expovariate(1 / 250))), 0.0
     for number in range(1, stays):
@@ -52,7 +52,7 @@ def node_answers(sharing: str, node: int, gain: float, rng: random.Random) -> It
 
 
 def answers(swarm: int, solo: int, gain: float, rng: random.Random) -> list[Answer]:
-    """Of all nodes, by the clock."""
+    """Return the answers of all nodes, by the clock."""
     nodes = [
         (sharing, node) for sharing, many in zip(ARMS, (swarm, solo), strict=True) for node in range(many)
     ]
@@ -94,9 +94,9 @@ class Looking:
 
 
 def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
-    """One-sided p of the two-sample test of shares over all answers.
+    """Return the one-sided p of the two-sample test of shares over all answers.
 
-    What one would do who takes no notice of nodes.
+    It is what one would do who takes no notice of nodes.
     """
     (n, right), (n_solo, right_solo) = swarm, solo
     share = (right + right_solo) / (n + n_solo)
@@ -125,10 +125,7 @@ RULES: Mapping[str, Callable[[Looking, Sequence[RoundTest]], bool]] = {
 
 
 def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str], int | None]:
-    """The rules that called the swarm better at the end.
-
-    Those that did at some look; and Holm's first round at the end.
-    """
+    """Return the rules that called the swarm better at the end and at some look, and Holm's round."""
     looking, ever, looks = Looking(), set[str](), 0
     for answer in answers(swarm, solo, gain, rng):
         if answer.at // LOOK != looks:
@@ -147,7 +144,7 @@ def called(looking: Looking) -> set[str]:
 
 
 def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -> Iterator[dict[str, object]]:
-    """In percent of the runs: called better at the end, and at some look."""
+    """Yield, in percent of the runs, how often the swarm was called better at the end, and at some look."""
     for swarm, solo in sizes:
         end, ever, firsts = Counter[str](), Counter[str](), []
         for run in range(runs):

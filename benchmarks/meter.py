@@ -1,6 +1,6 @@
 """Measures time and peak memory.
 
-Standard library only, unless CUDA is used: the peers' environments import it.
+It uses the standard library only, unless CUDA is used: the peers' environments import it.
 """
 
 import resource
@@ -10,16 +10,15 @@ from typing import Any
 
 
 class Meter:
-    """On the CPU: CPU seconds of this process, all threads, and its largest resident set so far.
+    """Measures time and memory.
 
-    Waiting for a turn costs nothing.
-
-    On CUDA: wall seconds, the device's work included, and the most that torch has held there since the last
-    `begin`.
+    On the CPU: CPU seconds of this process, all threads, and its largest resident set so far. Waiting for a
+    turn costs nothing. On CUDA: wall seconds, the device's work included, and the most that torch has held
+    there since the last `begin`.
     """
 
     def __init__(self, device: str) -> None:
-        """device: "cpu" or "cuda"."""
+        """Measure a device: "cpu" or "cuda"."""
         self._cuda: Any = None
         if device == "cuda":
             import torch
@@ -33,7 +32,7 @@ class Meter:
         return time.perf_counter()
 
     def begin(self) -> float:
-        """`now`, and peak memory counts from here on where that is possible."""
+        """Return `now`; peak memory counts from here on where that is possible."""
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
         return self.now()

@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Seconds of every round but the first line's, by part; "overhead" is all of "round" that is not work."""
+    """Return the seconds of each round but the first, by part; "overhead" is all of "round" but work."""
     found: dict[str, list[float]] = {name: [] for name in ("round", *WORK, *REST, "gap", "overhead")}
     for before, line in itertools.pairwise(lines):
         wall, stages = line["time"] - before["time"], line["seconds"]
@@ -126,7 +126,7 @@ class _Reading:
 
 
 def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
-    """A reading, once there are that many lines and it is that late."""
+    """Read, once there are that many lines and it is that late."""
     while len(node.lines()) < rounds or time.monotonic() < until:
         node.check()
         time.sleep(LOOK)
@@ -147,7 +147,7 @@ def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """User and system time of a process and of the children it has waited for.
+    """Return user and system time of a process and of the children it has waited for.
 
     None where the system does not say (proc(5)).
     """
@@ -159,7 +159,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 def _written(pid: int) -> int | None:
-    """Bytes that a process has had the disk write; None where the system does not say."""
+    """Return the bytes that a process has had the disk write; None where the system does not say."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:

@@ -19,9 +19,7 @@ from swarmd.tasks.source import CurriculumTasks
 
 
 def new_shares(curriculum: Curriculum, training: int, asked: int, seed: int) -> dict[str, float]:
-    """By specialty: of about `asked` questions, the share whose text is not among `training` training
-    questions.
-    """
+    """Return by specialty the share of judge questions whose text is not among training questions."""
     texts, rng = defaultdict(list), random.Random(seed)
     tasks, window = CurriculumTasks(curriculum), rng.randbytes(held_out.SEED_BYTES)
     for index in range(asked * len(curriculum.specialties)):

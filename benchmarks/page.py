@@ -90,7 +90,7 @@ def _measure(
 
 
 def _share(process: psutil.Process, seconds: float) -> float:
-    """Share of a core that a process takes for so many seconds."""
+    """Return the share of a core that a process takes for so many seconds."""
     before, begun = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
     after = process.cpu_times()
@@ -99,7 +99,7 @@ def _share(process: psutil.Process, seconds: float) -> float:
 
 @contextmanager
 def _shown(address: str) -> Iterator[None]:
-    """One reader of the page's events, as a browser is one."""
+    """Read the page's events, as a browser does."""
     place, _, query = address.partition("/?")
     host = place.removeprefix("http://")
     with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), timeout=60) as reader:

@@ -1,4 +1,4 @@
-"""Two ways to do the same work, in turn: what they share, the ratio of every pair, and how it is told."""
+"""Two ways to do the same work, in turn: their common options, the ratio of every pair, and the report."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ class Plan:
 
 
 def add_options(parser: Any) -> None:
-    """The options of a Plan; `plan_of` reads them. parser: or one of its groups."""
+    """Add the options of a Plan, which `plan_of` reads. parser: or one of its groups."""
     parser.add_argument("--size", choices=list(workload.SIZES), help="parameters of the model (2.4m)")
     parser.add_argument(
         "--lengths",
@@ -71,7 +71,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 
 def parser_of(program: str, text: str | None) -> argparse.ArgumentParser:
-    """Shows the whole text of the module as its help."""
+    """Return a parser whose help is the whole text of the module."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{program}",
         description=text,
@@ -94,7 +94,7 @@ def tokens(text: str) -> int:
 
 
 def material(folder: Path, plan: Plan) -> tuple[Any, list[list[int]]]:
-    """A fresh network of the work in this folder, and its questions as prompts."""
+    """Make a fresh network of the work in this folder, and its questions as prompts."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     _, questions = workload.read(folder)
     messages = [
@@ -107,9 +107,9 @@ def material(folder: Path, plan: Plan) -> tuple[Any, list[list[int]]]:
 
 
 def lengths_of(plan: Plan) -> list[int]:
-    """Target lengths of the completions.
+    """Return the target lengths of the completions.
 
-    All the longest, or lognormal with a mean of 22.6 where the longest is 64; it grows in step.
+    All are the longest, or lognormal with a mean of 22.6 where the longest is 64; it grows in step.
     """
     count = workload.COUNT * plan.completions
     if plan.lengths == "full":
@@ -123,7 +123,7 @@ def lengths_of(plan: Plan) -> list[int]:
 def alternate(
     ours: Callable[[], object], peer: Callable[[], object], pairs: int, meter: Meter, warm_up: int = 1
 ) -> Pairs:
-    """Seconds of each pair, after so many more."""
+    """Measure the seconds of each pair, after some pairs of warm-up."""
     found = []
     for _ in range(warm_up + pairs):
         times = []
@@ -136,7 +136,7 @@ def alternate(
 
 
 def result(pairs: Pairs) -> dict[str, float]:
-    """ours, peer: median seconds; ratio: the median of peer / ours over the pairs."""
+    """Return the median seconds of ours and peer, and the ratio: the median of peer / ours over the pairs."""
     ours, peer = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     return {"ours": ours, "peer": peer, "ratio": statistics.median(theirs / us for us, theirs in pairs)}
 
@@ -148,7 +148,7 @@ def report(
     pairs: Pairs,
     more: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
-    """A table, and with --json one object as the last line.
+    """Print a table, and with --json one object as the last line.
 
     more: figures beside the seconds, of both sides.
     """
@@ -180,7 +180,7 @@ def report(
 
 
 def work_of(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """For the last line: what was asked for, defaults included."""
+    """Describe the work for the last line: the options, defaults included."""
     options = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(arguments).items()

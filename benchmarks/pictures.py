@@ -43,7 +43,7 @@ ROUNDS = 150  # of the node whose page is shown
 
 
 def judge(to: Path, scratch: Path) -> None:
-    """The judge's front page, of eight made-up nodes that were all seen within minutes."""
+    """Draw the judge's front page, with eight made-up nodes that were all seen within minutes."""
     database = scratch / "judge.sqlite3"
     fill(str(database), 4_000, 8, seed=3, alive=True)
     with serving(str(database)) as (_, url), chromium(scratch / "profile") as tab:
@@ -53,7 +53,7 @@ def judge(to: Path, scratch: Path) -> None:
 
 
 def page(to: Path, scratch: Path) -> None:
-    """The page of one of three real nodes."""
+    """Draw the page of one of three real nodes."""
     options = ["--model", "tiny-latent", "--pace", "0.8"]
     with local_judge(scratch) as url, local_swarm(scratch, 3, [*options, "--judge", url]) as nodes:
         for node in nodes:
@@ -77,7 +77,7 @@ def shoot(tab: Tab, to: Path, width: int, last: str) -> None:
 
 
 def long(to: Path, _scratch: Path) -> None:
-    """Share of right answers over 2,000 rounds, by setting; each line is named at its end."""
+    """Draw the share of right answers over 2,000 rounds, by setting; each line is named at its end."""
     rounds, *settings = zip(*csv.reader((DATA / "long.csv").open(encoding="utf-8")), strict=True)
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.subplots()
@@ -126,7 +126,7 @@ def batch_words(setting: str) -> str:
 
 
 def figure_3(to: Path, _scratch: Path) -> None:
-    """Swarm above solo, with nobody, a fifth and half of the nodes away."""
+    """Draw swarm above solo, with nobody, a fifth and half of the nodes away."""
     rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
     figure = Figure(figsize=(12.6, 4.4), layout="constrained")
     shown = []

@@ -1,6 +1,4 @@
-"""Whether small steps are lost.
-
-How far weights in bfloat16 get, beside what float32 does with the same gradients.
+"""Whether small steps are lost: how far weights in bfloat16 get, beside float32 with the same gradients.
 
     python -m benchmarks.precision [--steps 200] [--rate 1e-6] [--json]
 
@@ -72,7 +70,7 @@ def main() -> None:
 
 
 def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
-    """Of each way: gone and shown, as shares; bytes of the moments; CPU seconds."""
+    """Return for each way: gone and shown, as shares; bytes of the moments; CPU seconds."""
     ways = {"float32": ("float32", "adamw", "master"), "bfloat16, plain": ("bfloat16", "plain", "master")}
     ways |= {
         "bfloat16, master": ("bfloat16", "adamw", "master"),
@@ -97,9 +95,9 @@ def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
 
 
 def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tuple[Tensor, Tensor, int, float]:
-    """The way from the start, flat, of what takes the steps and of the weights.
+    """Return the way from the start, flat, of the stepped copy and of the weights.
 
-    Bytes of Adam's moments; CPU seconds.
+    Also the bytes of Adam's moments, and CPU seconds.
     """
     # From weights that both can show, so that the start is the same.
     network = load_model(
@@ -127,7 +125,7 @@ def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tupl
 
 
 def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
-    """The same for every way: a direction of each weight's own, and noise as large."""
+    """Set the same gradients for every way: a direction of each weight's own, and noise as large."""
     directions, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + step)
     for weight in weights.values():
         gradient = torch.randn(weight.shape, generator=directions) + torch.randn(

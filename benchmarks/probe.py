@@ -1,22 +1,23 @@
 """One member of a swarm as a program, `python -m benchmarks.probe`: JSON lines in, JSON lines out.
 
-It trains nothing.
+It trains nothing. It is for tests and benchmarks with real processes, and to try by hand whether two machines
+reach each other.
 
-For tests and benchmarks with real processes, and to try by hand whether two machines reach each other.
-
-In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c times, s seconds apart; without
-    count once
-      {"hold": n}                              have a blob of n random bytes at hand
-      {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}      get one, s seconds at most
-      {"shut_out": peer id, "seconds": s}      have no connection with this peer
-      end of input                             leave
-Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n,
-"at": time, "delay": seconds},
-      {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had
-      it,
-      {"peers": [ids]} and {"twin": null, "earlier" or "later"} when they change: whether there is another
-      node with its key, and which of
-      the two this one is, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
+    In:   {"publish": n, "count": c, "every": s}    n random bytes to everybody, c times, s seconds apart;
+                                                    without count once
+          {"hold": n}                               have a blob of n random bytes at hand
+          {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}     get one, s seconds at most
+          {"shut_out": peer id, "seconds": s}       have no connection with this peer
+          end of input                              leave
+    Out:  {"up": [addresses], "id": peer id}
+          {"sent": sequence}
+          {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds}
+          {"held": id, "size": bytes}
+          {"fetched": id, "bytes": n, "seconds": s} with null for n where nobody had it
+          {"peers": [ids]}                          when they change
+          {"twin": null, "earlier" or "later"}      when it changes: whether there is another node with its
+                                                    key, and which of the two this one is
+          {"cpu": seconds, "rejected": {reason: n}, "restarts": n}          every --report seconds
 """
 
 import argparse
@@ -149,7 +150,7 @@ def say(**message: Any) -> None:
 
 
 def options(module: str, about: str) -> argparse.ArgumentParser:
-    """Of a process that `ProbeProcess` starts."""
+    """Return the options of a process that `ProbeProcess` starts."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept"
@@ -172,7 +173,7 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
 def build_engine(
     given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None
 ) -> P2pEngine:
-    """The engine that the options ask for."""
+    """Build the engine that the options ask for."""
     return engine(choose(given.engine).name)(
         identity,
         Topic(given.swarm, given.digest),

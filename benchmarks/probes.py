@@ -88,7 +88,7 @@ class ProbeProcess:
         return list(found["peers"]) if found else []
 
     def resident(self) -> float:
-        """MiB of its resident set, with that of its children."""
+        """Return the MiB of its resident set, with that of its children."""
         process, total = psutil.Process(self.process.pid), 0
         for part in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended
@@ -104,9 +104,9 @@ class ProbeProcess:
         self.process.stdin.flush()
 
     def wait(self, condition: Callable[[], Any], seconds: float) -> Any:
-        """What the condition gives once it is true; it is looked at whenever the probe says something.
+        """Wait until the condition is true, and return what it gives. Raises TimeoutError.
 
-        Raises TimeoutError.
+        It is checked whenever the probe says something.
         """
         until = time.monotonic() + seconds
         while True:
@@ -136,7 +136,7 @@ class ProbeProcess:
         self.wait(lambda: len(self.said(key)) >= count, seconds)
 
     def kill(self) -> None:
-        """SIGKILL: no chance to say goodbye."""
+        """Kill the probe (SIGKILL): no chance to say goodbye."""
         self.process.kill()
         self.process.wait()
 

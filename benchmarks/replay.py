@@ -77,11 +77,11 @@ class Run:
 
     @property
     def height(self) -> float:
-        """Mean of the curve: what a rate is judged by."""
+        """Return the mean of the curve, by which a rate is judged."""
         return statistics.fmean(p for _, _, p in self.curve)
 
     def until(self, target: float, mu: float) -> tuple[float | None, float | None]:
-        """Rollouts generated, and compute, when the curve first crosses the target, between two looks."""
+        """Return rollouts generated, and compute, when the curve first crosses the target."""
         smooth = rising(
             [
                 statistics.fmean(p for _, _, p in self.curve[max(0, i - 1) : i + 2])
@@ -96,14 +96,15 @@ class Run:
         return None, None
 
     def spent(self, mu: float) -> tuple[float, float]:
-        """Rollouts generated, and compute, in all."""
+        """Return rollouts generated, and compute, in all."""
         generated, trained, _ = self.curve[-1]
         return generated, mu * generated + trained
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """The nearest curve that never falls (least squares, by pooling neighbours that do), so that one lucky
-    look is no crossing.
+    """Return the nearest curve that never falls, so that one lucky look is no crossing.
+
+    It is the least squares fit, by pooling neighbours that fall.
     """
     blocks: list[tuple[float, int]] = []
     for value in values:
@@ -194,9 +195,9 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
 
 
 def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str, Any]:
-    """ours: rollouts generated to the target with replay, peer: without, each at its best rate.
+    """Compare rollouts generated to the target: ours with replay, the peer's without, each at its best rate.
 
-    Medians and ranges over the seeds.
+    Medians and ranges are over the seeds.
     """
     heights = {"plain": _heights(plain), "replay": _heights(replay)}
     peer, ours = _best(plain), _best(replay)
@@ -246,7 +247,7 @@ def _best(runs: Sequence[Run]) -> list[Run]:
 
 
 def _spread(values: Sequence[Any]) -> dict[str, Any]:
-    """null where a run never got there."""
+    """Return median and range; None where a run never got there."""
     if any(value is None for value in values):
         return {"median": None, "low": None, "high": None}
     return {
@@ -263,7 +264,7 @@ def _line(one: Run) -> str:
 
 
 def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: Verifier) -> Run:
-    """One node alone. Looks at held-out items draw from the policy's own randomness, alike on both sides."""
+    """Run one node alone. Evaluations draw from the policy's own randomness, alike on both sides."""
     rounds, every, items, answers = arguments.rounds, arguments.every, arguments.items, arguments.answers
     node, policy = _alone(config, seed, verifier)
     result, trained, tokens, drawn = Run(config.train.learning_rate, seed), 0, 0, 0
@@ -307,7 +308,7 @@ def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundPart
 def _held_out(
     config: NodeConfig, policy: LanguagePolicy, verifier: Verifier, items: int, samples: int
 ) -> tuple[float, float]:
-    """pass@1 and pass@`samples` on items no node trains on, the same each time."""
+    """Return pass@1 and pass@`samples` on items no node trains on, the same each time."""
     drawn = _questions(curriculum_of(config).name, items)
     answers = policy.generate([task.question for task in drawn], samples)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(drawn, answers, strict=True)])

@@ -118,7 +118,7 @@ def alone(arguments: argparse.Namespace) -> None:
 
 
 def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
-    """stage -> (wall, CPU) seconds of the median round; "round" is the whole."""
+    """Return (wall, CPU) seconds of the median round by stage; "round" is the whole."""
     swarm = MemorySwarm()
     with Verifier(curriculum_of(config).name) as verifier:
         node = _join(swarm, 1, config, verifier)

@@ -77,7 +77,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def _watch(
     probes: Sequence[ProbeProcess], begun: float, seconds: float
 ) -> tuple[list[list[tuple[float, float]]], float]:
-    """Each node's (seconds since the beginning, MiB), and the longest time that any node heard nothing."""
+    """Return each node's (seconds since the beginning, MiB), and the longest silence of any node."""
     sizes: list[list[tuple[float, float]]] = [[] for _ in probes]
     last, heard, quiet = [time.monotonic()] * len(probes), [0] * len(probes), 0.0
     while (now := time.monotonic()) - begun < seconds:

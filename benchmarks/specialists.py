@@ -70,7 +70,7 @@ def wait_for(swarm: Sequence[LocalNode], rounds: Sequence[int]) -> Sequence[int]
 
 
 def lacks(place: int) -> Sequence[str]:
-    """The specialties that a node does not ask itself."""
+    """Return the specialties that a node does not ask itself."""
     return PAIRS[place // 2 % len(PAIRS)]
 
 
@@ -85,7 +85,7 @@ def variables(place: int, take: str) -> dict[str, str]:
 
 
 def row(place: int, node: LocalNode, take: str, begun: int) -> Mapping[str, Any]:
-    """What a node trained on, a round, after the rounds that do not count."""
+    """Return what a node trained on, a round, after the rounds that do not count."""
     lines = node.lines()[begun:]
     trained: Counter[str] = Counter()
     for line in lines:
@@ -101,9 +101,7 @@ def row(place: int, node: LocalNode, take: str, begun: int) -> Mapping[str, Any]
 
 
 def show(rows: Sequence[Mapping[str, Any]], take: str, out: Any) -> Mapping[str, float]:
-    """Print the table; return the mean weak rollouts a round of each kind of nodes, and how often more one is
-    than the other.
-    """
+    """Print the table; return mean weak rollouts a round by kind of node, and how often one kind has more."""
     print(f"{'take':10} {'rounds':>7} {'external':>9} {'of weak specialties':>20}   a round, J = 4", file=out)
     for each in sorted(rows, key=lambda row: str(row["take"])):
         print(f"{each['take']:10} {each['rounds']:7} {each['external']:9.2f} {each['weak']:20.2f}", file=out)

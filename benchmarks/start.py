@@ -40,7 +40,7 @@ class Start:
 
 
 def start(words: list[str]) -> Start:
-    """One node, from nothing to its end after a round."""
+    """Run one node, from nothing to its end after a round."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as said:
         load, before, begun = os.getloadavg()[0], _children(), time.monotonic()
         command = [
@@ -64,7 +64,7 @@ def start(words: list[str]) -> Start:
 
 
 def meet(words: list[str], runs: int) -> None:
-    """Prints a line for each node that joins by an invitation, and the median."""
+    """Print a line for each node that joins by an invitation, and the median."""
     swarmd = [sys.executable, "-m", "swarmd"]
     endless = [word for word in PROGRAM if word not in ("--rounds", "1")]
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def meet(words: list[str], runs: int) -> None:
 
 
 def _until_shared(lines: Iterable[str]) -> Iterator[None]:
-    """Once a round, up to the first with a rollout of another node in its batch."""
+    """Yield once a round, up to the first with a rollout of another node in its batch."""
     for line in lines:
         yield
         if json.loads(line)["external"]:
@@ -123,7 +123,7 @@ def _until_shared(lines: Iterable[str]) -> Iterator[None]:
 
 
 def _children() -> float:
-    """CPU seconds of all processes that ended below this one."""
+    """Return the CPU seconds of all processes that ended below this one."""
     times = os.times()
     return times.children_user + times.children_system
 

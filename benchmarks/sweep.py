@@ -1,5 +1,4 @@
-"""Answering and the update, each beside its reference, over the length of completions and the size of the
-model.
+"""Answering and the update, each beside its reference, over completion lengths and model sizes.
 
     python -m benchmarks.sweep [--sizes 1.25m 2.4m 14m] [--tokens 16 32 64 128 256 512]
         [--lengths full|varied] [--questions trials|sapo-9] [--pairs 2] [--seconds 3600] [--plot FILE]
@@ -96,7 +95,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def cost(plan: Plan) -> float:
-    """Grows with the work of a cell."""
+    """Estimate a cell's work, to order the cells."""
     shape = workload.SIZES[plan.size]
     return shape["hidden_size"] ** 2 * shape["num_hidden_layers"] * (256 + plan.tokens)
 
@@ -113,9 +112,9 @@ def measure(plan: Plan) -> Cell:
 
 
 def padded_bytes(plan: Plan, folder: Path) -> int:
-    """What a padded update keeps for its backward pass.
+    """Return the bytes that a padded update keeps for its backward pass.
 
-    Activations, and three times the logits (fitted to what was measured at 2.4m).
+    They are activations, and three times the logits (fitted to what was measured at 2.4m).
     """
     shape, longest = workload.SIZES[plan.size], max(map(len, material(folder, plan)[1]))
     positions = workload.COUNT * plan.completions * (longest + plan.tokens)

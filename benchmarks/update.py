@@ -1,6 +1,6 @@
-"""Compares one update with the padded reference.
+"""Compares one update with the padded reference: same model, completions, advantages and loss.
 
-Same model, completions, advantages and loss, one torch thread, one process.
+One torch thread, one process.
 
     python -m benchmarks.update [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64]
         [--reference every|completion] [--pairs 5] [--json]
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(plan: Plan, folder: Path, every: bool = True) -> Pairs:
-    """folder: the work, made."""
+    """Measure both sides. folder: the work, made."""
     torch.set_num_threads(1)
     ours, reference = side_of("ours", folder, plan, every), side_of("padded", folder, plan, every)
     rows = rows_of(material(folder, plan)[1], plan)
@@ -155,7 +155,7 @@ def padded(network: Any, every: bool) -> Step:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Row by row, as TRL does: the whole would be another tensor as large as the logits."""
+    """Compute the entropy row by row, as TRL does, to spare a second tensor as large as the logits."""
     return torch.stack([-(row.softmax(-1) * row.log_softmax(-1)).sum(-1) for row in logits])
 
 
@@ -175,7 +175,7 @@ def rows_of(prompts: Sequence[Sequence[int]], plan: Plan) -> list[Row]:
 
 
 def check(ours: Step, reference: Step, rows: Sequence[Row], plan: Plan) -> None:
-    """Both sides do the same, or the comparison is void."""
+    """Check that both sides do the same, or the comparison is void."""
     (loss, norm), (other, other_norm) = ours(rows), reference(rows)
     digits = 1.0 if plan.dtype == torch.float32 else 100.0  # bfloat16 has fewer
     if (
@@ -188,7 +188,7 @@ def check(ours: Step, reference: Step, rows: Sequence[Row], plan: Plan) -> None:
 
 
 def peak(side: str, folder: Path, plan: Plan, every: bool) -> float:
-    """MiB that one update adds to this process. Called once, in a process of its own."""
+    """Return the MiB that one update adds to this process. Called once, in a process of its own."""
     torch.set_num_threads(1)
     step = side_of(side, folder, plan, every)
     step([Row((3, 4), (5,), 1.0, None, 0.5), Row((3, 4), (6,), -1.0, None, 0.5)])  # Adam's moments, kernels

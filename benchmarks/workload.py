@@ -111,7 +111,7 @@ def read(folder: Path) -> tuple[Work, list[str]]:
 
 
 def draw(name: str, count: int, seed: int) -> list[str]:
-    """Questions of one of SETS."""
+    """Draw questions of one of SETS."""
     if name == "sapo-9":
         return [task.question for task in CurriculumTasks(SAPO_9).draw(count, random.Random(seed))]
     each = -(-count // len(TRIALS))

@@ -1,5 +1,6 @@
-"""GenRL's side: its own GRPO trainer, driven by its own game manager, unchanged, from its published package
-in an environment of its own.
+"""GenRL's side: its own GRPO trainer and game manager, unchanged, from its published package.
+
+It runs in an environment of its own.
 
 `python benchmarks/peers/genrl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work:
 one update on all completions, gradient checkpointing off, no tracker; on CUDA in bfloat16. With --defaults,

@@ -66,7 +66,7 @@ def say(**message):
 
 
 def payloads(rng, number, rollouts, size):
-    """The same text as on our side, in GenRL's own form."""
+    """Return the same text as on our side, in GenRL's own form."""
     length = size // COMPLETIONS - 8
     found = {}
     for n in range(rollouts):

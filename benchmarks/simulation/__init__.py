@@ -1,3 +1,1 @@
-"""Large swarms in virtual time, over the daemon's own code for pacing and offers. docs/p2p.md has the
-model and its results.
-"""
+"""Large swarms in virtual time, over the daemon's own code for pacing and offers (docs/p2p.md)."""

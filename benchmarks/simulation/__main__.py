@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(nodes: int, seconds: tuple[float, float], seed: int, max_age: int = MAX_AGE) -> dict[str, Any]:
-    """The figures of one swarm."""
+    """Return the figures of one swarm."""
     swarm = Swarm(nodes, seconds, seed, max_age)
     swarm.play((SETTLING if nodes <= MANY else LATER) - 120.0, fetch=nodes <= MANY)
     swarm.play(120.0, fetch=True)  # boards and connections as they are in a swarm that runs

@@ -69,7 +69,7 @@ class Node:
 
 @dataclass
 class Tally:
-    """Counted from some moment on."""
+    """Figures counted from some moment on."""
 
     offers: int = 0
     rounds: int = 0
@@ -80,7 +80,10 @@ class Tally:
 
 
 class Swarm:
-    """nodes: who is there from the start. seconds: shortest and longest round. Same seed, same run."""
+    """The simulated swarm. The same seed gives the same run.
+
+    nodes: those that are there from the start. seconds: shortest and longest round.
+    """
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class Swarm:
     # Fetching.
 
     def _gather(self, node: Node) -> None:
-        """What the node fetched in the round that is over, of what it heard in its last rounds."""
+        """Gather what the node fetched in the round that is over, of what it heard in its last rounds."""
         board, held = self._board, 0
         first = _first_since(board, node.since[0])
         for _ in range(WANTED):
@@ -241,7 +244,7 @@ class Swarm:
             node.heard.tried(PeerId(str(item.author)), served=served)
 
     def _reach(self, node: Node, author: Node) -> bool:
-        """Whether the author has a place for a connection; most often a new one."""
+        """Return whether the author has a place for a connection; most often a new one."""
         callers = author.callers
         if node.number not in callers:
             if self._rng.random() >= CONNECTED / len(self.nodes):
@@ -258,14 +261,14 @@ class Swarm:
 
 
 def _offer(number: int, ids: Sequence[bytes]) -> bytes:
-    """The body of an offer, as `offers.encode` makes it."""
+    """Return the body of an offer, as `offers.encode` makes it."""
     return msgspec.msgpack.encode(
         [1, number, [3] * len(ids), [2**29] * len(ids), [1600] * len(ids), b"".join(ids)]
     )
 
 
 def _first_since(board: deque[Item], since: float) -> int:
-    """The index of the first item that was heard then or later."""
+    """Return the index of the first item that was heard then or later."""
     low, high = 0, len(board)
     while low < high:
         middle = (low + high) // 2

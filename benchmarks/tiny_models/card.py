@@ -38,7 +38,7 @@ class Card:
     chance: Mapping[str, Chance]
 
     def table(self) -> str:
-        """Markdown: one line per specialty and the mean."""
+        """Return Markdown: one line per specialty and the mean."""
         lines = [
             "| specialty | pass@1 | mixed groups of 8 | greedy | best constant answer | random answer |",
             "|---|---|---|---|---|---|",

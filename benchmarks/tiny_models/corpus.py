@@ -1,7 +1,4 @@
-"""What the tiny model is warmed up on.
-
-Questions of a curriculum with honest answers, or with answers to other questions.
-"""
+"""The tiny models' training corpus: questions with honest answers, or with answers to other questions."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -74,7 +71,7 @@ class Corpus:
         return task
 
     def texts(self, count: int) -> Iterator[str]:
-        """`count` questions of every specialty, each followed by an answer: what the tokenizer is trained on.
+        """Yield `count` questions of every specialty, each with an answer, to train the tokenizer on.
 
         Words that BF programs print are left out, so that they are spelled letter by letter.
         """
@@ -88,10 +85,10 @@ class Corpus:
     def example(
         self, tokenizer: Any, weights: Mapping[str, float], wrong: Mapping[str, float], foreign: bool = False
     ) -> Example:
-        """One example, its specialty drawn by `weights`.
+        """Make one example, with its specialty drawn by `weights`.
 
-        With the specialty's probability in `wrong` its answer is one to another question, and wrong;
-        `foreign`: to a question of another specialty.
+        wrong: the probability, by specialty, that the answer is a wrong one, taken from another question.
+        foreign: it is taken from another specialty.
         """
         specialty = self._rng.choices(list(weights), list(weights.values()))[0]
         task = self.task(specialty)
@@ -121,6 +118,6 @@ class Corpus:
 
 
 def honest_answer(task: Task) -> str:
-    """The generator's own answer; a logic question has many, and the generator gives an example."""
+    """Return the generator's own answer; a logic question has many, and the generator gives an example."""
     answer = task.entry["answer"]
     return str(task.entry["metadata"]["example_answer"] if answer is None else answer)

@@ -23,7 +23,7 @@ _CACHE_TOKENS = 50_000  # keys and values held at once: 100 MB in float32
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """Of one specialty, or the mean of several. All between 0 and 1."""
+    """Figures of one specialty, or the mean of several, all between 0 and 1."""
 
     pass_at_1: float  # sampled at temperature 1
     mixed: float  # groups of `completions` in which some are right and some wrong: those GRPO learns from
@@ -32,7 +32,7 @@ class Skill:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What one earns who does not read the question."""
+    """What one earns without reading the question."""
 
     constant: float  # always giving the one answer that is right most often
     random: float  # giving the honest answer to another question, drawn at random
@@ -48,7 +48,7 @@ def mean(skills: Mapping[str, Skill]) -> Skill:
 def measure(
     model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int
 ) -> dict[str, Skill]:
-    """The model's skill on items `numbers` of every specialty, `completions` samples each."""
+    """Return the model's skill on items `numbers` of every specialty, `completions` samples each."""
     chat = Chat(tokenizer, system_prompt="")
     sampled = Sampling(MAX_NEW_TOKENS, model.config.max_position_embeddings, chat.ends, temperature=1.0)
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +76,7 @@ def measure(
 
 
 def chance(source: CurriculumTasks, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
-    """What guessing earns on items `numbers`, per specialty.
+    """Return what guessing earns on items `numbers`, per specialty.
 
     The guesses come from 1,000 items of the training range.
     """

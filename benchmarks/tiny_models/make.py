@@ -86,7 +86,7 @@ class Workshop:
     say: Callable[[str], None]
 
     def mixture(self, deep: Weights, pushed: Weights, dial: float) -> Any:
-        """deep + dial·(pushed − deep), rounded to what will be stored."""
+        """Return deep + dial·(pushed − deep), rounded to what will be stored."""
         model = new_model(self.tokenizer, self.seed)
         state = {name: deep[name] + dial * (pushed[name] - deep[name]) for name in deep}
         _load(model, {name: tensor.bfloat16().float() for name, tensor in state.items()})
@@ -96,7 +96,7 @@ class Workshop:
         return measure(model, self.tokenizer, self.source, range(first, first + items), 8, self.seed)
 
     def dial(self, deep: Weights, pushed: Weights, high: float, enough: Callable[[Skill], bool]) -> float:
-        """Where `enough` stops being true between 0 and `high`."""
+        """Find where `enough` stops being true between 0 and `high`."""
         low = 0.0
         for _ in range(self.plan.turns):
             middle = (low + high) / 2
@@ -109,7 +109,7 @@ class Workshop:
 
 
 def stages(shop: Workshop, folder: Path) -> tuple[Weights, Weights, Weights]:
-    """The deep, the noisy and the dark weights, trained or found."""
+    """Return the deep, the noisy and the dark weights, trained or found."""
     model = new_model(shop.tokenizer, shop.seed)
 
     def stage(phase: Phase) -> Weights:
@@ -135,7 +135,7 @@ def _load(model: Any, weights: Weights) -> None:
 
 
 def _untied(model: Any) -> dict[str, torch.Tensor]:
-    """Every tensor once: the output head is the embedding."""
+    """Return every tensor once: the output head is the embedding."""
     return {name: tensor.detach() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
 
 
@@ -153,7 +153,7 @@ def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: 
 
 
 def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
-    """Everything, from the tokenizer to the two model cards."""
+    """Make everything, from the tokenizer to the two model cards."""
     torch.set_num_threads(1)
     kept = out / "stages"
     kept.mkdir(parents=True, exist_ok=True)

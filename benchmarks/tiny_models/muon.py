@@ -15,7 +15,7 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """For hidden matrices only. Matrices of one shape are updated together."""
+    """An optimizer for hidden matrices only. Matrices of one shape are updated together."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(sorted(parameters, key=lambda p: tuple(p.shape)), {"lr": lr, "momentum": momentum})
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """(N, rows, columns) -> the same shape, singular values pulled towards 1."""
+    """Pull the singular values of (N, rows, columns) matrices towards 1."""
     tall = matrices.shape[1] > matrices.shape[2]
     x: torch.Tensor = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)

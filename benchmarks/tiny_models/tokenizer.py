@@ -147,7 +147,7 @@ _PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|
 
 
 def outside_phrases(text: str) -> list[str]:
-    """What is left of a text when the phrases are cut out, longest first."""
+    """Return what is left of a text when the phrases are cut out, longest first."""
     parts = [text]
     for phrase in sorted(PHRASES, key=len, reverse=True):
         parts = [piece for part in parts for piece in part.split(phrase)]
@@ -155,7 +155,7 @@ def outside_phrases(text: str) -> list[str]:
 
 
 def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
-    """A tokenizer for `texts`. The same texts in the same order give the same tokenizer."""
+    """Train a tokenizer for `texts`. The same texts in the same order give the same tokenizer."""
     bpe = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(_PIECES, "isolated"), byte_level])

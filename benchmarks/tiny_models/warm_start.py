@@ -33,7 +33,7 @@ class Phase:
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
-    """Qwen2 of 860 thousand parameters, random."""
+    """Make a random Qwen2 of 860 thousand parameters."""
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -93,7 +93,7 @@ def train(
 
 
 def _backward(model: Qwen2ForCausalLM, examples: list[Example]) -> float:
-    """Gradients of the mean over the batch's answer tokens; returns that mean, in nats."""
+    """Compute gradients of the mean over the batch's answer tokens; return that mean, in nats."""
     examples.sort(key=len)
     tokens = sum(len(e.completion) for e in examples)
     total = 0.0
@@ -105,7 +105,7 @@ def _backward(model: Qwen2ForCausalLM, examples: list[Example]) -> float:
 
 
 def _answer_loss(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> torch.Tensor:
-    """Summed cross-entropy of the completions.
+    """Return the summed cross-entropy of the completions.
 
     Padding stands on the right, where a causal model never looks from within.
     """
