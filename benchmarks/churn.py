@@ -75,13 +75,13 @@ def churn(
         for node in swarm:
             _until(lambda node=node: _saved(node) > 0, f"{node.name} to make a checkpoint", swarm)  # type: ignore[misc]
         for number in range(kills):
-            kill = _one(swarm, rng)
+            kill = _kill_one(swarm, rng)
             done.append(kill)
             talk(f"{number + 1}/{kills} {kill}")
     return done
 
 
-def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
+def _kill_one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     node = rng.choice(list(swarm))
     process = rng.choice(["daemon", "trainer", "verifier"])
     status = _known(node, swarm)
@@ -121,7 +121,7 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
         up_seconds=up,
         receiving_seconds=receiving,
         same_peer=after["peer_id"] == node.peer_id,
-        damaged=_said(node, log_before).count(" is damaged"),
+        damaged=_log_since(node, log_before).count(" is damaged"),
         others_advanced=all(_round(other) > others[other.name] for other in swarm if other is not node),
     )
 
@@ -156,14 +156,14 @@ def _round(node: LocalNode) -> int:
     return int(lines[-1]["round"]) if lines else 0
 
 
-def _said(node: LocalNode, start: int) -> str:
+def _log_since(node: LocalNode, start: int) -> str:
     """Return the node's log from this byte on."""
     return node.log.read_bytes()[start:].decode(errors="replace")
 
 
 def _resumed(node: LocalNode, start: int) -> int | None:
     """Return the round that the node says it resumed from; None where it did not say so yet."""
-    found = re.findall(r"resumed after round (\d+)", _said(node, start))
+    found = re.findall(r"resumed after round (\d+)", _log_since(node, start))
     return int(found[-1]) if found else None
 
 

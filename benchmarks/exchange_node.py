@@ -70,7 +70,7 @@ class Node:
             Board(SAPO_9.trains_on, kept_rounds=1),
             wanted=arguments.wanted,
             specialties=SAPO_9.specialties,
-            hand_on=self._take,
+            hand_on=self._receive,
             clock=time.monotonic,
             rng=self._rng,
         )
@@ -124,7 +124,7 @@ class Node:
             say(first=time.monotonic() - self._up)
         self._gatherer.on_envelope(envelope)
 
-    def _take(self, received: ReceivedBody) -> None:
+    def _receive(self, received: ReceivedBody) -> None:
         self._got += 1
         self._bytes += len(received.body)
         if self._got == self._arguments.wanted:

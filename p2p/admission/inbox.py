@@ -124,7 +124,7 @@ class Inbox:
         if frames.refill(now) < 1 or size.refill(now) < len(frame) or broken.refill(now) < 1:
             return Rejected(Reason.FLOODING)
         frames.spend(1)
-        size.take(len(frame))
+        size.spend(len(frame))
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
         outcome = self._admit(frame, now, Holder(self._group_of(via) or via, via))
@@ -149,8 +149,8 @@ class Inbox:
             return Rejected(Reason.SHUNNED)
         envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):
-            self._frames.of(parsed.author, now).take(1)
-            self._bytes.of(parsed.author, now).take(len(frame))
+            self._frames.of(parsed.author, now).spend(1)
+            self._bytes.of(parsed.author, now).spend(len(frame))
             self._replays.remember(trace, holder, now)
             self._note(trace)
         return envelope

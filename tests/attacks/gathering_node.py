@@ -67,7 +67,7 @@ class Node:
         self.ration: Quota[Offered] = Quota(WANTED, lambda item: Author(item.author, item.group))
         self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE)
         self.gatherer = Gatherer(
-            self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._take,
+            self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._receive,
             clock=trio.current_time, rng=rng, choice=self.ration, serving=self.serving,
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ class Node:
     def _admitted(self, envelope: Envelope) -> None:
         self.gatherer.on_envelope(envelope)
 
-    def _take(self, received: ReceivedBody) -> None:
+    def _receive(self, received: ReceivedBody) -> None:
         decoded = wire.decode(received.body, received.author)
         if isinstance(decoded, wire.RolloutSet):
             self.got += len(decoded.rollouts)

@@ -52,8 +52,8 @@ class Victim(Node):
 
     authors: list[PeerId]
 
-    def _take(self, envelope: Envelope) -> None:
-        super()._take(envelope)
+    def _receive(self, envelope: Envelope) -> None:
+        super()._receive(envelope)
         self.authors.append(envelope.author)
 
 
