@@ -21,7 +21,7 @@ from judge.errors import NotAlone
 from judge.evaluation.receipts import checked
 from judge.logs import set_up_logging
 from p2p.errors import OperatorError
-from swarmd.terminal import printable, run_program
+from swarmd.terminal import printable, run_program, tell
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
@@ -224,7 +224,7 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
             line = {"schema": SCHEMA_VERSION, "url": url, "curriculum": found.name, "digest": found.digest}
             print(json.dumps({**line, "database": name}), flush=True)
         else:
-            print(f"Judging {found.name} at {url} (answers kept in {name}). Stop with Ctrl-C.", flush=True)
+            tell(f"Judging {found.name} at {url} (answers kept in {name}). Stop with Ctrl-C.", sys.stdout)
 
     if serve_until_stopped(settings, announce):
         raise typer.Exit(INTERRUPTED)
@@ -234,9 +234,10 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
 def init(folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.")] = Path()) -> None:
     """Write a commented judge.toml with every setting. A file that is there is left as it is."""
     file = write_example(folder)
-    print(
+    tell(
         f"{file} written. Change what you like, then: swarmd-judge check --config {file}; swarmd-judge serve"
-        f" --config {file}"
+        f" --config {file}",
+        sys.stdout,
     )
 
 
@@ -246,7 +247,8 @@ def _say_checks(settings: JudgeSettings) -> None:
     wrong = 0
     for finding in found(settings):
         wrong += not finding.well
-        print(f"{'ok   ' if finding.well else 'WRONG'}  {finding.what:<10}  {finding.said}")
+        line = f"{'ok   ' if finding.well else 'WRONG'}  {finding.what:<10}  {finding.said}"
+        tell(line, sys.stdout, indent=" " * 19)
     if wrong:
         raise typer.Exit(NOT_WELL)
 
@@ -292,15 +294,17 @@ def moderate(
         from judge.store import moderation
     if act == "log":
         for entry in moderation.history(kept):
-            print(
+            tell(
                 f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M:%S} UTC  {entry.act:<4} "
-                f" {entry.peer}  {printable(entry.why)}"
+                f" {entry.peer}  {printable(entry.why)}",
+                sys.stdout,
+                indent=" " * 31,
             )
         return
     if not peer or not why.strip():
         raise typer.BadParameter("name the peer by its id, and the reason with --why")
     moderation.act(kept, act, peer, why, time.time())
-    print(f"{act}: {peer}. A running judge heeds it within seconds.")
+    tell(f"{act}: {peer}. A running judge heeds it within seconds.", sys.stdout)
 
 
 @app.command()
@@ -375,7 +379,7 @@ def verify(
             settings.database, f"{lessons.name} {lessons.digest}", verifier.judge
         )
     for difference in differences:
-        print(f"{difference.what}: stored {difference.stored}, found {difference.found}")
+        tell(f"{difference.what}: stored {difference.stored}, found {difference.found}", sys.stdout)
     print(f"{answers:,} answers scored again, {len(differences)} differences.")
     if differences:
         raise typer.Exit(DIFFERS)
@@ -423,7 +427,7 @@ def _run() -> int:
     try:
         app()
     except OperatorError as error:
-        print(f"swarmd-judge: {error}", file=sys.stderr)
+        tell(f"swarmd-judge: {error}")
         return error.exit_code
     return 0
 

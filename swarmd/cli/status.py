@@ -281,7 +281,10 @@ def logs(
 
     path = as_state_dir(state_dir) / ("trainer.log" if trainer else LOG_FILE)
     for line in followed(path, lines) if follow else last_lines(path, lines):
-        print(line if as_json else for_people(line), flush=follow)
+        if as_json:
+            print(line, flush=follow)
+        else:
+            tell(for_people(line), sys.stdout, indent="    ")
 
 
 def bug_report(

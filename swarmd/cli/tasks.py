@@ -9,6 +9,7 @@ import typer
 
 from swarmd.cli.options import AsJson, answer, print_json
 from swarmd.errors import ConfigError, SwarmdError
+from swarmd.terminal import tell
 from swarmd.types import Completion, TaskRef
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def list_tasks(
         return
     for one in chosen:
         for name, config in sorted(one.configs.items()):
-            print(f"{one.name}  {name:<24} {json.dumps(dict(config)) if config else ''}".rstrip())
+            line = f"{one.name}  {name:<24} {json.dumps(dict(config)) if config else ''}".rstrip()
+            tell(line, sys.stdout, indent=" " * (len(one.name) + 27))
 
 
 @app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")
