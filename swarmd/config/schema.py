@@ -87,7 +87,7 @@ class Schema(Generic[Tree]):
             (Given(key, value, INVITED) for key, value in invited.items()),
             self._from_flags(flags),
         )
-        given = [value for source in sources for value in source if self._acceptable(value, mistakes)]
+        given = [value for source in sources for value in source if self.accepts(value, mistakes)]
         # A value may be wrong for each of several types.
         if mistakes := list(dict.fromkeys(mistakes)):
             more = [f"… and {len(mistakes) - _SHOWN} mistakes more"] if len(mistakes) > _SHOWN else []
@@ -106,7 +106,7 @@ class Schema(Generic[Tree]):
 
     def is_valid(self, key: str, value: object) -> bool:
         """Return whether a key may have this value, which may come from a damaged state folder."""
-        return self._acceptable(Given(key, value, ""), [])
+        return self.accepts(Given(key, value, ""), [])
 
     def _from_file(self, path: Path, mistakes: list[str]) -> Iterator[Given]:
         text = self._text_of(path)
@@ -195,7 +195,8 @@ class Schema(Generic[Tree]):
             if value is not None and value != () and value != []:
                 yield Given(self.flags.get(flag, flag), value, f"--{flag.replace('_', '-')}")
 
-    def _acceptable(self, given: Given, mistakes: list[str]) -> bool:
+    def accepts(self, given: Given, mistakes: list[str]) -> bool:
+        """Return whether a key may have this value; if not, add what is wrong to `mistakes`."""
         info = self.keys.get(given.key)
         if info is None:
             # A flag's name was given where its key is expected.

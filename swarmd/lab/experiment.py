@@ -47,6 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from swarmd.config.config import NodeConfig
 from swarmd.config.messages import key_name, nearest, shown
 from swarmd.config.profiles import DEFAULT, PROFILES
+from swarmd.config.schema import Given
 from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
 
@@ -236,23 +237,24 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
 
     Later layers win, key by key. All of them win over the profile, which the last layer that has one names.
     """
-    merged: dict[str, Any] = {"model": {"device": "cpu", "threads": 1}, "swarm": {"engine": "none"}}
+    here, mistakes = f"{source}: {where}", list[str]()
+    fixed = {"model.device": "cpu", "model.threads": 1, "swarm.engine": "none"}
+    given = [Given(key, value, here) for key, value in fixed.items()]
     profile = next((layer["profile"] for layer in reversed(layers) if "profile" in layer), DEFAULT)
     for layer in (PROFILES.get(profile, {}) if isinstance(profile, str) else {}, *layers):
-        for section, given in layer.items():
+        for section, values in layer.items():
             if section == "profile":
                 continue
-            if section not in SECTIONS or not isinstance(given, dict):
+            if section not in SECTIONS or not isinstance(values, dict):
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(
-                    f"{source}: {where}: {section} is no section that a node of an experiment has{meant}"
+                    f"{here}: {section} is no section that a node of an experiment has{meant}"
                 )
-            frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-            merged.setdefault(section, {}).update(frozen)
-    try:
-        return NodeConfig.model_validate({**merged, "profile": profile})
-    except ValidationError as error:
-        raise BadExperiment(_mistakes(source, where, error, NODE.keys)) from None
+            given += [Given(f"{section}.{key}", value, here) for key, value in values.items()]
+    given = [one for one in (*given, Given("profile", profile, here)) if NODE.accepts(one, mistakes)]
+    if mistakes:
+        raise BadExperiment("\n".join(mistakes))
+    return NODE.build(given)[0]
 
 
 def _check_names(settings: Sequence[Setting], source: str) -> None:
