@@ -20,7 +20,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
 
 def prompt(question: str) -> list[int]:
     chat = [{"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return list(
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+    )
 
 
 def answers(question: str) -> list[swarmd.Completion]:
@@ -52,6 +54,6 @@ with swarmd.join(curriculum="tiny-9", bootstrap=sys.argv[3:], folder=sys.argv[1]
             rows += [(group.question, *pair) for pair in zip(group.completions, group.advantages)]
         if useful := [loss(*row) for row in rows if row[2]]:
             optimizer.zero_grad()
-            (sum(useful) / len(useful) / TOKENS).backward()
+            (torch.stack(useful).mean() / TOKENS).backward()
             optimizer.step()
         print(step, statistics.fmean(map(statistics.fmean, rewards)), swarm.report()["collected"])

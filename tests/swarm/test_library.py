@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 
 import swarmd
+from p2p.types import Reason
 from swarmd.daemon.library.joined_swarm import Questions
 from swarmd.daemon.local_api import control
-from swarmd.exchange import offers
+from swarmd.exchange import offers, wire
 from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.types import Completion, Rollout, TaskRef
 from tests.packaging.checkout import ROOT
 from tests.swarm.test_join import COMMON
 from tests.swarm.test_meeting import started
+from tests.swarmd.tasks.hostile import CODE, DEEP, SLOW
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
@@ -106,6 +109,23 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
             return any(row["id"] == mine and row["frames"] >= 2 for row in trained)
 
         wait_until(used, every=0.6)
+
+
+def test_the_loop_of_the_examples_trains_on_what_others_share(tmp_path: Path) -> None:
+    with joined(tmp_path / "other") as other:
+        example = str(ROOT / "docs" / "examples" / "own_loop.py")
+        command = [sys.executable, example, str(tmp_path / "loop"), "1000", address(other)]
+        quiet = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | quiet) as loop:
+            try:
+                assert loop.stdout is not None
+                for line in loop.stdout:
+                    share(other, 1)
+                    if int(line.split()[2]) >= 2:
+                        break
+            finally:
+                loop.kill()
+    assert int(line.split()[2]) >= 2
 
 
 def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp_path: Path) -> None:
@@ -247,3 +267,40 @@ def test_of_several_ranks_one_joins_and_all_get_what_it_collects(tmp_path: Path)
         first, second = (json.loads(process.communicate(timeout=TIMEOUT_S)[0]) for process in ranks)
         assert [process.returncode for process in ranks] == [0, 0]
         assert first == [True, [[1.0]], second[2]] and second[:2] == [False, [[1.0]]] and len(second[2]) == 1
+
+
+def test_a_hostile_member_neither_stops_nor_enters_what_is_collected(tmp_path: Path) -> None:
+    """Garbage, text meant for the verifier, false labels, useless groups, another modality."""
+    with (
+        joined(tmp_path / "own", external=8) as own,
+        joined(tmp_path / "bad", address(own)) as bad,
+        joined(tmp_path / "good", address(own)) as good,
+    ):
+        network = bad.network
+        assert network is not None and own.network is not None
+        wait_until(lambda: bad.report()["present"] and good.report()["present"])
+        refs = [task.ref for task in bad.tasks.draw(6)]
+        me, texts = network.identity.peer_id, [*CODE, *SLOW[:2], *DEEP]
+        for at, ref in enumerate(refs):
+            answers = [Completion(f"<answer>{text}</answer>", True) for text in texts[at :: len(refs)]]
+            network.publish(wire.KIND, wire.encode([Rollout(ref, tuple(answers), me)], at, "\x1b[31mbad"))
+        network.publish(wire.KIND, os.urandom(500))
+        network.publish(f"{wire.KIND}-image", os.urandom(500))
+        network.publish(
+            wire.KIND, wire.encode([Rollout(TaskRef("no_such", 1), (Completion("x", True),), me)], 1, "m")
+        )
+        bodies, _ = offers.encode(
+            [Rollout(ref, (Completion("x" * 3000, True),), me) for ref in refs],
+            1,
+            "m",
+            bad.curriculum.specialties,
+        )
+        for body in bodies:
+            network.publish(offers.KIND, body)  # and no blob behind it
+        share(good, 2)
+        found: list[swarmd.ScoredGroup] = []
+        while sum(group.author == good.report()["peer_id"] for group in found) < 2:
+            found += own.collect(8, wait=TIMEOUT_S)
+        assert own.joined and all(group.author == good.report()["peer_id"] for group in found)
+        why = {Reason.UNDECODABLE.value, Reason.UNKNOWN_TASK.value, Reason.OTHER_MODALITY.value}
+        wait_until(lambda: own.report()["rejected"].keys() >= why)

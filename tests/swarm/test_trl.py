@@ -23,12 +23,7 @@ VERSIONS = {"trl-lowest": "1.0", "trl": "1.16"}
 def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     name: str, tmp_path: Path
 ) -> None:
-    folder = default_environment(name)
-    if not holds(folder, name):
-        pytest.skip(
-            f"{PACKAGES[name][-1][-1]} is not in {folder}: `python -m benchmarks.environments {name}`"
-        )
-    found = run(folder, tmp_path)
+    found = json.loads(run(name, tmp_path).splitlines()[-1])
     why = ("beta=0.0", "a multiple of num_generations, 4", "tools: what is shared", "no column n: others")
     assert all(reason in said for reason, said in zip(why, found["refused"], strict=True))
     for batch in (found["once"], found["twice"]):
@@ -43,13 +38,23 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     assert found["rewards"] == [1.0, 0.0]
 
 
-def run(environment: Path, folder: Path) -> dict[str, dict[str, object]]:
-    """What the program prints, by the environment's TRL and this interpreter's packages for the rest."""
+def test_each_of_two_ranks_takes_its_share_and_their_weights_stay_the_same(tmp_path: Path) -> None:
+    run("trl", tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert (first["joined"], second["joined"]) == (True, False) and first["weights"] == second["weights"]
+    assert first["replaced"] >= 1 and second["replaced"] >= 1
+
+
+def run(name: str, folder: Path, *launcher: str) -> str:
+    """What the program prints, by that environment's TRL and this interpreter's packages for the rest."""
+    environment = default_environment(name)
+    if not holds(environment, name):
+        pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m benchmarks.environments {name}`")
     (theirs,) = environment.glob("lib/python3*/site-packages")
     path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
     quiet = {"PYTHONPATH": path, "SWARMD_SWARM_MDNS": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)],
+        [sys.executable, *launcher, str(PROGRAM), str(folder)],
         capture_output=True,
         text=True,
         env=os.environ | quiet,
@@ -57,8 +62,7 @@ def run(environment: Path, folder: Path) -> dict[str, dict[str, object]]:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return done.stdout
 
 
 def test_the_named_versions_are_those_of_the_extra() -> None:

@@ -147,7 +147,7 @@ def join(
     settings = resolve(path, os.environ | wanted, flags, accepted.settings() if accepted else {}).config
     if accepted:
         require_same_swarm(accepted, curriculum_of(settings))
-    if int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("RANK") or 0) > 0 and int(os.environ.get("WORLD_SIZE") or 1) > 1:
         return JoinedSwarm(settings, None, author)
     place = Path(folder) if folder is not None else default_state_dir().with_name("library")
     return JoinedSwarm(settings, StateFolder.open(place), author).open()
