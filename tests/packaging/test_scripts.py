@@ -341,9 +341,9 @@ def declared(project: Path) -> dict[str, set[str]]:
 def test_constraints_pin_everything_that_is_asked_for() -> None:
     pinned, overridden = pins("constraints.txt"), pins("overrides.txt")
     names = set().union(*declared(ROOT).values())
-    trackers = {"trackio", "wandb", "tensorboard"}  # the set-up installs none of them
-    assert names - trackers - pinned.keys() == set()
-    for name in names - trackers - {"bitsandbytes", "ray"}:  # and what those want in turn, here
+    by_choice = {"trackio", "wandb", "tensorboard", "trl", "datasets"}  # the set-up installs none of them
+    assert names - by_choice - pinned.keys() == set()
+    for name in names - by_choice - {"bitsandbytes", "ray"}:  # and what those want in turn, here
         further = {
             canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line
         }
@@ -383,7 +383,7 @@ def imported(folders: str) -> set[str]:
 @pytest.mark.parametrize(
     "project, folders, extras",
     [
-        (".", "swarmd p2p", ["", "8bit", "plot", "qr", "trackio", "wandb", "tensorboard"]),
+        (".", "swarmd p2p", ["", "8bit", "plot", "qr", "trackio", "wandb", "tensorboard", "trl"]),
         (".", "judge", ["judge", "judge-parquet", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
@@ -393,7 +393,7 @@ def imported(folders: str) -> set[str]:
 def test_imports_and_declared_dependencies_agree(project: str, folders: str, extras: list[str]) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
-    tested = ("judge", "judge-parquet", "judge-postgres", "plot", "qr", "tensorboard")
+    tested = ("judge", "judge-parquet", "judge-postgres", "plot", "qr", "tensorboard", "trl")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
     assert wanted - may - UNSEEN - BY_HAND == set(), "imported and not declared"
     assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"
