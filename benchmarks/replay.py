@@ -96,13 +96,13 @@ class Run:
         return None, None
 
     def spent(self, mu: float) -> tuple[float, float]:
-        """Return rollouts generated, and compute, in all."""
+        """Return how many rollouts the run generated and the compute it spent."""
         generated, trained, _ = self.curve[-1]
         return generated, mu * generated + trained
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """Return the nearest curve that never falls, so that one lucky look is no crossing.
+    """Return the nearest curve that never falls, so that one lucky measurement is no crossing.
 
     It is the least squares fit, by pooling neighbours that fall.
     """

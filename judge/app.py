@@ -200,7 +200,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
 def _pay(request: Request, size: int) -> None:
     """Count the answer against the limit of the sender's network.
 
-    Raises Refused beyond it; the question stays open.
+    Raises Refused where the limit is exceeded; the question stays open.
     """
     now = service_of(request).now()
     if wait := request.app.state.answer_bytes.of(network_of(host_of(request)), now).wait(now, size):

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """A free port of 127.0.0.1 for who has to be told its number.
+    """Yield a free port of 127.0.0.1 for a program that is given its port by number.
 
-    It is bound, so the system gives it to no other program; on Linux who listens with SO_REUSEADDR may have
-    it all the same.
+    The port is bound, so the system gives it to no other program; on Linux a listener with SO_REUSEADDR
+    may still use it.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -50,8 +50,8 @@ class PeerProgress:
 
     sharing: str  # "swarm" or "solo", as it said first
     bin: int  # the newest bin, which is not over yet
-    answers: int = 0  # in it
-    reward: float = 0.0  # in it
+    answers: int = 0  # in that bin
+    reward: float = 0.0  # their sum, in that bin
     earned: float | None = None  # reward in all bins that are over; None: there is none yet
     counts: bool = True
 

@@ -26,7 +26,7 @@ class UploadFolder:
         return self._path / (id + WHOLE)
 
     def whole(self) -> list[str]:
-        """Return the ids of whole files."""
+        """Return the ids of the uploads that are complete."""
         return [path.stem for path in self._path.glob("*" + WHOLE)]
 
     def keep_only(self, ids: Collection[str]) -> None:

@@ -183,7 +183,7 @@ class Checkpoints:
         return None
 
     def _saved(self) -> Sequence[Path]:
-        """Return the folders, oldest first."""
+        """Return the folders of the saved checkpoints, oldest first."""
         return saved_in(self.folder)
 
     def _make_room(self, size: int) -> None:

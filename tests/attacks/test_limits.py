@@ -47,9 +47,9 @@ AUTHOR = 200 + replays.FRAMES * 16  # bytes of one that is remembered
 @dataclass(frozen=True)
 class Limit:
     resource: str
-    one: str  # what one may take
-    all: str  # all together
-    mib: float  # of memory, when it is full
+    one: str  # what one peer may use
+    all: str  # what all peers together may use
+    mib: float  # memory that is used at the limit
 
 
 LIMITS = (

@@ -95,7 +95,7 @@ class Poisoner:
 
 @dataclass(frozen=True)
 class Result:
-    says: float  # share of the honest nodes' completions that show the poison, in the end
+    says: float  # share of honest nodes' last completions that show the poison
     reward: float  # of their own completions, over the last third of the rounds
     poisoned: float  # share of the external rollouts they trained on that were the attacker's
     shown: float  # share of the external completions they trained on that show the poison

@@ -34,7 +34,7 @@ class World:
             probe.wait(lambda probe=probe: self.him in probe.peers(), 2 * PATIENCE)  # type: ignore[misc]
 
     def fetch(self, by: ProbeProcess, of: ProbeProcess, *, first: Sequence[str] = ()) -> float:
-        """Seconds until `by` has what is at `of`'s, and perhaps at others'. PATIENCE where it never came."""
+        """Return the seconds until `by` has fetched the blob that `of` holds, or PATIENCE if it never did."""
         held, fetched = len(of.said("held")), len(by.said("fetched"))
         of.order(hold=BLOB)
         of.wait_for("held", held + 1, 2 * PATIENCE)

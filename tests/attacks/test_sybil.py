@@ -83,8 +83,8 @@ class Listened(RolloutExchange):
 
 @dataclass
 class Result(Shares):
-    external: list[int] = field(default_factory=list)  # rollouts of others in it
-    sent: int = 0  # by honest nodes
+    external: list[int] = field(default_factory=list)  # other nodes' rollouts in each batch
+    sent: int = 0  # frames that honest nodes sent
     delivered: int = 0
 
     @property

@@ -52,7 +52,7 @@ def compose(name: str = "compose.yaml") -> dict[str, Any]:
 
 
 def command_of(service: dict[str, Any]) -> list[str]:
-    """With the defaults of its variables, ${NAME:-default}, as compose fills them in."""
+    """Return the command with its variables' defaults, ${NAME:-default}, filled in as compose does."""
     return [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(word)) for word in service["command"]]
 
 
@@ -245,7 +245,7 @@ def test_the_others_start_with_the_address_the_first_node_wrote(tmp_path: Path) 
     assert str(endpoint) == first["environment"]["MEETING_AS"]
     again = entrypoint().announce(tmp_path / "one", str(endpoint), Path(meeting))
     assert again.endswith(peer)  # the key outlives the container, so the address does
-    assert program.KEY_FILE == IDENTITY_FILE  # and is the node's own
+    assert program.KEY_FILE == IDENTITY_FILE  # the node's own name for it
 
 
 def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_news_of_swarm_and_judge_reach_the_loop(ends: Ends) -> None:
     scores = [link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8)]
     say(daemon, trainer, *news, *questions, *scores)
     assert (trainer.peers, trainer.judged) == (3, link.JudgeScore(0.5, 8))
-    # Counted until asked for
+    # Refusals are counted until the daemon asks for them.
     assert (trainer.refused(), trainer.refused()) == ({Reason.STALE: 3, Reason.MALFORMED: 1}, {})
     assert (trainer.question(), trainer.question()) == (link.JudgeQuestion("2", "new"), None)
 

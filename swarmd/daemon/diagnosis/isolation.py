@@ -61,12 +61,12 @@ class Facts:
 
 
 class Stage(IntEnum):
-    """When a cause is said first; at a later stage it still is."""
+    """The stage from which a cause is shown; it stays shown at later stages."""
 
-    HEARD = 0  # told also while peers are heard
-    AT_ONCE = 1  # told at once while nobody is heard
-    SETTLED = 2  # told after time to connect and be seen
-    PATIENT = 3  # told when nobody was heard for longer than rounds take
+    HEARD = 0  # shown even while peers are heard
+    AT_ONCE = 1  # shown at once when nobody is heard
+    SETTLED = 2  # shown when the node had time to connect and to be seen
+    PATIENT = 3  # shown when nobody was heard for longer than rounds take
 
 
 # What is filled into a row; None: the cause is another one.

@@ -35,7 +35,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class NothingThere(Unreachable):
-    """The judge knows nothing of this."""
+    """The judge does not know what was asked for."""
 
 
 class JudgedPeer(msgspec.Struct, frozen=True):

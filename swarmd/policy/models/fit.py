@@ -47,7 +47,7 @@ NAMED: Mapping[str, Shape] = MappingProxyType(
 )
 
 
-# Questions of each specialty.
+# So many questions of each specialty are measured.
 SAMPLES: Final = 32
 # What a chat template puts around a question, where it is not known.
 FRAME_TOKENS: Final = 32

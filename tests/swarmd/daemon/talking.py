@@ -1,6 +1,6 @@
-"""A child that says more than a log may hold, and once that was cut, a last word.
+"""A child that writes more than a log may hold and, when the log was cut, one last line.
 
-`python -m tests.swarmd.daemon.talking FD`.
+Run it as `python -m tests.swarmd.daemon.talking FD`.
 """
 
 import os

@@ -56,7 +56,7 @@ def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[s
 def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
     tmp_path: Path, run: Run, curriculum: str
 ) -> None:
-    """By default it is a member of tiny-9, and passes on the messages of the other curricula too."""
+    """The node is a member of tiny-9 by default, and passes on other curricula's messages too."""
     with ExitStack() as stack:
         process, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         assert said["relay"]["on"] and sorted(said["swarm"]["curricula"]) == sorted(CURRICULA)
@@ -89,7 +89,7 @@ def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
 
 @pytest.mark.net
 def test_nodes_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
-    """Of one that it does not know it is no member, and yet answers their DHT."""
+    """The bootstrap node answers the DHT of a curriculum that it does not know and is no member of."""
     with ExitStack() as stack:
         _, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         addresses = [entry["address"] for entry in said["addresses"]]
@@ -119,7 +119,7 @@ def test_signals_end_the_bootstrap_node(tmp_path: Path, number: signal.Signals, 
 
 @pytest.mark.net
 def test_a_bootstrap_node_starts_in_two_seconds_without_torch(tmp_path: Path) -> None:
-    """Two seconds of this machine when it is idle; what is held to is processor time."""
+    """An idle machine takes two seconds; the test limits processor time, which load does not change."""
     with bootstrap(tmp_path / "boot") as (process, _):
         times = os.times()
         maps = Path(f"/proc/{process.pid}/maps").read_text()

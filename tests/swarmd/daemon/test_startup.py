@@ -1,6 +1,6 @@
 """The first seconds of a node.
 
-What the trainer says of them, and what begins only when others can reach it.
+Tested are what the trainer says of them, and what begins only when others can reach the node.
 """
 
 import io
@@ -37,7 +37,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
     steps, nices = list[str](), dict[str, set[int]]()
 
     def threads(pid: int) -> set[int]:
-        """The niceness of each thread of a process."""
+        """Return the niceness of each thread of a process."""
         return {
             os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()
         }
@@ -69,7 +69,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
 async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked for addresses before, mDNS would look again a quarter of a minute later."""
+    """If mDNS were asked for addresses before, it would look again only 15 s later."""
     announced: list[Sequence[str]] = []
 
     def nearby(member: Member) -> Any:

@@ -22,7 +22,7 @@ TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.Round
 
 
 class Daemon:
-    """Looks each second; a message is heard at the second it stands at."""
+    """A daemon that checks its trainer each second; messages arrive at the second they are filed under."""
 
     def __init__(self) -> None:
         self.dog, self.now = Watchdog(), 1000.0
@@ -31,7 +31,7 @@ class Daemon:
     def wait(
         self, seconds: float, every: float | None = None, says: Sequence[link.ToDaemon] = ()
     ) -> Stuck | None:
-        """`says` is heard each `every` seconds. Returns the last look; stops at a hopeless one."""
+        """Send `says` each `every` seconds; return the last verdict, or the first that is hopeless."""
         found: Stuck | None = None
         for second in range(round(seconds)):
             if every is not None and second % every == 0:
@@ -46,7 +46,7 @@ class Daemon:
 
 @pytest.fixture
 def daemon() -> Daemon:
-    """Of a trainer whose rounds take 5 s."""
+    """Return the daemon of a trainer whose rounds take 5 s."""
     daemon = Daemon()
     daemon.dog.note_received(TRAINING)
     assert daemon.wait(60, 5, [ALIVE, ROUND]) is None
@@ -89,7 +89,7 @@ def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
 
 
 def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
-    """2 % of the machine instead of all: rounds of 5 s take 250 s, one of 105 s takes over 5,000 s."""
+    """At 2 % of the machine, rounds of 5 s take 250 s, and one of 105 s takes over 5,000 s."""
     for _ in range(100):
         daemon.dog.note_sent(link.Pause(brief=True))
         assert daemon.wait(49, 2, [ALIVE]) is None
@@ -104,7 +104,7 @@ def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
 
 
 def test_long_rounds_are_normal_where_rounds_are_long() -> None:
-    """Ten minutes each on a slow machine, one of them forty; the first takes an hour."""
+    """On a slow machine each round takes ten minutes, one of them forty, and the first an hour."""
     daemon = Daemon()
     daemon.dog.note_received(TRAINING)
     assert daemon.wait(3600, 2, [ALIVE]) is None
@@ -273,9 +273,9 @@ def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(
 
 
 class OfStopped(Watchdog):
-    """Looks only at what the system says is stopped.
+    """A watchdog that heeds only what the system says is stopped.
 
-    On a busy machine one that starts may be silent for longer than a test can wait.
+    On a busy machine a trainer that starts may be silent for longer than a test can wait.
     """
 
     def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
@@ -284,7 +284,7 @@ class OfStopped(Watchdog):
 
 @pytest.mark.slow
 def test_a_stopped_trainer_is_reported_killed_and_restarted(tmp_path: Path) -> None:
-    """A real one: SIGSTOP, then nobody lets it go on."""
+    """A real trainer is stopped by SIGSTOP, and nobody lets it go on."""
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}}
     )

@@ -1,6 +1,6 @@
 """Authors are told how many of their rollouts others trained on.
 
-Figures for people: capped, bounded, and good for nothing else.
+The figures are for people only: capped, bounded, and used for no decision.
 """
 
 import trio

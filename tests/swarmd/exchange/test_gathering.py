@@ -31,7 +31,7 @@ from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 @dataclass
 class Party:
-    """A member, as a daemon has one."""
+    """A member with the parts that a daemon gives it."""
 
     member: Member
     gatherer: Gatherer
@@ -78,7 +78,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
 
 
 def joined(*numbers: int, wanted: int = 4) -> list[Party]:
-    """Members of one swarm."""
+    """Return members of one swarm."""
     swarm = MemorySwarm()
     return [join(swarm, number, wanted) for number in numbers]
 
@@ -155,7 +155,7 @@ async def test_another_rollout_is_fetched_where_nobody_has_the_blob(
 
 
 def slow(party: Party, seconds: float) -> None:
-    """Answers to it take so long."""
+    """Delay answers to this member by so many seconds."""
     engine = engine_of(party)
     answer = engine.request
 
@@ -271,7 +271,7 @@ async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_
 async def test_offering_anothers_blob_is_charged_and_its_author_used(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """A plagiarist copies an offer into a frame of its own, is heard first and holds nothing.
+    """A plagiarist copies an offer into its own frame and is heard first, but holds nothing.
 
     The author serves.
     """

@@ -1,6 +1,4 @@
-"""Offers: what is offered is what arrives, what is no offer is refused, and the board holds no more than it
-may.
-"""
+"""What is offered is what arrives, malformed offers are refused, and the board is bounded."""
 
 import random
 from dataclasses import replace
@@ -54,7 +52,7 @@ def test_offers_match_their_blobs() -> None:
 
 
 def test_the_bytes_of_an_offer_are_frozen() -> None:
-    """Other implementations read these: they change with the version alone.
+    """Other implementations read these bytes, so they change only with the version.
 
     The blob's id depends on the zstd library, not on the wire.
     """
@@ -100,7 +98,7 @@ ITEMS = st.tuples(
 
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Mostly offers of some items, of which a list or the ids may lack an end."""
+    """Draw mostly offers of some items, in which a list or the ids may lack an end."""
     items = draw(st.lists(ITEMS, max_size=2))
     parts = [list(part) for part in zip(*items, strict=True)] or [[], [], []]
     ids = bytes(12 * len(items) + draw(st.sampled_from([0, 0, 0, 1, -1, 12])) * bool(items))

@@ -24,7 +24,7 @@ def offered(body: bytes) -> list[int]:
 
 
 def busy() -> Pacing:
-    """Of a node that hears a busy topic at 0.0."""
+    """Return the pacing of a node that hears a busy topic at 0.0."""
     heard = Heard()
     for n in range(2 * FEW_AUTHORS):
         heard.offer(PeerId(str(n)), "", 0.0)

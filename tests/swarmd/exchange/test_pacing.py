@@ -1,5 +1,6 @@
-"""A node's pace: free among few, fair among many, and moved neither by a loud author nor by a crowd of free
-keys.
+"""A node's pace is free among few and fair among many.
+
+Neither a loud author nor a crowd of free keys changes it.
 """
 
 import math
@@ -31,9 +32,7 @@ Attack = Callable[[int], list[tuple[str, str]]]
 
 
 class Swarm:
-    """Nodes that always have something to send once their round of `seconds` is over, and hear each other at
-    once.
-    """
+    """Nodes that hear each other at once, and have something to send after each round of `seconds`."""
 
     def __init__(self, nodes: int, seconds: float = 30.0, seed: int = 0, start_within: float = 60.0) -> None:
         rng = random.Random(seed)
@@ -46,7 +45,7 @@ class Swarm:
         self.offered: list[list[str]] = [[] for _ in range(nodes)]  # to each since it fetched last
 
     def play(self, seconds: int, attack: Attack = lambda _: []) -> float:
-        """Offers of honest nodes a second. The attacker's are fetched in vain."""
+        """Return the offers of honest nodes per second. The attacker's are fetched in vain."""
         self.sent.clear()
         rng = random.Random(self.now)
         for _ in range(seconds):
@@ -70,7 +69,7 @@ class Swarm:
         return self.sent.total() / seconds
 
     def _fetch(self, n: int, rng: random.Random) -> None:
-        """As `swarmd.exchange.serving` chooses while many fail: one from those who never served."""
+        """Fetch as `swarmd.exchange.serving` chooses while many fail: one from those who never served."""
         strangers = [author for author in self.offered[n] if author not in self.serving[n]]
         known = [author for author in self.offered[n] if author in self.serving[n]]
         for author in (
@@ -85,7 +84,7 @@ class Swarm:
 
     @property
     def fairness(self) -> float:
-        """Jain's index of the paces: 1 where all are equal."""
+        """Return Jain's index of the paces: 1 where all are equal."""
         paces = [min(pacing.pace, 1 / self.seconds) for pacing in self.pacing]
         return sum(paces) ** 2 / (len(paces) * sum(pace**2 for pace in paces))
 
@@ -145,7 +144,7 @@ def test_a_loud_author_slows_the_others_by_its_part_alone(group: str) -> None:
 
 @pytest.mark.parametrize("nodes, rate, keys", [(12, 14, 300), (40, 1, 300), (40, 14, 3000)])
 def test_a_crowd_of_free_keys_that_serves_nothing_slows_nobody(nodes: int, rate: int, keys: int) -> None:
-    """It sends 5 or 70 times the target, for 15 minutes."""
+    """The crowd sends 5 or 70 times the target, for 15 minutes."""
     calm, beside = (Swarm(nodes, start_within=1.0) for _ in range(2))
     calm.play(1800)
     beside.play(1800)

@@ -1,6 +1,6 @@
-"""Who offers and does not serve is set aside.
+"""A peer that offers and does not serve is set aside.
 
-Who is restarted, gone, slow or behind NAT is not taken for that.
+One that was restarted, is gone, slow or behind NAT is not.
 """
 
 import random
@@ -61,9 +61,9 @@ def test_credit_changes_no_choice_while_all_serve() -> None:
 
 
 def test_serving_one_in_four_is_enough() -> None:
-    """Two behind NAT meet only in what others have fetched.
+    """Two nodes behind NAT can only fetch from each other what a third has fetched.
 
-    About 28 of 100 in a swarm of ten, five of them behind NAT.
+    In a swarm of ten, five of them behind NAT, about 28 of 100 fetches succeed.
     """
     for seed in range(5):
         rng, serving, aside = random.Random(seed), Serving(4), 0
@@ -189,7 +189,7 @@ async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
 
 
 async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: trio.testing.MockClock) -> None:
-    """He offers ids that an honest author offers, and sizes that are too small for them."""
+    """The plagiarist offers ids that an honest author offers, with sizes that are too small for them."""
     a, b, liar = joined(1, 2, 3)
     async with running(b):
         shared = []

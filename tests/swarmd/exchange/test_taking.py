@@ -1,9 +1,7 @@
-"""`[sharing] take` chooses as much from offers, of which J are fetched, as from a pool that has everything.
+"""`[sharing] take` chooses from offers, of which J are fetched, as from a pool that has everything.
 
-With the real board and choice.
-
-Eight others offer rollouts of two specialties: we are weak in one of them, and no worse than they are in the
-other.
+The board and the choice are real. Eight others offer rollouts of two specialties: we are weak in one of them,
+and as good as they are in the other.
 """
 
 import random
@@ -36,7 +34,7 @@ def scored(n: int, specialty: str, right: int, by: str, number: int = 1) -> Scor
 
 
 def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
-    """ours, theirs: right completions of eight."""
+    """Return the rule of `take`, where we gave `ours` and they `theirs` right completions of eight."""
     known = Sharing(SharingSettings(take=take))
     own = [scored(n, specialty, right, "me") for specialty, right in ours.items() for n in range(32)]
     known.saw(own, [scored(n, specialty, theirs, "a0") for specialty in ours for n in range(32)], 1)
@@ -44,7 +42,7 @@ def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
 
 
 def offered(number: int) -> list[Scored]:
-    """What the others have in a round: specialists, four of each specialty, four rollouts of each."""
+    """Return what the others have in a round: four specialists of each specialty, four rollouts of each."""
     return [scored(100 * number + n, WEAK if n % 2 else STRONG, 5, f"a{n % 8}", number) for n in range(32)]
 
 
@@ -53,7 +51,7 @@ def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list
 
 
 def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
-    """What a node fetches: by the daemon's choice, which is told what the trainer knows."""
+    """Return what a node fetches by the daemon's choice, which knows what the trainer knows."""
     choice = OfferChoice[Offered](known.settings.take, WANTED, lambda item: author(item.author))
     choice.begin(known.lead)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
@@ -62,14 +60,14 @@ def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]
 
 
 def from_any_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
-    """J of the offers whatever the strategy is."""
+    """Return J of the offers, whatever the strategy is."""
     return rng.sample(offered(number), WANTED)
 
 
 def batch(
     take: str, pool: Callable[[Sharing, int, random.Random], list[Scored]], ours: dict[str, int] | None = None
 ) -> tuple[float, float]:
-    """(rollouts of the weak specialty in a batch, all of them), on average."""
+    """Return how many rollouts of a batch are of the weak specialty, and how many it has, on average."""
     known, rng = sharing(take, ours or {WEAK: 1, STRONG: 5}), random.Random(1)
     sample = SharingSampler(known, 0, WANTED, author)
     batches = [sample([], pool(known, number, rng), rng) for number in range(1, ROUNDS + 1)]

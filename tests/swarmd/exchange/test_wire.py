@@ -44,7 +44,7 @@ def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int
 
 
 def test_version_1_is_frozen() -> None:
-    """Other implementations rely on these bytes. A change here is a new version."""
+    """Other implementations rely on these bytes, so a change here needs a new version."""
     rollouts = [
         Rollout(
             TaskRef("basic_arithmetic", 7),

@@ -293,7 +293,7 @@ def test_a_prompt_stays_with_its_completions_where_it_can() -> None:
     assert len(prompts) == 7
 
 
-def test_a_stream_holds_once_what_prompts_and_what_completions_begin_with() -> None:
+def test_a_stream_holds_shared_beginnings_only_once() -> None:
     rows = [Row((9, 8, 5), c, 1.0, None, 1.0) for c in ((1,), (2, 3, 4), (2, 3, 6, 7), (2, 3, 4))] + [
         Row((9, 8), (4, 1), 1.0, None, 1.0)
     ]

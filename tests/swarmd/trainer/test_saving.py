@@ -287,7 +287,7 @@ def test_a_long_rest_is_not_unsaved(tmp_path: Path) -> None:
 
 
 def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(tmp_path: Path) -> None:
-    """Round 1 is written to disk when round 2 has generated: it holds nothing of round 2."""
+    """The checkpoint of round 1, written while round 2 is under way, holds nothing of round 2."""
     with trainer_in(tmp_path / "whole", 3) as (trainer, _):
         trainer.run()
     with trainer_in(tmp_path / "cut", 3, every=0, gigabytes_a_day=10**6) as (trainer, _):

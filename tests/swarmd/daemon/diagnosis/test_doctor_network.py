@@ -150,7 +150,7 @@ def test_each_survey_gives_its_findings(found: dict[str, Any], subject: str, sai
 
 def test_which_nodes_take_part() -> None:
     assert not diagnose(survey(**ALONE, bootstrap=[SILENT])).takes_part
-    assert diagnose(survey(bootstrap=[SILENT])).takes_part  # there are members, found otherwise
+    assert diagnose(survey(bootstrap=[SILENT])).takes_part  # members were found in another way
     assert diagnose(survey(**ALONE, bootstrap=[SILENT, ANSWERS])).takes_part
     assert diagnose(survey(**ALONE, bootstrap=[])).takes_part  # it may be the first one
     assert diagnose(survey(**NAT)).takes_part

@@ -44,7 +44,8 @@ def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
     ledger = UsageLedger(path, clock)
     ledger.add(ONE)
     ledger.save_where_due()
-    assert not path.exists()  # a minute later, or
+    # The ledger is written after a minute, or once it holds more than the given bytes.
+    assert not path.exists()
     ledger.save_where_due(bytes_at_most=2999)
     assert UsageLedger(path, clock).document() == ledger.document()
     ledger.add(ONE)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.net
 
 
 class Judged:
-    """A node's side of being judged, with a trainer that gives the same answer to every question."""
+    """A node with its side of judging, and a trainer that gives the same answer to every question."""
 
     def __init__(self, member: QueuedMember, config: NodeConfig, folder: Path) -> None:
         self.said: list[str] = []
@@ -56,7 +56,7 @@ class Judged:
 
 
 async def grade(stream: trio.SocketStream, request: bytes) -> None:
-    """What an honest judge replies, with a receipt of this peer's own answer."""
+    """Return an honest judge's reply, with a receipt for this peer's own answer."""
     head, _, body = request.partition(b"\r\n\r\n")
     if b"/answers " not in head.splitlines()[0]:
         await stream.send_all(honest(request))
@@ -69,7 +69,7 @@ async def grade(stream: trio.SocketStream, request: bytes) -> None:
 
 
 async def joined(nursery: trio.Nursery) -> tuple[list[QueuedMember], str]:
-    """Three members on loopback, and the address of the first."""
+    """Return three members on loopback, and the address of the first."""
     build, bootstrap, members = build_real, list[str](), []
     for number in (1, 2, 3):
         me = identity(number)

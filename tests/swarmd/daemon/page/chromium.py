@@ -1,6 +1,6 @@
 """A headless Chromium, driven over the DevTools protocol by a pair of pipes.
 
-No package beside the browser itself.
+It needs no package beside the browser itself.
 """
 
 import base64
@@ -25,7 +25,7 @@ def binary() -> str | None:
 
 
 class Tab:
-    """One tab. `events` are what the browser told meanwhile: console messages, requests, dialogs."""
+    """A tab. `events` are what the browser reported meanwhile: console messages, requests, dialogs."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -74,7 +74,7 @@ class Tab:
         self.until("!window.ofThePageBefore && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; of a promise, what it resolves to."""
+        """Return the value of a JavaScript expression, or what it resolves to if it is a promise."""
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(str(result["exceptionDetails"]))
@@ -101,7 +101,7 @@ class Tab:
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[Tab]:
-    """A browser with an empty profile, ended with the block."""
+    """Run a browser with an empty profile until the block ends."""
     found = binary()
     assert found is not None
     reads, to_browser = os.pipe()

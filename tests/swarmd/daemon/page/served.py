@@ -36,7 +36,7 @@ class Events:
     received: bytes = b""
 
     async def next(self) -> dict[str, Any]:
-        """The next event that has data."""
+        """Return the next event that has data."""
         while True:
             while b"\n\n" not in self.received:
                 some = await self.stream.receive_some(1 << 20)
@@ -50,7 +50,7 @@ class Events:
 
 @dataclass
 class Node:
-    """Stands for the daemon: documents that a test may change, and what it was asked to do."""
+    """A stand-in for the daemon: documents that a test may change, and what it was asked to do."""
 
     document: dict[str, Any] = field(default_factory=document)
     peers: dict[str, Any] = field(default_factory=lambda: dict(PEERS))
@@ -101,7 +101,7 @@ class Node:
     async def ask(
         self, request: str, *headers: str, body: str = "", host: str | None = None
     ) -> tuple[int, str, str]:
-        """Status, head and body of the answer to "GET /path"; headers as "name: value"."""
+        """Return status, head and body of the answer to "GET /path"; headers are given as "name: value"."""
         lines = [
             f"{request} HTTP/1.1",
             f"Host: {self.origin.removeprefix('http://') if host is None else host}",
@@ -113,7 +113,7 @@ class Node:
         return int(head.split()[1]), head, text
 
     async def send(self, data: bytes) -> bytes:
-        """What comes back until the server hangs up."""
+        """Return what the server sends until it hangs up."""
         answer = bytearray()
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             with contextlib.suppress(trio.BrokenResourceError):
@@ -126,7 +126,7 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator["Events"]:
-        """The page's events."""
+        """Yield the page's events."""
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             await stream.send_all(
                 f"GET /events?token={self.token} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n".encode()

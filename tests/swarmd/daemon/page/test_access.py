@@ -42,7 +42,7 @@ REBOUND = (
 
 
 def requests(node: Node) -> list[tuple[str, str, str]]:
-    """Everything that needs to be kept from others: request, the token's header and a body."""
+    """Return every request that must be kept from others, with the token's header and a body."""
     proof = f"Authorization: Bearer {node.token}"
     return [
         (f"GET /?token={node.token}", proof, ""),

@@ -36,7 +36,7 @@ NOISY = (
 
 
 async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
-    """Run `look` on a tab while the page is served. Returns what the browser complained of."""
+    """Run `look` on a tab while the page is served; return what the browser complained of."""
 
     def browse() -> list[dict[str, Any]]:
         with chromium(profile) as tab:
@@ -146,7 +146,8 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Pat
         wait_until(nobody_looks)
         node.document = {**node.document, "state": "stopping"}
         tab.run(hide.format("false"))
-        tab.until("!document.getElementById('do-stop')")  # shown again, it knows all that came meanwhile
+        # A page that is shown again has what changed while it was hidden.
+        tab.until("!document.getElementById('do-stop')")
 
     assert await in_browser(node, tmp_path, look) == []
     assert [name for name, _ in node.told] == ["stop"]
@@ -256,7 +257,10 @@ async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
 
 
 def sources(events: list[dict[str, Any]]) -> list[str]:
-    """Of what the browser logged. It tells of what happens in several processes in any order."""
+    """Return the sources of the browser's log entries, sorted.
+
+    The order of the entries is not fixed: several processes write them.
+    """
     return sorted(
         event["params"]["entry"]["source"] for event in events if event.get("method") == "Log.entryAdded"
     )

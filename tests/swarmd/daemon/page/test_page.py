@@ -44,7 +44,7 @@ GIVEN = {"rollouts": 120, "used": 30, "by": 3}
 
 
 class Tags(HTMLParser):
-    """Tags with their attributes' names, and the text."""
+    """A parser that keeps tags with their attributes' names, and the text."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -61,7 +61,7 @@ class Tags(HTMLParser):
 
 
 def poisoned(value: Any) -> Any:
-    """`value` with every text in it replaced by a hostile one, names in tables too."""
+    """Return `value` with every text in it replaced by a hostile one, names in tables too."""
     match value:
         case str():
             return HOSTILE
@@ -190,7 +190,7 @@ def test_limits_that_are_set_are_shown() -> None:
 
 
 def test_each_limit_has_a_name_of_words() -> None:
-    """Also those that come later: no key of the settings file is on the page."""
+    """No key of the settings file is on the page, and none of a later limit will be."""
     limits = {
         key: value or "x"
         for key, value in flatten(NodeConfig()).items()

@@ -17,7 +17,7 @@ ADDRESS = "http://127.0.0.1:4242/?token=secret"
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a browser was asked to open, on a machine with a screen whose node has a page."""
+    """Return what a browser is asked to open, on a machine with a screen whose node has a page."""
     addresses: list[str] = []
 
     def call(_folder: Path, operation: str) -> Mapping[str, Any]:
