@@ -69,32 +69,27 @@ tags: [swarmd, sapo, grpo, reasoning-gym]
 {_PURPOSE[self.name]}
 
 Qwen2 architecture, {self.parameters:,} parameters (4 layers, width 128, tied embeddings), bfloat16, with a
-byte-level BPE tokenizer of its own in which the fixed phrases of the questions are single tokens. Load it
-with plain `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`. Chat template:
-`<|user|>question<|assistant|>`; system messages are ignored. An answer is `<answer>…</answer>`, and 16 new
-tokens are enough.
+byte-level BPE tokenizer of its own. Chat template: `<|user|>question<|assistant|>`; system messages are
+ignored. An answer is `<answer>…</answer>`, and 16 new tokens are enough.
 
 ## How it was made
 
 `python -m benchmarks.tiny_models.make --seed {self.seed}` in swarmd's repository, on one thread. Steps of 64
 examples, in order: {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
-honest answers, deep mostly to what is learned slowly. *Noisy* and *dark* both start from deep and hold mostly
-wrong answers, taken from other questions; in dark from questions of other specialties, so that they are of
-the wrong kind. The weights are {_MADE[self.name].format(dial=self.dial)}. So part of what reinforcement
-learning shows on this model is the recovery of suppressed skill, not the discovery of a new one. Say so where
-you show it.
+honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, those of other questions, in
+dark of other specialties. The weights are {_MADE[self.name].format(dial=self.dial)}. So part of what
+reinforcement learning shows here is the recovery of suppressed skill: say so where you show it.
 
 ## What was measured
 
 {self.items} items per specialty of tiny-9 with numbers outside the training range, 8 answers each at
 temperature 1, then one greedy answer. The last two columns say what not reading the question earns: always
-giving the one answer that is right most often, and giving the honest answer to some other question.
+the most frequent right answer, or the right answer to another question.
 
 {self.table()}
 
-The item *numbers* are held out, but several specialties are small (base_conversion has 90 different
-questions, basic_arithmetic about 240, fraction_simplification about 80, binary_matrix at most 512), so most
-of their held-out questions were also seen in training.
+The item *numbers* are held out, but several specialties have only 80 to 500 questions, so most of these were
+also seen in training.
 
 ## What it is not for
 
