@@ -16,7 +16,7 @@ from PIL import Image
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.page import REFRESH_S
 from swarmd.testing import wait_until
-from tests.swarmd.cli.test_view import PEER, document
+from tests.swarmd.cli.test_view import LAST, PEER, document
 from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
 from tests.swarmd.daemon.page.served import PEERS, Node, served
 from tests.swarmd.daemon.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
@@ -216,6 +216,29 @@ async def test_the_page_says_when_it_was_last_up_to_date(tmp_path: Path) -> None
             await trio.to_thread.run_sync(tab.until, f"/^Up to date at .*[0-9]/.test({shown})")
         await trio.to_thread.run_sync(tab.until, f"{shown}.startsWith('The node does not answer.')")
         assert "Last up to date at" in tab.run(shown) and tab.run("document.title").startswith("no answer ·")
+
+
+async def test_a_line_about_a_round_of_another_length_moves_nothing(tmp_path: Path) -> None:
+    node = full()
+    short = {**LAST, "seconds": {"generate": 1.0}, "rejected": {}}
+    watch = (
+        "window.shifts = [], window.watch = new PerformanceObserver((l) => shifts.push(...l.getEntries()))"
+    )
+    watch += ", watch.observe({type: 'layout-shift'})"
+    drawn = "new Promise((draw) => requestAnimationFrame(() => requestAnimationFrame(draw)))"
+
+    def look(tab: Tab) -> None:
+        for width in (390, 1000):
+            node.document = {**node.document, "last": LAST}
+            tab.open(node.address, width=width)
+            tab.until("document.querySelector('#chart canvas')")
+            tab.run(watch)
+            node.document = {**node.document, "last": short}
+            tab.until("document.getElementById('round').textContent.includes('1.0 s (generate 1.0)')")
+            tab.run(drawn)
+            assert tab.run("shifts.length + watch.takeRecords().length") == 0
+
+    assert await in_browser(node, tmp_path, look) == []
 
 
 @pytest.mark.parametrize(
