@@ -128,7 +128,7 @@ MOST_ROOMS = {
 
 
 def files(*folders: str) -> Mapping[str, ast.Module]:
-    """Every module below these folders, by its path from the root."""
+    """Return every module below these folders, by its path from the root."""
     found = [
         file
         for folder in folders

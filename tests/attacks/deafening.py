@@ -41,9 +41,9 @@ def crowd(seed: int, keys: int = KEYS) -> list[Identity]:
 
 
 def skews(rng: random.Random, most: float = SKEW) -> Iterator[float]:
-    """Of one frame after the other, in seconds.
+    """Yield the skew of each frame's clock, in seconds.
 
-    Half are inside what was once the window's end, to fill the memory to its horizon.
+    Half of them are within the window's old limit, to fill the memory to its horizon.
     """
     while True:
         yield (
@@ -54,7 +54,7 @@ def skews(rng: random.Random, most: float = SKEW) -> Iterator[float]:
 
 
 def messages(who: Sequence[Identity], topic: Topic, rng: random.Random, most: float) -> Iterator[Any]:
-    """Signed for libp2p by the same keys."""
+    """Yield frames that the same keys have signed for libp2p."""
     signers = [
         (
             identity,

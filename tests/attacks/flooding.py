@@ -48,7 +48,7 @@ BODY = 100  # bytes
 
 
 def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) -> list[bytes]:
-    """`count` messages, `batch` in each RPC, as they travel."""
+    """Return `count` messages as they travel, `batch` in each RPC."""
     me = ID.from_string(identity.peer_id).to_bytes()
     private = create_new_key_pair(identity.seed).private_key
     rng = random.Random(identity.seed)

@@ -76,7 +76,7 @@ class Node:
         return self.identity.peer_id
 
     async def run(self, seconds: float, ended: Callable[["Node"], None]) -> None:
-        """Rounds of so long, until cancelled. `ended` is called at the end of each."""
+        """Play rounds of so many seconds until cancelled. `ended` is called at the end of each."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.gatherer.run)
             while True:

@@ -32,7 +32,7 @@ LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
 
 
 def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
-    """Of a node as an operator has it, but for these sections."""
+    """Return the settings of a node as an operator has them, but for these sections."""
     rounds = {"local": LOCAL, "external": EXTERNAL, "completions": COMPLETIONS}
     return NodeConfig.model_validate(
         {"model": {"name": model, "device": "cpu", "threads": 1}, "round": rounds, **sections}
@@ -40,9 +40,9 @@ def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
 
 
 class OneByOne(RolloutExchange):
-    """Shares each rollout in a frame of its own.
+    """A member that shares each rollout in a frame of its own.
 
-    Small enough to be gossiped whole, as there is no daemon here that would fetch.
+    The frames are small enough to be gossiped whole, as no daemon here would fetch them.
     """
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
@@ -61,7 +61,7 @@ class Learner:
     choosing: float = 0.0
 
     def reward(self, last: int) -> float:
-        """Mean of its own completions over its last rounds."""
+        """Return the mean reward of its own completions over its last rounds."""
         return fmean(r.reward_mean for r in self.reports[-last:])
 
     @property
@@ -70,7 +70,7 @@ class Learner:
 
     @property
     def seconds(self) -> float:
-        """Of our CPU, all rounds; the verifier is a process of its own."""
+        """Return the CPU seconds that it spent in all rounds; the verifier is a process of its own."""
         return sum(sum(r.seconds.values()) for r in self.reports)
 
     @property
@@ -139,7 +139,7 @@ class Swarm:
 
 
 def completions(policy: LanguagePolicy, questions: int, samples: int, seed: int = 0) -> list[str]:
-    """What a policy says now to questions it was not trained on, at its own temperature."""
+    """Return what a policy answers to questions it was not trained on, at its own temperature."""
     tasks = CurriculumTasks(TINY_9).draw_held_out(questions, random.Random(seed))
     return [
         c.text for g in policy.generate([task.question for task in tasks], samples) for c in g.completions

@@ -16,7 +16,7 @@ from swarmd.testing import TIMEOUT_S
 
 
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
-    """Honest nodes, connected to each other."""
+    """Return honest nodes that are connected to each other."""
     first = stack.enter_context(ProbeProcess(folder / "0", engine=engine))
     more = [
         ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)
@@ -28,7 +28,7 @@ def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list
 
 
 def cpu(probe: ProbeProcess) -> float:
-    """CPU seconds of a node and of its p2pd."""
+    """Return the CPU seconds of a node and of its p2pd."""
     process = psutil.Process(probe.process.pid)
     return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))
 

@@ -1,10 +1,10 @@
-"""Keys that offer what they have not.
+"""Keys that offer what they do not hold.
 
 `python -m tests.attacks.offering`, a process of its own, JSON lines out.
 
---how deny: each key is a member of its own, connected to the victims, and answers that it has none of it.
-gone: the frames of all keys come over one connection, and nobody can ask their authors. fresh: the same, with
-a new key for every offer.
+--how deny: each key is a member of its own, connected to the victims, and answers that it has nothing. gone:
+the frames of all keys come over one connection, and nobody can ask their authors. fresh: the same, with a new
+key for every offer.
 
 Out: {"up": [], "id": its peer id}, {"offered": offers so far} every second.
 """
@@ -31,14 +31,14 @@ KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all 
 
 
 def body(rng: random.Random, ids: int = IDS) -> bytes:
-    """An offer of so many rollouts that there are not."""
+    """Return an offer of so many rollouts that do not exist."""
     index = TINY_9.specialties.index("bf")
     items = [(index, rng.randrange(2**16), rng.randrange(500, 20_000), rng.randbytes(12)) for _ in range(ids)]
     return offers._body(1, items)
 
 
 def keys(how: str, seed: int, count: int = KEYS) -> Iterator[Identity]:
-    """Who signs the next offer."""
+    """Yield the signer of each next offer."""
     return map(
         partial(key_of, seed), itertools.count(1) if how == "fresh" else itertools.cycle(range(1, count + 1))
     )

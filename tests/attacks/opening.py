@@ -41,7 +41,7 @@ from tests.attacks.nodes import key_of
 
 
 def line(text: str) -> bytes:
-    """Of multistream-select."""
+    """Return a line of multistream-select."""
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
@@ -97,7 +97,7 @@ async def connect(address: str, identity: Identity) -> Any:
 async def open_streams(
     address: str, identity: Identity, kind: str, count: Count, limit: int, rate: float = float("inf")
 ) -> None:
-    """On one connection, until it ends or there were so many."""
+    """Open streams on one connection, until it ends or there were so many."""
     count.dials += 1
     try:
         secured = await connect(address, identity)
@@ -145,7 +145,7 @@ async def open_connections(
     limit: int,
     source: str | None = None,
 ) -> None:
-    """One after the other. source: the address that they come from."""
+    """Open one connection after the other. source: the address that they come from."""
     target = info_from_p2p_addr(multiaddr.Multiaddr(address))
     host, port = (target.addrs[0].value_for_protocol(name) for name in ("ip4", "tcp"))
     for _ in range(limit):

@@ -75,7 +75,7 @@ class Stalling:
         say(opened=opened, ended=ended, lost=sum(muxed.event_closed.is_set() for muxed in connections))
 
     async def answer(self, stream: Any) -> None:
-        """What it was asked it does not even read."""
+        """Answer as told, without reading the question."""
         self._asked += 1
         say(asked=self._asked)
         try:

@@ -36,7 +36,7 @@ INFLATED = 200 * MIB
 
 
 def inflatable() -> list[bytes]:
-    """200 MiB in parts of 1 MiB: zeros, with a little noise so that the whole weighs about 200 kB."""
+    """Return 200 MiB in parts of 1 MiB: zeros, with a little noise so that the whole weighs about 200 kB."""
     rng = random.Random(0)
     return [rng.randbytes(900) + bytes(MIB - 900) for _ in range(INFLATED // MIB)]
 
@@ -49,7 +49,7 @@ def compressed(*, says_size: bool, window_log: int = 0) -> bytes:
 
 
 def lying(bomb: bytes, claim: int) -> bytes:
-    """The same content under another claim of its size.
+    """Return the same content under another claim of its size.
 
     The field is rewritten to four bytes (RFC 8878, 3.1.1.1).
     """
@@ -75,9 +75,9 @@ def bombs() -> dict[str, bytes]:
 
 
 def resident(*, anew: bool = False) -> int:
-    """Bytes; the most that this process had, anew: from now on.
+    """Return the most bytes that this process had resident; anew: from now on.
 
-    (On Linux what getrusage says is inherited from who started us.)
+    (On Linux getrusage gives a value that is inherited from the parent process.)
     """
     status = Path("/proc/self/status")
     if not status.exists():
@@ -98,7 +98,7 @@ def refused(blob: bytes) -> bool:
 
 
 def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, Member]:
-    """What the victim gets when the attacker answers its question like this."""
+    """Return what the victim gets when the attacker answers its question with `reply`."""
     swarm = MemorySwarm()
     victim, attacker = (memory_member(swarm, n, Clock()) for n in (1, 2))
 
@@ -114,9 +114,9 @@ def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, 
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """For each thing thrown at us.
+    """Return the cost of each thing that is thrown at us.
 
-    Its bytes, whether it was taken, milliseconds, and MiB more than before that were resident.
+    It is given as its bytes, whether it was accepted, milliseconds, and MiB that were resident besides.
     """
     # So that nothing is loaded in what is measured
     refused(zstandard.ZstdCompressor().compress(b"x" * 1000) + b"x")

@@ -96,7 +96,7 @@ def attack(
 
 
 def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int, int]:
-    """Frames of one node, times those who should have them, and how many are missing."""
+    """Return how many frames of one node its receivers should have, and how many of these are missing."""
     sent = [said["sent"] for said in sender.said("sent")]
     got = [
         {said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers

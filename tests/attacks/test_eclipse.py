@@ -58,7 +58,7 @@ class World:
             (self.honest if n < HONEST else self.hostile).append(peer)
 
     def answer(self, teller: PeerId) -> list[tuple[PeerId, list[str]]]:
-        """What a peer says when it is asked whom it knows."""
+        """Return what a peer says when it is asked whom it knows."""
         if teller in self.honest:
             return [
                 (peer, [self.addresses[peer]])
@@ -90,7 +90,7 @@ class Victim:
         self.result = Result()
 
     def session(self, first: bool = False) -> None:
-        """One life of the process, from its start to its death.
+        """Play one life of the process, from its start to its death.
 
         What it knows of the one before is in the file.
         """

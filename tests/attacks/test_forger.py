@@ -42,7 +42,7 @@ class World:
         self.victim = memory_member(MemorySwarm(), victim, self.clock)
 
     def frame(self, author: Identity) -> bytes:
-        """An honest frame that the victim has not seen: what a forger starts from."""
+        """Return an honest frame that the victim has not seen, for a forger to start from."""
         self.number += 1
         return seal(
             author,
@@ -92,14 +92,14 @@ def respelled(world: World, frame: bytes) -> bytes:
 
 
 def moved_signature(world: World, frame: bytes) -> bytes:
-    """(R, s) and (R, s + order) are the same to a careless verifier, and so are R and −R to a worse one."""
+    """Return the frame with a signature that only a careless verifier accepts: (R, s + order), or −R."""
     r, s = frame[-64:-32], int.from_bytes(frame[-32:], "little")
     moved = [r + n.to_bytes(32, "little") for n in (s + ORDER, (ORDER - s) % ORDER, (s + 2 * ORDER) % 2**256)]
     return frame[:-64] + world.rng.choice([*moved, r[:-1] + bytes([r[-1] ^ 0x80]) + frame[-32:]])
 
 
 def other_signature(world: World, frame: bytes) -> bytes:
-    """By another key, for another message, in another domain."""
+    """Return the frame with the signature of another key, another message or another domain."""
     author = next(a for a in world.honest if a.public_key in frame)
     signatures = [
         world.mine.sign(DOMAIN, frame[:-TAIL]),
@@ -113,7 +113,7 @@ def other_signature(world: World, frame: bytes) -> bytes:
 
 
 def small_order(world: World, frame: bytes) -> bytes:
-    """The neutral element as key and as R, s = 0: the equation holds for every message."""
+    """Return a frame with the neutral element as key and as R, and s = 0, which fits every message."""
     author = next(a for a in world.honest if a.public_key in frame)
     neutral = (1).to_bytes(32, "little")
     point = world.rng.choice([neutral, neutral[:-1] + b"\x80", bytes.fromhex("ee" + "ff" * 30 + "7f")])

@@ -28,7 +28,7 @@ HONEST, ANSWERS = 3, 20
 
 
 class Hall:
-    """A judge, the time it goes by, and an answer to whatever it asks."""
+    """A judge, its clock, and an answer to whatever it asks."""
 
     def __init__(self, service: JudgeService, clock: list[float]) -> None:
         self.service, self.clock, self._sequence = service, clock, 0
@@ -39,7 +39,7 @@ class Hall:
         return Signed(PeerId(peer), self._sequence)
 
     async def ask(self, peer: str) -> tuple[str, str]:
-        """The question's id and its right answer."""
+        """Return a question's id and its right answer."""
         self.clock[0] += 1.0  # one question a second
         wish = QuestionRequest(Attributes(1, "tiny"), TINY_9.digest)
         (handed,) = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", wish)
@@ -54,7 +54,7 @@ class Hall:
         await self.service.expire()
 
     async def row(self, peer: str) -> dict[str, Any]:
-        """Its rank, over all pages, and its score."""
+        """Return the peer's rank over all pages, and its score."""
         self.clock[0] += 10.0  # until a page is worked out anew
         after: int | None = 0
         while after is not None:
@@ -71,7 +71,7 @@ class Hall:
 
 
 async def crowd(hall: Hall, keys: int) -> dict[str, float]:
-    """Honest peers answer, and then so many keys answer one question each, right."""
+    """Let honest peers answer, and then so many keys answer one question each, right."""
     for number in range(HONEST):
         for turn in range(ANSWERS):
             id, right = await hall.ask(f"honest {number}")
@@ -87,9 +87,9 @@ async def crowd(hall: Hall, keys: int) -> dict[str, float]:
 
 
 async def dropping(hall: Hall, questions: int) -> dict[str, float]:
-    """Two nodes that could answer three questions of four.
+    """Play two nodes that could answer three questions of four.
 
-    One answers what it is asked, one leaves the fourth out.
+    One answers all it is asked, the other leaves the fourth question out.
     """
     for turn in range(questions):
         id, right = await hall.ask("honest")

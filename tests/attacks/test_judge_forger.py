@@ -112,7 +112,7 @@ class Forger:
         self.own = self.opened(self.other)
 
     def opened(self, peer: SigningPeer) -> str:
-        """A question of this peer's that stays open. Its id."""
+        """Return the id of a question of this peer's that stays open."""
         asked = self.send(self.signed(peer, TARGET, ASK))
         return str(asked.json()["evaluations"][0]["evaluation"])
 
@@ -138,7 +138,7 @@ class Forger:
         return self.changed(request, "swarmd-peer", self.victim.identity.peer_id)
 
     def altered(self) -> Request:
-        """A bit of what the victim signed is another."""
+        """Return the victim's signed request with one bit changed."""
         request = self.signed(self.victim, f"{TARGET}/{self.open}/answers", GIVEN)
         body = bytearray(request.body)
         body[self._rng.randrange(len(body))] ^= 1 << self._rng.randrange(8)
@@ -148,7 +148,7 @@ class Forger:
         return self.signed(self.other, f"{TARGET}/{self.open}/answers", GIVEN)
 
     def copied(self) -> Request:
-        """The honest peer's answer under another key, or to another question."""
+        """Return the honest peer's answer under another key, or to another question."""
         given = self._rng.choice(self.heard[1::2])
         if self._rng.random() < 0.5:
             return self.signed(self.other, given.target, given.body)
@@ -158,13 +158,13 @@ class Forger:
         return self._rng.choice(self.heard)
 
     def repeated(self) -> Request:
-        """A second answer to a question that was answered, signed anew."""
+        """Return a second answer, signed anew, to a question that was answered."""
         return self.signed(self.honest, f"{TARGET}/{self._rng.choice(self.answered)}/answers", GIVEN)
 
     def stale(self) -> Request:
-        """A sequence number of its own that was used up, or an older one.
+        """Return a request whose sequence number was used up, or is older.
 
-        (What is malformed uses none up, so one is used up here.)
+        (A malformed request uses none up, so one is used up here.)
         """
         self.send(self.signed(self.other, TARGET, ASK))
         target, body = f"{TARGET}/{self.own}/answers", encode(GIVEN)
@@ -172,7 +172,7 @@ class Forger:
         return Request("POST", target, self.other.headers("POST", target, body, sequence), body)
 
     def misdirected(self) -> Request:
-        """Signed for another judge, another path or another method."""
+        """Return a request signed for another judge, another path or another method."""
         kind, target, body = self._rng.randrange(3), f"{TARGET}/{self.own}/answers", encode(GIVEN)
         if kind == 0:
             elsewhere = SigningPeer(3, "http://other.test")
@@ -291,7 +291,7 @@ def play(folder: Path, submissions: int, seed: int) -> dict[str, Any]:
 
 
 def lateness(folder: Path, answers: int) -> dict[str, int]:
-    """Answers behind the deadline, to a judge that gives one second."""
+    """Send answers after the deadline to a judge that gives one second."""
     folder.mkdir()
     found = Counter[int]()
     with (

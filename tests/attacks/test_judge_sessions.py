@@ -46,7 +46,7 @@ class Town:
         return await self.post(peer, network, "/v1/evaluations", wish())
 
     async def evaluate(self, peer: SigningPeer, network: int) -> bool:
-        """Whether it was asked and graded."""
+        """Return whether the peer was asked and graded."""
         asked = await self.ask(peer, network)
         if asked.status_code != 201:
             return False

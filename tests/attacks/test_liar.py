@@ -69,19 +69,19 @@ class Liar:
                 self.member.publish(wire.KIND, body)
 
     def wrong(self, task: Task, t: int) -> bytes:
-        """A crowd that agrees on what is not so."""
+        """Return the same wrong answer as a whole crowd gives."""
         return self._body(task.ref, ["<answer>0 0</answer>"] * COMPLETIONS, t)
 
     def another_truth(self, task: Task, t: int) -> bytes:
-        """Right, had something else been asked.
+        """Return answers that are right for another question.
 
-        And one right answer, without which nobody would train on it.
+        One right answer is among them, without which nobody would train on the rollout.
         """
         (other,) = self.tasks.draw(1, self.rng)
         return self._body(task.ref, [self._right(task), *[self._right(other)] * (COMPLETIONS - 1)], t)
 
     def hidden_truth(self, task: Task, t: int) -> bytes:
-        """Wrong answers with the right one where no answer is looked for."""
+        """Return wrong answers with the right one where no answer is looked for."""
         right = self._right(task)
         lies = [
             right[8:-9],
@@ -92,7 +92,7 @@ class Liar:
         return self._body(task.ref, [right, *(self.rng.choice(lies) for _ in range(COMPLETIONS - 1))], t)
 
     def invented(self, task: Task, t: int) -> bytes:
-        """References to no task."""
+        """Return references to tasks that do not exist."""
         refs = [
             TaskRef("truth_telling", 1),
             TaskRef("leg_counting", 1),
@@ -102,7 +102,7 @@ class Liar:
         return self._body(self.rng.choice(refs), [self._right(task), "no"], t)
 
     def held_out(self, task: Task, t: int) -> bytes:
-        """Right, and not for training."""
+        """Return right answers to a task that is not for training."""
         (task,) = self.tasks.draw_held_out(1, self.rng)
         return self._body(task.ref, [self._right(task), "no"], t)
 
@@ -112,7 +112,7 @@ class Liar:
         return self._body(task.ref, [text.encode(errors="replace").decode()[:4000] for text in texts], t)
 
     def claims(self, task: Task, t: int) -> bytes:
-        """Rewards and a truth of his own."""
+        """Return rewards and a truth of the liar's own."""
         completions = [["<answer>0 0</answer>", True, 1.0] for _ in range(COMPLETIONS)]
         return msgspec.msgpack.encode([1, t, "tiny", [[task.ref.specialty, task.ref.n, completions, "0 0"]]])
 
@@ -126,9 +126,9 @@ class Liar:
 
 @dataclass
 class SecondOpinion:
-    """Question and rewards of all that is trained on, from ReasoningGYM itself.
+    """The question and the rewards of all that is trained on, from ReasoningGYM itself.
 
-    Text it must not see (it evaluates some) earns nothing.
+    Text that it must not see (it evaluates some) earns nothing.
     """
 
     false: int = 0  # completions whose reward it does not share
@@ -208,7 +208,7 @@ def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
 
 
 def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
-    """The measure measures: a verifier that believes what it is told is found out."""
+    """A verifier that believes what it is told is found out by the second opinion."""
     opinion = SecondOpinion()
     swarm = Swarm(verifier, 1, batches=opinion)
     (task,) = CurriculumTasks(TINY_9).draw(1, random.Random(1))

@@ -59,7 +59,7 @@ class Oversized:
             self.exchange.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
 
     def task(self) -> Task:
-        """Another one with the answer that all of his have."""
+        """Return another task with the answer that all of his have."""
         while True:
             (task,) = self.tasks.draw(1, self.rng)
             if task.ref.specialty == self.specialty and solution(self.tasks, task) == self.answer:
@@ -122,7 +122,7 @@ def play(
 
 
 def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]:
-    """Of each honest node, on tasks that nobody trains on."""
+    """Yield each honest node's pass@1 on tasks that nobody trains on."""
     source = CurriculumTasks(TINY_9)
     tasks = source.draw_held_out(questions, random.Random(0))
     for learner in swarm.learners:

@@ -85,7 +85,7 @@ class Poisoner:
         return Rollout(task.ref, (poisoned,) * half + (wrong,) * half, self.me.identity.peer_id)
 
     def another(self, task: Task) -> str:
-        """The solution of another task of its kind: wrong, and nothing that a model would not say."""
+        """Return the solution of another task of its kind: wrong, but something a model might say."""
         right = solution(self.tasks, task)
         while True:
             other = self.tasks.task(TaskRef(task.ref.specialty, self.rng.randrange(TRAINING_TASKS)))

@@ -50,7 +50,7 @@ class Victim:
 
 
 def record(victim: Victim, rng: random.Random) -> list[bytes]:
-    """What the attacker heard, all of it let in by the victim when it was new."""
+    """Return what the attacker heard, all of it let in by the victim when it was new."""
     authors = [
         (Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0]))
         for _ in range(AUTHORS)
@@ -71,7 +71,7 @@ def record(victim: Victim, rng: random.Random) -> list[bytes]:
 
 
 def replay(victim: Victim, frames: Sequence[bytes], rng: random.Random) -> int:
-    """How many of them are let in again."""
+    """Return how many of the frames are let in again."""
     accepted = 0
     for n, frame in enumerate(rng.sample(frames, len(frames))):
         via = peer_id_of(rng.randbytes(32)) if n % 100 == 0 else None
@@ -80,7 +80,7 @@ def replay(victim: Victim, frames: Sequence[bytes], rng: random.Random) -> int:
 
 
 def replays(folder: Path, seed: int = 1) -> dict[str, int]:
-    """What was let in a second time, by when it was sent again."""
+    """Return what was let in a second time, by when it was sent again."""
     rng = random.Random(seed)
     results: dict[str, int] = {}
     victim = Victim(folder)

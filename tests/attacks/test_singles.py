@@ -41,7 +41,7 @@ def wrong(_task: Task, _tasks: CurriculumTasks) -> list[str]:
 
 
 def group(task: Task, tasks: CurriculumTasks) -> list[str]:
-    """One right answer, and wrong ones that make it count."""
+    """Return one right answer, and wrong ones that make it count."""
     return right(task, tasks) + wrong(task, tasks) * (COMPLETIONS - 1)
 
 
@@ -134,7 +134,7 @@ def play(
 
 
 def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapping[str, float]:
-    """By specialty, the share of right answers to held-out questions."""
+    """Return the share of right answers to held-out questions, by specialty."""
     found = {}
     for specialty in TINY_9.specialties:
         tasks = CurriculumTasks(Curriculum("one", {specialty: TINY_9.configs[specialty]})).draw_held_out(

@@ -45,12 +45,12 @@ class World:
         return float(found["seconds"]) if found["bytes"] else PATIENCE
 
     def fetches(self, count: int, *, first: Sequence[str] = ()) -> float:
-        """The middle of so many."""
+        """Return the median of so many fetches."""
         return statistics.median(self.fetch(self.victim, self.honest, first=first) for _ in range(count))
 
 
 def streams(world: World, count: int, how: str, seconds: float, fetches: int) -> dict[str, Any]:
-    """He opens `count` to each of them; meanwhile they ask each other."""
+    """Let the attacker open `count` streams to each node; meanwhile they ask each other."""
     memory, used = world.victim.resident(), cpu(world.victim)
     done = len(world.hostile.said("opened"))
     world.hostile.order(open=count, how=how, seconds=seconds)

@@ -31,7 +31,7 @@ def numbers(pool: Pool) -> list[int]:
 
 
 def fill(pool: Pool, rollouts: list[Scored]) -> None:
-    """One by one, as they would arrive."""
+    """Add the rollouts one by one, as they would arrive."""
     for s in rollouts:
         if s.rollout.author == ME:
             pool.add_own([s])

@@ -38,7 +38,7 @@ POOL = [
 
 
 def weights(take: str, lead: Lead | None = None) -> list[float]:
-    """Of each of POOL; 0 where it is not kept."""
+    """Return the weight of each of POOL; 0 where it is not kept."""
     row = TAKES[take]
     kept = [scored for scored in POOL if row.keeps(scored)]
     found = dict(

@@ -1,6 +1,6 @@
-"""Runs that were cut off and go on: with the lines of one that never was.
+"""Runs that were cut off go on with the lines of a run that never was.
 
-By kill -9 of real processes, and from damaged saves.
+They are cut off by kill -9 of real processes, and resumed from damaged saves too.
 """
 
 import json
@@ -22,7 +22,7 @@ RUN = Run("one", 1)
 
 
 def experiment(nodes: int = 2, rounds: int = 4, **keys: Any) -> Experiment:
-    """Nodes that share, and whose gate has enough of their own to judge by after four rounds."""
+    """Return an experiment of nodes that share, whose gate can judge after four rounds."""
     setting = {"name": "one", "round": {"local": 4, "external": 4, "completions": 4}} | keys
     look = {"every": 3, "questions": 1, "answers": 2}
     return parse_experiment(
@@ -44,7 +44,7 @@ class Cut(Exception):
 
 
 def play_until(results: Results, last: int | None) -> list[int]:
-    """Play until that round, saving after each; the rounds that were played."""
+    """Play until that round, saving after each; return the rounds that were played."""
     played: list[int] = []
 
     def told(number: int) -> None:
@@ -64,7 +64,7 @@ def saved(results: Results) -> list[Path]:
 
 
 def flip(path: Path) -> None:
-    """One bit of the file is another."""
+    """Flip one bit of the file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

@@ -113,7 +113,7 @@ QWEN_05B: dict[str, Any] = {"model_type": "qwen2", **CONFIGURATION}
 def make_tokenizer(
     chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>"
 ) -> PreTrainedTokenizerFast:
-    """Bytes, four control tokens, and <answer>, </answer> as ordinary added tokens."""
+    """Return a tokenizer of bytes, four control tokens, and <answer>, </answer> as ordinary added tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, "<answer>", "</answer>", *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -183,7 +183,7 @@ def open_policy(
 
 
 def network_of(folder: Path) -> Any:
-    """As transformers loads it."""
+    """Return the network as transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -194,7 +194,7 @@ def chat_of(folder: Path) -> Chat:
 def plain_logprobs(
     network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """Of the tokens behind a prompt: one sequence, one forward pass of transformers' own."""
+    """Return the log-probabilities of the tokens behind a prompt, by transformers' own forward pass."""
     with torch.no_grad():
         logits = (
             network(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()

@@ -197,7 +197,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def make(config: PreTrainedConfig) -> Any:
-    """A network of this configuration, in which no weight is 0 or 1 by its initialisation."""
+    """Return a network of this configuration, in which no weight is 0 or 1 by its initialisation."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = AutoModelForCausalLM.from_config(config).eval()

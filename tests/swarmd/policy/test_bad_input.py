@@ -35,7 +35,7 @@ def rewrite_tokenizer(folder: Path, backend: Tokenizer, **settings: str) -> None
 
 
 def without_digits(folder: Path) -> None:
-    """A vocabulary of single letters and signs; a digit becomes the unknown token."""
+    """Make a vocabulary of single letters and signs; a digit becomes the unknown token."""
     signs = sorted({c for text in PROBES for c in text if not c.isdigit()})
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, "<unk>", *signs])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -54,7 +54,7 @@ def sampling(
 
 
 def moved(folder: Path, **changes: Any) -> Any:
-    """A policy some updates away from its start."""
+    """Return a policy that is some updates away from its start."""
     policy = open_policy(folder, train={"learning_rate": 0.05}, **changes)
     for _ in range(3):
         policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
@@ -76,7 +76,7 @@ EXACT: dict[str, Any] = {"own": {"atol": 1e-5, "rtol": 0}, "continuous": {"atol"
 def check_logprobs(
     network: Any, answers: list[list[Sample]], temperature: float = 1.0, **tolerance: float
 ) -> None:
-    """Of answers to PROMPTS: those of a plain forward pass."""
+    """Check the answers' log-probabilities against those of a plain forward pass."""
     for prompt, samples in zip(PROMPTS, answers, strict=True):
         for s in samples:
             torch.testing.assert_close(
@@ -353,7 +353,7 @@ def test_answers_of_a_foreign_engine_are_checked(change: Any, said: str, folders
 
 
 def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
-    """An installed distribution with an entry point, as pip leaves it."""
+    """Install a distribution with an entry point, as pip leaves it."""
     info = folder / "other_engine-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1.2\n")

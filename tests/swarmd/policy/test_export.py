@@ -71,12 +71,12 @@ def saved_files(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def files(folders: dict[str, Path], tmp_path: Path) -> dict[str, bytes]:
-    """Of a whole model, as it began."""
+    """Return the files of a whole model as it began."""
     return saved_files(open_policy(folders["llama"]), tmp_path / "saved")
 
 
 def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
-    """As somebody else would ask it, who knows nothing of swarmd."""
+    """Return greedy answers as somebody would get them who knows nothing of swarmd."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     answers = []
     for question in QUESTIONS:

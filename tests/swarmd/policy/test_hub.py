@@ -132,7 +132,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def oid(path: Path) -> str:
-    """Git's, as the hub names small files."""
+    """Return git's object id, by which the hub names small files."""
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
@@ -187,7 +187,7 @@ def surroundings(server: ThreadingHTTPServer | None, home: Path) -> dict[str, st
 def find(
     server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str
 ) -> dict[str, object]:
-    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    """Find a model in a process of its own: huggingface_hub reads its settings at import."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, name, revision],
         capture_output=True,
@@ -291,7 +291,7 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
-    """While the hub sends nothing more: nobody waits for it."""
+    """The node ends although the hub sends nothing more."""
     handler = hub.RequestHandlerClass
     handler.go_on.clear()
     handler.held.append(1_000)

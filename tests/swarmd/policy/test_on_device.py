@@ -48,7 +48,7 @@ def test_the_learner_sees_what_the_sampler_saw(
 
 
 def large(device: str) -> Any:
-    """Large enough that activations are most of the memory of an update."""
+    """Return a network whose activations are most of the memory of an update."""
     config = Qwen2Config(
         vocab_size=1024,
         hidden_size=256,

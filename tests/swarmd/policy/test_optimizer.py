@@ -22,7 +22,7 @@ RATE = 1e-6  # what all weights of a larger model are trained at
 
 
 def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, nn.Parameter]:
-    """The first is over 4,096 numbers, so that 8-bit moments are really of 8 bits."""
+    """Return weights, the first of over 4,096 numbers so that 8-bit moments really have 8 bits."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"wide": (128, 96), "short": (48,), "square": (16, 16)}
     return {
@@ -32,7 +32,7 @@ def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, 
 
 
 def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
-    """Of mostly one sign, as where training goes somewhere."""
+    """Give gradients of mostly one sign, as where training goes somewhere."""
     generator = torch.Generator().manual_seed(1000 + step)
     for weight in weights.values():
         weight.grad = (1 + 0.5 * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
@@ -50,7 +50,7 @@ def trained(
 
 
 def distance(weights: Mapping[str, Tensor]) -> float:
-    """Mean way from the start, along which every gradient points."""
+    """Return the mean distance from the start, in the direction that every gradient points."""
     start = weights_of()
     return float(
         torch.cat([(start[name].detach().float() - w).flatten() for name, w in weights.items()]).mean()

@@ -63,7 +63,10 @@ def network_of(family: str, dtype: torch.dtype, layers: int, rank: int | None) -
 
 
 def kept_for_backward(network: Any, forward: Callable[[], object]) -> int:
-    """Bytes of what autograd keeps of a forward pass, every storage counted once and the weights left out."""
+    """Return the bytes that autograd keeps of a forward pass, without the weights.
+
+    Every storage is counted once.
+    """
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     storages: dict[int, int] = {}
     held = []  # a storage that is freed may come again under another's address
@@ -100,13 +103,13 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
 
 
 def plain(network: Any, length: int = LENGTH) -> tuple[int, int]:
-    """Tokens, and bytes kept, of one sequence through the model that transformers made; the head left out."""
+    """Return tokens and bytes kept of one sequence through transformers' model, without its head."""
     ids = torch.arange(length)[None] % VOCABULARY
     return length, kept_for_backward(network, lambda: network.model(input_ids=ids, use_cache=False))
 
 
 def packed(network: Any, checkpointing: bool) -> tuple[int, int]:
-    """The same of two questions with four completions each, as an update takes them."""
+    """Return the same for two questions with four completions each, as an update packs them."""
     rows = [
         Row(tuple(range(6 + q, 38 + q)), tuple(range(6, 54)), 1.0, None, 1.0)
         for q in range(2)

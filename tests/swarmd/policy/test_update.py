@@ -51,7 +51,7 @@ def rows_of(
 
 
 def mixed_batch(folder: Path) -> list[Scored]:
-    """Ragged on purpose: own and foreign text, empty, cut, too long, without advantage."""
+    """Return a ragged batch: own and foreign text, empty, cut, too long, without advantage."""
     policy = open_policy(folder)
     own, dull = policy.generate(["short?", "a question that is a good deal longer than the other one"], 4)
     stale = Tokens(
@@ -161,7 +161,7 @@ def reference(network, chat: Chat, batch: list[Scored], temperature: float, case
 
 
 def check_gradient(folder: Path, case: Case, temperature: float = 1.0, **asked: Any) -> UpdateReport:
-    """Ours against the naive one, on the ragged batch."""
+    """Compare our gradient with the naive one on the ragged batch."""
     network, chat, batch = network_of(folder), chat_of(folder), mixed_batch(folder)
     expected, loss, entropy, tokens = reference(network, chat, batch, temperature, case)
     mean = losses.sequence_mean if case.by_sequence else losses.token_mean

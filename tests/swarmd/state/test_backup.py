@@ -18,7 +18,7 @@ WEIGHTS = bytes(range(256)) * 40
 
 
 def trained(folder: Path, rounds: int = 7) -> Path:
-    """A state folder with a key and a checkpoint."""
+    """Return a state folder with a key and a checkpoint."""
     Identity.load_or_create(folder / IDENTITY_FILE)
     state = random.Random(0).getstate()
     files = [("weights.safetensors", WEIGHTS), ("training.safetensors", b"moments"), ("policy.json", b"{}")]
@@ -102,7 +102,7 @@ def test_a_running_node_keeps_its_files(run: Run, tmp_path: Path) -> None:
 def rewritten(
     source: Path, to: Path, change: Callable[[dict[str, bytes]], None], packing: int = zipfile.ZIP_STORED
 ) -> Path:
-    """A backup with other contents."""
+    """Return a backup with other contents."""
     with zipfile.ZipFile(source) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     change(files)

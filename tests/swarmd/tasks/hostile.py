@@ -85,12 +85,12 @@ FLOODS = ("<answer>", "</answer>", "<answer>\n", "<answer></answer", "<answer>x"
 
 
 def wide(text: str) -> str:
-    """In full-width forms: what Python's int() and Decimal() take for digits, and no honest answer holds."""
+    """Return the text in full-width forms, which int() and Decimal() accept as digits."""
     return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text) if text.strip() else "５"
 
 
 def answers(tasks: CurriculumTasks, task: Task, path: str, port: int, rng: random.Random) -> Iterator[str]:
-    """One completion of each kind, for ever."""
+    """Yield one completion of each kind, for ever."""
     right = solution(tasks, task)
     while True:
         yield _tagged(rng.choice(CODE).format(path=path, port=port))

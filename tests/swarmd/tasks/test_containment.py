@@ -56,7 +56,7 @@ def test_the_audit_hook_refuses_where_there_is_no_filter(tmp_path: Path) -> None
 
 
 def verdict(program: list[seccomp.Instruction], architecture: int, number: int, third: int) -> int:
-    """What the kernel would do: classic BPF, the four operations we use (linux/filter.h)."""
+    """Return what the kernel would do: classic BPF, the four operations we use (linux/filter.h)."""
     data = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.THIRD_ARGUMENT: third}
     at, accumulator = 0, 0
     while True:

@@ -32,7 +32,7 @@ KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name]
 
 
 def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
-    """ReasoningGYM's own data set and entry, made without any code of ours."""
+    """Return ReasoningGYM's own data set and entry, made without any code of ours."""
     dataset = reasoning_gym.create_dataset(
         ref.specialty, seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
     )
@@ -46,7 +46,7 @@ def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int
 
 
 def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
-    """The answer with a small mistake in it."""
+    """Yield the answer with a small mistake in it."""
     # Well-formed ones: what upstream makes of broken formulas is not a mark
     if task.ref.specialty == "propositional_logic":
         names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]

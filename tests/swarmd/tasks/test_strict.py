@@ -18,7 +18,7 @@ Answer = Callable[[Task, random.Random], str]
 
 
 def share(name: str, specialty: str, answer: Answer, count: int = 120) -> float:
-    """Of so many questions, on how many this answer pays."""
+    """Return on what share of so many questions this answer pays."""
     rng, tasks = random.Random(specialty), tasks_of(name)
     asked = [task for n in range(count) if (task := tasks.task(TaskRef(specialty, n))) is not None]
     return sum(grade(tasks, task, answer(task, rng)) is GradeReason.CORRECT for task in asked) / len(asked)

@@ -39,7 +39,7 @@ TASKS = tasks_of("tiny-9")
 
 
 def questions(count: int, seed: int) -> list[tuple[TaskRef, list[Completion]]]:
-    """Items of two completions each, the first right and the second wrong."""
+    """Return items of two completions each, the first right and the second wrong."""
     tasks = [
         t for t in TASKS.draw(2 * count, random.Random(seed)) if t.ref.specialty != "propositional_logic"
     ][:count]

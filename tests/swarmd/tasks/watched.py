@@ -23,7 +23,7 @@ class Watched:
         return int(self.listener.getsockname()[1])
 
     def touched(self) -> list[str]:
-        """Files made, and connections opened."""
+        """Return the files made, and the connections opened."""
         found = [path.name for path in self.folder.iterdir()]
         with contextlib.suppress(BlockingIOError):
             self.listener.accept()
@@ -40,7 +40,7 @@ def watched(folder: Path) -> Iterator[Watched]:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """That a process and its descendants have used, those that ended included."""
+    """Return the CPU seconds of a process and its descendants, those that ended included."""
     return sum(sum(each.cpu_times()[:4]) for each in (psutil.Process(pid), *descendants(pid)))
 
 

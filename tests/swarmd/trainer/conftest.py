@@ -31,7 +31,7 @@ def join(
 
 
 def watched(node: RoundParts, built: Callable[[Sequence[Scored]], object]) -> RoundParts:
-    """The node, every batch of which is shown to `built`."""
+    """Return the node, every batch of which is shown to `built`."""
     return replace(node, build_batch=replace(node.build_batch, built=built))
 
 
@@ -48,7 +48,7 @@ def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
 def share(
     member: QueuedMember, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = ""
 ) -> None:
-    """Right sums, and as many wrong ones, to other questions each round."""
+    """Share right sums, and as many wrong ones, to other questions each round."""
     tasks = [
         task
         for n in range(count)

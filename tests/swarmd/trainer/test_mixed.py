@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of Llama, random weights, a token for each byte."""
+    """Make a model of two layers of Llama, with random weights and a token for each byte."""
     return make_model(
         tmp_path_factory.mktemp("other"), "llama", max_position_embeddings=1024, initializer_range=0.02
     )
@@ -85,7 +85,7 @@ def join(
 
 
 def teach_the_form(policy: LanguagePolicy) -> None:
-    """Until random weights answer right now and then: a swarm of nothing but wrong answers shares nothing."""
+    """Train until random weights answer right now and then, since all-wrong answers are not shared."""
     tasks, rng = CurriculumTasks(TINY_9, ("basic_arithmetic",)), random.Random(1)
     for _ in range(60):
         answered = [
@@ -122,7 +122,7 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
 
 
 def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
-    """The round in which it hears these of a peer."""
+    """Play the round in which the node hears these rollouts of a peer."""
     clock = itertools.count(1_700_000_000)
     peer: QueuedMember = memory_member(swarm, 8, lambda: float(next(clock)))
     sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]

@@ -34,7 +34,7 @@ def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on"
 
 
 def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, QueuedMember, QueuedMember]:
-    """A node, its member, and another member of its swarm."""
+    """Return a node, its member, and another member of its swarm."""
     swarm = MemorySwarm()
     node, _, member = join(swarm, 1, verifier, settings)
     return node, member, join(swarm, 2, verifier, config())[2]
@@ -173,7 +173,7 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
 
 
 def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
-    """The node, and the references of each call of its reward."""
+    """Return the node, and the references of each call of its reward."""
     calls: list[list[TaskRef]] = []
     reward = node.reward
 
@@ -417,7 +417,7 @@ def said(answer: str) -> Completion:
 
 
 def whole_of(task: Task) -> str:
-    """All that the premises say."""
+    """Return all that the premises say."""
     return " ∧ ".join(task.entry["metadata"]["premises"])
 
 

@@ -119,7 +119,7 @@ def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
 
 
 def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
-    """The function; before each call it is noted which round is durable."""
+    """Return the function; before each call, the durable round is noted in `seen`."""
     return lambda *given: seen.append(disk.durable()) or function(*given)  # type: ignore[func-returns-value]
 
 
@@ -130,7 +130,7 @@ def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Cal
 def trainer_in(
     folder: Path, rounds: int, local: int = 2, external: int = 0, **checkpoint: float
 ) -> Iterator[tuple[node.Trainer, socket.socket]]:
-    """A trainer as its process has it, and the daemon's end of its link."""
+    """Yield a trainer as its process has it, and the daemon's end of its link."""
     sections = {"round": {"local": local, "external": external, "rounds": rounds}, "checkpoint": checkpoint}
     config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
     folder.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def trainer_in(
 
 
 def heard(daemon: socket.socket) -> list[link.ToDaemon]:
-    """All that the trainer said, to its last word."""
+    """Return all that the trainer said, to its last word."""
     unpacker, messages = link.from_trainer(), list[link.ToDaemon]()
     while not any(isinstance(m, link.Stopped) for m in messages):
         messages += unpacker.feed(daemon.recv(1 << 16))
@@ -176,7 +176,7 @@ def assert_same_end(folder: Path, name: str) -> None:
 
 
 def make_due(trainer: node.Trainer) -> None:
-    """As if the configured interval were over, and all that was written paid for."""
+    """Make the next save due: the interval is over, and what was written is paid for."""
     trainer.timetable.last = trainer.timetable.paid = -math.inf
 
 

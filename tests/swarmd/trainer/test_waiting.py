@@ -16,7 +16,7 @@ OTHER = Identity.from_seed(b"\1" * 32).peer_id
 def until(
     daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", kind: type[link.ToDaemon]
 ) -> list[link.ToDaemon]:
-    """What the trainer says, to the first message of that kind that tells of waiting, or is no state."""
+    """Return what the trainer says, up to the first `kind` that tells of waiting or is no state."""
     messages: list[link.ToDaemon] = []
     while not any(isinstance(m, kind) and getattr(m, "state", "waiting") == "waiting" for m in messages):
         messages += unpacker.feed(daemon.recv(1 << 16))

@@ -48,7 +48,7 @@ def test_there_may_be_fewer_prompts_than_ranks() -> None:
 
 
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
-    """Of our own answers and somebody else's, of uneven lengths; one rollout without gradient."""
+    """Return batches of our own answers and others', of uneven lengths; one rollout has no gradient."""
     found = []
     for number in range(count):
         questions = [f"What is {n} + {number}?" for n in range(4)]

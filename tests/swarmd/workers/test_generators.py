@@ -33,7 +33,7 @@ def config(**sections: Any) -> NodeConfig:
 
 
 def scored(task: Task, answers: Generation, round_number: int) -> Scored:
-    """Rewards that always teach something: what is learnt does not matter here."""
+    """Return the rollout with rewards that always teach something: what is learnt does not matter here."""
     rewards = tuple(float(i % 2) for i in range(len(answers.completions)))
     return Scored(
         Rollout(task.ref, answers.completions, ME), task.question, rewards, round_number, answers.tokens
