@@ -427,7 +427,8 @@ def _run() -> int:
     try:
         app()
     except OperatorError as error:
-        tell(f"swarmd-judge: {error}")
+        text = str(error)
+        tell(text if "\n" in text else f"swarmd-judge: {text}")
         return error.exit_code
     return 0
 
