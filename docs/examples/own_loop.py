@@ -14,7 +14,7 @@ from swarmd.policy.models.tiny import WEIGHTS
 
 QUESTIONS, ANSWERS, TOKENS = 4, 8, 16
 tokenizer = AutoTokenizer.from_pretrained(WEIGHTS["tiny-latent"])
-model = AutoModelForCausalLM.from_pretrained(WEIGHTS["tiny-latent"])
+model = AutoModelForCausalLM.from_pretrained(WEIGHTS["tiny-latent"], dtype=torch.float32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
 
 

@@ -28,7 +28,7 @@ config = GRPOConfig(
 with swarmd.join(curriculum="tiny-9", bootstrap=sys.argv[2:], folder=sys.argv[1], external=8) as swarm:
     print("others can join with", swarm.report()["addresses"])
     trainer = SwarmGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(model),
+        AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
         args=config,
         train_dataset=dataset(swarm, 8 * STEPS, system_prompt=""),  # a larger model gets the built-in one
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),

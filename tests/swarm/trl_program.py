@@ -65,7 +65,7 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
         right = f"<answer>{other.tasks.truth(task)}</answer>"
         other.share(task, [right, "a wrong one", "no answer, and it is cut" * 9, right, "one too many"])
     wait_until(lambda: len(swarm._parts.pool) >= 4)
-    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     before = [weights.clone() for weights in model.parameters()]
     trainer = Shown(
         model,
@@ -95,12 +95,26 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
             for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         ],
         "items": int(out["num_items_in_batch"]) == int(out["completion_mask"].sum()),
-        "old": None if old is None else [list(old.shape), bool((old[group : group + 2].sum(1) < -0.1).all())],
+        "old": None if old is None else [list(old.shape), is_this_policys(out, range(group, group + 2))],
         "learned": any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)),
         "loss": all(
             torch.isfinite(torch.tensor(x["loss"])).item() for x in trainer.state.log_history if "loss" in x
         ),
     }
+
+
+def is_this_policys(out: dict[str, Any], rows: range) -> bool:
+    """Whether the old log-probabilities of these rows are those of the model before its first step."""
+    at = slice(rows.start, rows.stop)
+    ids = torch.cat([out["prompt_ids"][at], out["completion_ids"][at]], dim=1)
+    mask = torch.cat([out["prompt_mask"][at], out["completion_mask"][at]], dim=1)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)(
+            ids, attention_mask=mask
+        ).logits[:, :-1]
+    found = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0][:, -out["completion_ids"].size(1) :]
+    there = out["completion_mask"][at].bool()
+    return torch.allclose(found[there], out["old_per_token_logps"][at][there], atol=1e-3)
 
 
 def main() -> None:
@@ -141,7 +155,7 @@ def of_two_ranks() -> None:
             for task in other.tasks.draw(5):
                 other.share(task, [f"<answer>{other.tasks.truth(task)}</answer>", "a", "b", "c"])
             wait_until(lambda: len(swarm._parts.pool) >= 5)
-        model = AutoModelForCausalLM.from_pretrained(MODEL)
+        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         trainer = SwarmGRPOTrainer(
             model,
             args=config(steps_per_generation=2, per_device_train_batch_size=4, num_iterations=2, max_steps=4),

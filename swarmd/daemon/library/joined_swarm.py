@@ -230,8 +230,9 @@ class JoinedSwarm:
     @property
     def network(self) -> Network | None:
         """The member of the swarm; None where this process is none: another rank, a forked child, closed."""
-        alive = not self._closed and os.getpid() == self._pid
-        return self._network if alive and self._network is not None and self._network.lives else None
+        network = self._network
+        # Of a forked child no thread lives
+        return network if network is not None and network.lives and not self._closed else None
 
     @property
     def joined(self) -> bool:
