@@ -71,7 +71,7 @@ class Looking:
         self._progress: dict[tuple[str, int], PeerProgress] = {}
         self.bins: dict[str, dict[int, BinSums]] = {arm: {} for arm in ARMS}
         self.finishers: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
-        # Answers and rewards, as if each answer stood for itself
+        # The sums of answers and rewards, as if answers were independent.
         self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}
         self.verdict = False  # that the swarm is better, anytime
 

@@ -66,7 +66,7 @@ class Questions(LocalMemoryTextDataManager):
         return current_state.get_latest_state()
 
     def prepare_environment(self, *_):
-        """Of a next stage; a round has one. So with the two below."""
+        """Do nothing: only a next stage needs it, and a round has one. The two below are the same."""
 
     prepare_opponent = prepare_personal = prepare_environment
 
@@ -84,7 +84,7 @@ def main() -> None:
     figures, defaults = {}, "--defaults" in sys.argv
 
     class Timed(GRPOLanguageTrainerModule):
-        """Where the time goes; nothing is changed."""
+        """The trainer, with its time measured; nothing else is changed."""
 
         def generate(self, inputs, *_, **__):
             begun = meter.now()

@@ -53,7 +53,7 @@ def main() -> None:
     figures = {"generate": 0.0, "tokens": 0}
 
     class Timed(GRPOTrainer):
-        """Where the time goes; nothing is changed."""
+        """The trainer, with its time measured; nothing else is changed."""
 
         def _generate_single_turn(self, *arguments, **keywords):
             begun = meter.now()

@@ -139,7 +139,7 @@ class Mdns:
                 await trio.sleep(TRY_AGAIN_S)
 
     def _announced(self) -> list[str]:
-        """Return our addresses that are this machine's own, on a network."""
+        """Return those of our addresses that this machine has on one of its networks."""
         found = [(address, parse_endpoint(address)) for address in self._addresses()]
         return [
             address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks
@@ -208,8 +208,8 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
             log.debug("an announcement was not understood: %r", error)
             return
         if info is not None and info.text:
+            # The node may be ending.
             with contextlib.suppress(trio.RunFinishedError):
-                # The node is ending.
                 token.run_sync_soon(noticed, info.text)
 
     return changed

@@ -160,7 +160,7 @@ def test_frames_of_wrong_clocks_make_nobody_deaf(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restart", ["clean", "kill"])
 def test_after_a_restart_a_node_is_deaf_for_seconds_at_most(restart: str, tmp_path: Path) -> None:
-    """By the attacker's clock it would be for up to six minutes.
+    """If the attacker's clock counted, the node would be deaf for up to six minutes.
 
     Honest clocks are as good as computers' are.
     """

@@ -19,7 +19,7 @@ FAIR = LOUD / (HONEST - 1 + LOUD)  # of what an honest node takes of others
 
 
 def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) -> None:
-    """Of few rounds: without caps it is 0.9.
+    """The run has few rounds; without caps the share is 0.9.
 
     What it does to who learns: `python -m benchmarks.attack loud`.
     """

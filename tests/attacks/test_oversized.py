@@ -68,7 +68,7 @@ class Oversized:
 
 @dataclass
 class Weights:
-    """Of all batches, by author."""
+    """The weights of all batches, by author."""
 
     swarm: Swarm
     rollouts: Counter[PeerId] = field(default_factory=Counter)

@@ -333,7 +333,7 @@ async def test_another_machine_is_told_that_it_has_no_p2pd(
 async def test_p2pd_runs_where_the_system_has_neither_schedulers_nor_counters_of_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As on macOS."""
+    """macOS has no such functions."""
     caplog.set_level("INFO")
     monkeypatch.delattr(os, "sched_getscheduler")
     monkeypatch.delattr(os, "sched_setscheduler")

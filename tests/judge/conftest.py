@@ -66,7 +66,7 @@ class Court:
         return f"<answer>{solution(tasks, task)}</answer>"
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """Of the judge's own database, which is as the tests of the store have it."""
+        """Return the rows of the judge's database, the same as in the tests of the store."""
         with self.service._store.database.begin() as db:
             found = db.exec_driver_sql(statement)
             return [tuple(row) for row in found] if found.returns_rows else []

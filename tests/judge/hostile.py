@@ -141,5 +141,5 @@ class Parsed(HTMLParser):
 
 
 def shown(text: str) -> str:
-    """As a page shows it: no line ends at a carriage return, and what cannot be seen is marked."""
+    """Return the text as a page shows it: no line ends at a carriage return, invisible letters are marked."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -55,13 +55,13 @@ async def standing(court: Court, peer: SigningPeer) -> dict[str, Any]:
     return dict(response.json()) if response.status_code == 200 else {}
 
 
-async def test_an_evaluation(court: Court) -> None:
+async def test_an_evaluation_is_asked_answered_and_graded(court: Court) -> None:
     peer = court.peer()
     for number in range(1, 9):
         response = await court.ask(peer, number)
         assert response.status_code == 201
         (question,) = response.json()["evaluations"]
-        # Nothing of the task's number or its answer.
+        # The question reveals neither the task's number nor its answer.
         assert set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"}
         assert question["seconds"] == 60.0
         right = number % 2 == 0

@@ -19,7 +19,7 @@ QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
 
 
 def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TOPIC, **options: Any) -> Any:
-    """Of this kind, with the n-th key.
+    """Return an engine of this name, with the n-th key.
 
     options: other than a free port of loopback, no bootstrap and no address book.
     """

@@ -95,7 +95,7 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
 
 
 def asked(checkout: Path, *, alone: bool = False) -> list[str]:
-    """Of pip or uv. alone: what was to come without its dependencies; else the rest."""
+    """Return the calls of pip or uv; alone: those without dependencies, else the rest."""
     log = checkout.parent / "log"
     return (
         [line for line in log.read_text().splitlines() if ("--no-deps" in line) == alone]
@@ -161,7 +161,7 @@ def test_one_command_pins_torch_with_the_rest(checkout: Path) -> None:
 
 
 def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_path: Path) -> None:
-    """As a package where it is not there. Without GMP's headers, as fastecdsa is overridden."""
+    """uv is installed as a package if absent. GMP's headers may be missing: fastecdsa is overridden."""
     own = checkout.parent
     program(
         own / "uv",
@@ -200,7 +200,7 @@ def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_p
 def test_without_a_gpu_pytorch_comes_without_cuda(
     checkout: Path, bare_path: Path, environment: Mapping[str, str], taken: str
 ) -> None:
-    """Where nothing else says from where it comes. What it takes is said first."""
+    """The backend is chosen only where nothing else says it, and is shown before the installation."""
     own = checkout.parent
     program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_TORCH_BACKEND" > "{own}/backend"')
     program(own / "pip", f'[ "$1" != install ] || cp "{own}/uv" .venv/bin/uv')
@@ -242,7 +242,7 @@ def test_setup_installs_again_only_what_changed(checkout: Path) -> None:
 
 
 def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
-    """Also where the files are as they were at the last install that went well: what is installed is not."""
+    """This holds even if the files equal those of the last good installation."""
     assert run_setup(checkout).returncode == 0
     (checkout.parent / "fails").touch()
     failed = run_setup(checkout, SWARMD_PIP_ARGS="--verbose")
@@ -329,7 +329,7 @@ def pins(file: str) -> dict[str, str]:
 
 
 def declared(project: Path) -> dict[str, set[str]]:
-    """By extra ("" for none): the packages that a pyproject.toml asks for."""
+    """Return the packages that a pyproject.toml asks for, by extra ("" for none)."""
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"": table["dependencies"], **table.get("optional-dependencies", {})}
     return {

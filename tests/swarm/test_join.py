@@ -62,7 +62,7 @@ def node(state: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def saved_all(state: Path) -> bool:
-    """Whether the newest checkpoint is of the last round that was written down."""
+    """Return whether the newest checkpoint is of the last round in the metrics."""
     found = Checkpoints(state / "checkpoints").newest()
     return found is not None and found[0].round == read_metrics(state / "metrics.jsonl")[-1]["round"]
 

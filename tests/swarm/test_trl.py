@@ -46,7 +46,7 @@ def test_each_of_two_ranks_takes_its_share_and_their_weights_stay_the_same(tmp_p
 
 
 def run(name: str, folder: Path, *launcher: str) -> str:
-    """What the program prints, by that environment's TRL and this interpreter's packages for the rest."""
+    """Return what the program prints with that environment's TRL and otherwise our packages."""
     environment = default_environment(name)
     if not holds(environment, name):
         pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m benchmarks.environments {name}`")

@@ -190,7 +190,7 @@ def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> Non
 
 
 def test_a_closed_link_reports_no_lost_peer(ends: Ends) -> None:
-    """Else a trainer that is done would end as one that was left alone.
+    """Otherwise a finished trainer would end as one that was left alone.
 
     At once, and before its last words.
     """

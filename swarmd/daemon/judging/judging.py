@@ -93,9 +93,9 @@ class Judging:
         self._silence: NotJudged | None = None
 
     async def run(self) -> None:
-        """Find the judge, where it is to be found, and another when it is lost.
+        """Find a judge, and another one when it is lost.
 
-        Checks now and then whether it asks what we train on.
+        Checks now and then whether the judge asks what we train on.
         """
         lost: list[str] = []
         while self._search is not None or self._client is not None:

@@ -301,7 +301,7 @@ async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path:
 async def test_a_lapsed_question_counts_as_wrong_and_one_lost_to_a_kill_does_not_count(
     database: str, tmp_path: Path
 ) -> None:
-    """Of several questions with several answers each, with the wall clock set back and forth meanwhile."""
+    """Several questions have several answers each; the wall clock is set back and forth meanwhile."""
     peer = SigningPeer(1)
     async with open_court(database, tmp_path) as court:
         first = (await ask(court, peer, questions=4, answers=4)).json()["evaluations"]

@@ -185,9 +185,9 @@ def store(database: str) -> Iterator[Store]:
 
 
 def test_the_store_keeps_what_its_evaluations_say(store: Store, database: str) -> None:
-    """Of peers in the swarm, alone, of another mind half-way and away for long, over two models.
+    """The store's figures equal those worked out anew from all evaluations, over two models.
 
-    As worked out anew from all of them.
+    Peers are in the swarm, alone, change over half-way, or are away for long.
     """
     rng, number = random.Random(3), 0
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []

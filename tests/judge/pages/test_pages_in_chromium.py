@@ -149,7 +149,7 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_camera_reads_the_code_of_a_long_address(tmp_path: Path, width: int) -> None:
-    """As it is seen: decoded from a picture of the page."""
+    """The code is decoded from a picture of the page."""
     import zxingcpp
 
     origin = f"https://{'a-long-name.' * 15}example"

@@ -88,7 +88,7 @@ async def board(court: Court) -> list[str]:
 
 
 async def noticed(court: Court) -> None:
-    """As the judge does each second, without the wait."""
+    """Let the judge heed moderation at once, as it does each second."""
     assert EXPIRE_S <= 2.0
     await court.service.heed_moderation()
 

@@ -96,7 +96,7 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
 
 
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
-    """Of the longest answers, in the letters that JSON makes most of, a page holds few.
+    """A page holds only few of the longest answers, in letters whose JSON is longest.
 
     The pages together hold them all.
     """

@@ -63,7 +63,7 @@ def _numbers(shapes: Shapes) -> int:
 
 
 def _sized(shapes: Shapes, start: bytes, number: int) -> bytes:
-    """As it is, or of the size that the model's weights have."""
+    """Return the file as it is, or filled up to the size of the model's weights."""
     size = len(_good(shapes))
     return start if number % 2 else (start + bytes(max(0, size - len(start))))[:size]
 

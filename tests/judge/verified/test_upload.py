@@ -170,7 +170,7 @@ async def test_verify_uploads_an_exported_adapter(
 async def test_verify_names_a_commit_on_the_hub(
     url: str, node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a judge whose hub is out of reach."""
+    """The judge cannot reach its hub."""
     options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
     assert await run("--upload", f"me/x@{'c' * 40}", "--lora-rank", "4", *options) == 1
     said = capsys.readouterr()

@@ -288,7 +288,7 @@ async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: 
 async def test_a_disk_that_times_out_is_not_the_senders_fault(
     judge: Uploader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a disk on the network may."""
+    """A disk on the network may time out so."""
 
     def times_out(_file: int) -> None:
         raise OSError(errno.ETIMEDOUT, "Connection timed out")

@@ -56,7 +56,7 @@ def test_no_flipped_bit_passes(bit: int, cuts: list[int]) -> None:
 @given(st.binary(max_size=len(GOOD) + 50), st.booleans(), st.lists(st.integers(0, 400), max_size=3))
 @example(b"", False, [])
 def test_random_bytes_do_not_pass(data: bytes, with_length: bool, cuts: list[int]) -> None:
-    """Also with the right digest and size."""
+    """Digest and size may be right."""
     file = struct.pack("<Q", len(data)) + data if with_length else data
     with pytest.raises(UnfitWeights):
         checked(file, tuple(cuts))

@@ -193,7 +193,7 @@ def test_many_authors_and_connections_do_not_grow_the_memory() -> None:
 
 
 def test_a_connection_holds_only_as_many_authors_as_are_free() -> None:
-    """And who is known already keeps its place, however long it is silent beside them."""
+    """A known author keeps its place, however long it is silent beside them."""
     box, rng = inbox(authors=64), random.Random(0)
     crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(900)]
     assert reason(box.receive(frame(A, 0), NOW, A.peer_id)) is None

@@ -143,7 +143,7 @@ async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(
 async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_offered(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """So a blob that is larger than its offer says costs nothing else."""
+    """Therefore a blob that is larger than its offer says costs nothing else."""
     large, small = b"large" * 20_000, b"small"
     held = {content_id(blob): blob for blob in (large, small)}
     limits: list[int] = []

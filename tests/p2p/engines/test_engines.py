@@ -214,7 +214,7 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nur
 async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
     real: Any, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    """By either engine: they share the book's format."""
+    """Either engine does so: they share the book's format."""
     book = tmp_path / "peers.json"
     # No other is given it between the two that listen there
     with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):

@@ -157,7 +157,7 @@ TO_HOME = ("one", "home")
 async def test_a_rate_limit_ends_no_circuit(
     slow: str, limit: dict[str, float], besides: list[tuple[str, str]], autojump_clock: Any
 ) -> None:
-    """Of either end or of the relay, where the one that is limited has something else to send as well."""
+    """Either end or the relay is slow, and has something else to send as well."""
     async with swarm(**{slow: Traffic(**limit)}) as those:
         for name in ("one", "two"):
             await those.reach_home(name)

@@ -337,7 +337,7 @@ def test_a_signature_over_another_key_is_not_believed(payload: Callable[[bytes],
 @pytest.mark.net
 @pytest.mark.parametrize("name", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
 async def test_both_engines_are_recognised(name: str, nursery: trio.Nursery) -> None:
-    """And one that was knocked at goes on."""
+    """An engine that was knocked at keeps running."""
     [address] = await nursery.start(real_engine(name, ME.seed[0]).run)
     for _ in range(3):
         assert await knock("127.0.0.1", int(address.split("/")[4]), patience=TIMEOUT_S) == ME.peer_id

@@ -109,7 +109,7 @@ def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None
 
 
 def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
-    """As of a machine that starts with two hours too many, until it has a network and NTP."""
+    """A machine may start two hours fast, until it has a network and NTP."""
     play = Play(*map(at, range(60)))
     pin(play.book, peer(99), at(99))
     for n in range(40):

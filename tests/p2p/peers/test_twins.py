@@ -23,7 +23,7 @@ def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
 
 
 def leave(of: TwinSession, cards: TwinCards, clock: Clock) -> None:
-    """As a member does: once more where there is news."""
+    """Leave as a member does: ask once more where there is news."""
     for _ in range(2):
         shown = cards(KEY.peer_id, of.question(clock.now))
         if shown == NOTHING:

@@ -336,7 +336,7 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
 @pytest.mark.net
 @pytest.mark.parametrize("program", ["swarmd", "swarmd-judge"])
 def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> None:
-    """As if Ctrl-C were pressed while it imports typer, by the entry point that is installed."""
+    """Ctrl-C is pressed while the installed entry point imports typer."""
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts[program].partition(":")

@@ -115,7 +115,7 @@ def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run:
 
 
 def test_leaving_with_everything_from_a_folder_that_stays(run: Run, tmp_path: Path) -> None:
-    """As the mount point of a container's volume does; a link cannot be removed as a folder either."""
+    """A container's volume stays, and a link cannot be removed as a folder either."""
     state(tmp_path / "real")
     (tmp_path / "real" / "notes of mine.txt").unlink()
     (tmp_path / "real" / "restoring-7").mkdir()  # of a restore that was killed: a key may be in it

@@ -221,7 +221,7 @@ def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
 
 
 def end(text: str) -> int | None:
-    """As if an answer ended with a full stop."""
+    """Return where the answer ends: at its last full stop."""
     return text.rfind(".") + 1 or None
 
 
@@ -272,7 +272,7 @@ def test_an_ending_answer_is_never_odd() -> None:
 
 
 def test_a_gate_that_does_not_act_reports() -> None:
-    """Of the batch, once: nothing is changed, nothing leaves the pool."""
+    """It reports on the batch once; nothing is changed and nothing leaves the pool."""
     pool, asked = stocked(["odd"] * 3 + ["fine. odd"]), Asked()
     gate = replace(warm(), acts=False, answer_end=end)
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))

@@ -224,7 +224,7 @@ def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
 
 
 def test_the_guard_trips_on_drift_alone() -> None:
-    """As on the clip fraction.
+    """The guard trips on drift as it does on the clip fraction.
 
     The policy has left the one that drew, though few of its ratios reach the clip.
     """

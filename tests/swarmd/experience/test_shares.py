@@ -111,7 +111,7 @@ def test_an_author_counts_for_no_more_than_the_median_author() -> None:
 
 
 def test_one_authors_rollouts_of_one_kind_fill_no_more_than_an_even_share() -> None:
-    """Though the others leave room; of other kinds it may have as many again."""
+    """The others leave room; of other kinds the author may have as many again."""
     rng = random.Random(0)
     items = crowd("l", LOCAL, each=40) + crowd("a b c", LOCAL, each=1)
     chosen = choose(items, 8, author_of, rng, lambda item: "easy")

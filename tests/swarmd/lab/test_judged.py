@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.net]
 
 
 def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
-    """By the rounds that each has trained: one that is away half of the time is at half the round."""
+    """Nodes are judged by the rounds they trained: one that is away half the time has half of them."""
     churn = {"present": 6, "away": 3}
     document = {
         "name": "judged", "nodes": 2, "rounds": 10, "seeds": 1, "base": {"model": {"name": "tiny"}},
@@ -50,7 +50,7 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
 
 
 def test_each_pair_is_judged_apart() -> None:
-    """Also where the baseline of a pair is itself compared with the experiment's."""
+    """A pair's baseline may itself be compared with the experiment's."""
     experiment = read_experiment(EXPERIMENTS / "churn.toml")
     pairs = [judged_beside(experiment, setting) for setting in experiment.settings]
     assert pairs == [

@@ -1,4 +1,4 @@
-"""Each architecture that is taken.
+"""Every supported architecture samples and learns right.
 
 What we sample and learn in batches is what transformers computes of single sequences.
 """

@@ -29,7 +29,7 @@ QUESTIONS = ["1+1?", "a question that is a good deal longer than the other one",
 def test_the_learner_sees_what_the_sampler_saw(
     device: str, family: str, dtype: str, mean: float, most: float, tmp_path: Path
 ) -> None:
-    """Also after an update. In bfloat16 the two round differently: they sum in another order."""
+    """This holds after an update too. In bfloat16 the two sum, and so round, in another order."""
     make_model(tmp_path, family)
     policy = LanguagePolicy.open(
         config_of(tmp_path, device=device, dtype=dtype, train={"learning_rate": 1e-3, "kl_every": 1}), 0
@@ -107,7 +107,7 @@ def test_a_full_device_is_answered_by_smaller_batches(
 def test_a_round_takes_no_more_than_its_plan(
     lora: str, dtype: str, whole_device: torch.device, tmp_path: Path
 ) -> None:
-    """And not so much less that models would be refused that fit.
+    """It does not take so much less that models would be refused that fit.
 
     The plan leaves room for libraries, which torch does not count.
     """

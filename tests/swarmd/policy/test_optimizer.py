@@ -162,7 +162,7 @@ def test_the_saved_state_is_complete(
 
 
 def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one piece and of several; nothing that it knew is lost."""
+    """Whether the weights are one piece or several, nothing is lost."""
     monkeypatch.setattr(optimizer, "PIECE_NUMBERS", 5000)
     weights = weights_of()
     adam = Optimizer(weights)

@@ -143,7 +143,7 @@ def test_activations_are_right_within_a_factor(
     low: float,
     high: float,
 ) -> None:
-    """By what autograd keeps of three layers more than of one.
+    """The measure is what autograd keeps of three layers beyond what it keeps of one.
 
     The plan's figure is never much below it, nor far above.
     """

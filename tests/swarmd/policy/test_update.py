@@ -45,7 +45,7 @@ def rows_of(
     mean=losses.token_mean,
     shift: float | None = None,
 ):
-    """shift: asymre's; None: advantages are GRPO's."""
+    """Return the batch's rows. shift: that of asymre; None: GRPO's advantages."""
     advantages = [within_group(s) if shift is None else shifted(s, shift) for s in batch]
     return all_rows_of(batch, advantages, chat, limit, context, mean)
 

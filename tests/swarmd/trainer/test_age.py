@@ -61,7 +61,7 @@ class Played:
         assert self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
     def offer(self, n: int, specialty: str = "bf") -> None:
-        """Of a rollout whose blob is at hand already: it is handed on as soon as it is chosen."""
+        """Offer a rollout whose blob is at hand: it is handed on as soon as it is chosen."""
         rollout = Rollout(
             TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id
         )

@@ -151,7 +151,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
 
 
 def test_another_program_can_read_one(tmp_path: Path) -> None:
-    """By the reference implementation of msgpack, and the manifest alone."""
+    """It needs only the reference implementation of msgpack and the manifest."""
     saved = Checkpoints(tmp_path).save(replace(state(2), before={1: 3}, used=(b"digest",)), policy())
     files = json.loads((saved / "manifest.json").read_text())["files"]
     content = (saved / "run.msgpack").read_bytes()

@@ -93,7 +93,7 @@ def test_each_gate_mode_acts_as_documented(
 def test_with_replay_each_rollout_is_computed_once(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the gate, and then no more: what it saw are the log-probabilities of first use."""
+    """The gate computes them, and its log-probabilities serve as those of first use."""
     asked: list[Scored] = []
     logprobs = LanguagePolicy.logprobs
 

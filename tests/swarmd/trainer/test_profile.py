@@ -82,7 +82,7 @@ def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_profile_names_every_key_it_means() -> None:
-    """So that another default changes nothing of it."""
+    """A changed default therefore changes nothing of the profile."""
     said = PROFILES["sapo-paper"]
     assert set(said["sharing"]) == set(SharingSettings.model_fields)
     assert {"local", "external", "completions", "resample", "max_age", "train"} == set(said["round"])

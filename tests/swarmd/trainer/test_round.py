@@ -249,7 +249,7 @@ def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
 
 
 def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
-    """Not from when it came out of the link.
+    """The time at which the rollout came out of the link does not count.
 
     The trainer may have been in a long round, or the rollout have been fetched for long.
     """

@@ -32,7 +32,7 @@ from tests.swarmd.trainer.test_checkpoint import policy, state, written
 
 
 class SlowDisk(Checkpoints):
-    """Takes nothing until `let_go`, and then its time."""
+    """A disk that takes nothing until `let_go`, and is slow then."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -50,7 +50,7 @@ class SlowDisk(Checkpoints):
 
 
 class SmallDisk(Checkpoints):
-    """Full until there is `room`."""
+    """A disk that is full until there is `room`."""
 
     room, tries = False, 0
 

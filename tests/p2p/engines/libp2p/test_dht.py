@@ -60,7 +60,7 @@ async def test_no_values_are_stored_for_others(nursery: trio.Nursery) -> None:
 
 
 async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
-    """Of those that it signs, and of those that others tell."""
+    """The limit holds for addresses that it signs and for those that others tell."""
     keys = create_new_key_pair(bytes([66]) * 32)
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):

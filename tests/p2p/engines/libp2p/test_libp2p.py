@@ -222,7 +222,7 @@ async def test_a_connection_that_ended_leaves_its_place(
 
 
 async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
-    """Whether the other end hangs up at once, instead of answering."""
+    """Return whether the other end hangs up at once, instead of answering."""
     with trio.move_on_after(SECONDS):
         try:
             await stream.send_all(say)
@@ -278,7 +278,7 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
 async def test_silent_streams_take_no_place_from_others(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """And what it opens without a word is cut off beyond a limit."""
+    """Streams that it opens without a word are cut off beyond a limit."""
     # Long enough for a slow machine.
     monkeypatch.setattr("p2p.engines.libp2p.request_response.MESSAGE_TIMEOUT_S", 10 * SECONDS)
     a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
@@ -419,7 +419,7 @@ async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nurser
 async def test_a_peer_that_finds_us_during_the_start_is_answered(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """And knows that it relays, which it is told once."""
+    """The other end is told once that this one relays."""
     spoken: list[Any] = []
 
     @contextlib.asynccontextmanager

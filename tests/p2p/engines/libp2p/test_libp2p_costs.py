@@ -56,7 +56,7 @@ async def test_silent_peers_are_pinged_and_disconnected_without_an_answer(
 async def test_where_a_peer_is_now_is_noted_at_once(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """And not only when it is time to note again what it said before."""
+    """This does not wait until the peer's last note is due to be renewed."""
     monkeypatch.setattr(connections, "NOTED_S", 1000.0)
     a, a_engine, address = await started(nursery, 1)
     b, _, _ = await started(nursery, 2, address)

@@ -228,7 +228,7 @@ async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.
 
 
 async def test_a_relay_refuses_askers_that_come_through_a_relay() -> None:
-    """And no address is known of one that does."""
+    """No address is known of such an asker."""
     async with net() as those:
         home, asker = await those.peer(), await those.peer()
         inner = Relay(home, lambda peer: False, time.time)

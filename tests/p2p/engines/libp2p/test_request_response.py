@@ -275,7 +275,7 @@ class Asked(End):
 
 
 class World:
-    """Where each peer answers, and each stream that was opened is noted."""
+    """Peers that answer each other, with a note of each stream that was opened."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery

@@ -24,7 +24,7 @@ SILENT = {"address": BOOT, "answers": False, "says": "no answer within 5 s", "re
 
 
 def survey(**other: Any) -> dict[str, Any]:
-    """Of a node behind NAT that nobody has tried to reach, with what is different."""
+    """Return the survey of a node behind NAT that nobody has tried to reach, with `other` changed."""
     return {
         "schema": 1,
         "peer_id": "12D3KooWMe",

@@ -53,7 +53,7 @@ class PausedTrainer:
             pass
 
     def lines(self) -> list[Mapping[str, Any]]:
-        """Of metrics.jsonl, without what depends on the clock."""
+        """Return the lines of metrics.jsonl, without what depends on the clock."""
         kept = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return [
             {key: value for key, value in line.items() if key not in ("time", "seconds", "gamma", "mu")}
