@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.testing import TIMEOUT_S
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.attacks.harness import Attack, show
 from tests.attacks.nodes import cpu
 from tests.attacks.test_flooder import lost
@@ -48,6 +48,8 @@ def attack(
             one.order(shut_out=other.peer_id, seconds=FOREVER)
         for end in (a, c):
             end.wait(lambda end=end: end.peers() == [b.peer_id], TIMEOUT_S)
+        for one, other in ((a, c), (c, a)):  # so both have a place in B's mesh before anybody else comes
+            wait_until(lambda one=one, other=other: heard(one, other), TIMEOUT_S, every=0.5)
         more = [
             "--skew",
             "0",
@@ -65,14 +67,15 @@ def attack(
         hostile.wait_for("written", 2, TIMEOUT_S)
         before, since = cpu(b), hostile.last("written")
         count = int(seconds / every)
+        before_it = {probe: len(probe.said("sent")) for probe in (a, b, c)}
         for probe in (a, b, c):
             probe.order(publish=600, count=count, every=every)
         for probe in (a, b, c):
-            probe.wait_for("sent", count, seconds + TIMEOUT_S)
+            probe.wait_for("sent", before_it[probe] + count, seconds + TIMEOUT_S)
         spent, until = cpu(b) - before, hostile.last("written")
         lost([a, b, c])  # wait for what is on its way
-        missing = sum(lost_from(one, [other])[1] for one, other in ((a, c), (c, a)))
-        _, middle_missing = lost_from(b, [a, c])
+        missing = sum(lost_from(one, [other], count) for one, other in ((a, c), (c, a)))
+        middle_missing = lost_from(b, [a, c], count)
         ours = {probe.peer_id for probe in (a, b, c)}
         seen = {
             (said["author"], said["got"])
@@ -95,13 +98,19 @@ def attack(
     return result
 
 
-def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess]) -> tuple[int, int]:
-    """Return how many frames of one node its receivers should have, and how many of these are missing."""
-    sent = [said["sent"] for said in sender.said("sent")]
+def heard(one: ProbeProcess, other: ProbeProcess) -> bool:
+    """Whether the other has a frame of the one, which sends another."""
+    one.order(publish=600)
+    return any(said["author"] == one.peer_id for said in other.said("got"))
+
+
+def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess], count: int) -> int:
+    """Of the last frames of a node, times those who should have them, how many are missing."""
+    sent = [said["sent"] for said in sender.said("sent")][-count:]
     got = [
         {said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers
     ]
-    return len(sent) * len(got), sum(number not in heard for number in sent for heard in got)
+    return sum(number not in heard for number in sent for heard in got)
 
 
 @pytest.mark.net

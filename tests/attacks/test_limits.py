@@ -72,6 +72,12 @@ LIMITS = (
         CONNECTIONS * rpcs.MAX_OWN_FRAMES * OWN_FRAME / MIB,
     ),
     Limit(
+        "messages that wait to be checked",
+        f"a connection one RPC, of {rpcs.MAX_RPC_BYTES // 1024} KiB",
+        f"{CONNECTIONS}",
+        CONNECTIONS * rpcs.MAX_RPC_BYTES / MIB,
+    ),
+    Limit(
         "RPCs begun and not finished",
         f"a connection one, of {rpcs.MAX_RPC_BYTES // 1024} KiB",
         f"{rpcs.MAX_UNFINISHED_BYTES // MIB} MiB",
@@ -242,6 +248,6 @@ def test_all_blobs_at_once() -> None:
 @pytest.mark.parametrize("kind, some", [("rollouts", False), ("offer", False), ("rollouts-xyz", True)])
 def test_all_frames_of_a_kind_that_no_version_knows(tmp_path: Path, kind: str, some: bool) -> None:
     us = sharing_member(None, key_of(1, 0), TOPIC, SwarmConfig(), tmp_path, lambda _: None)
-    frames = [seal(key_of(1, 1 + n), TOPIC.swarm_id, 1, time.time(), kind, b"") for n in range(150)]
+    frames = [seal(key_of(1, 1 + n), TOPIC.swarm_id, 1, time.time() + 1, kind, b"") for n in range(150)]
     passed_on = sum(us.deliver(frame, PeerId("one connection")) is Verdict.ACCEPT for frame in frames)
     assert (passed_on < len(frames)) is some

@@ -19,6 +19,7 @@ from p2p.engines.libp2p.metering import ENTRY_COST, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
 from p2p.engines.libp2p.rpcs import (
     MAX_RPC_BYTES,
+    Gate,
     Ingress,
     Pace,
     Queues,
@@ -91,6 +92,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being handled
         self._unfinished = UnfinishedRpcs(self._cut_off)
+        self.gate = Gate()
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
         self.peer_queues = Queues(self.my_id.to_bytes())
         self._paces: dict[Any, Pace] = {}  # by neighbour
@@ -104,6 +106,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)
             return
+        await self.gate.enter((self.router.group_of(msg_forwarder), msg_forwarder))
         if self.rate_limit.banned(str(msg_forwarder), self._clock()):
             return
         # The library does not await before the validator has run, so what `_validate` finds in `_passage` is
@@ -117,7 +120,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     async def continuously_read_stream(self, stream: Any) -> None:
         await super().continuously_read_stream(
-            RpcStream(stream, self._on_read, self._unfinished, self._cut_off)
+            RpcStream(stream, self._on_read, self._unfinished, self._cut_off, self.gate.drained)
         )
 
     async def handle_sending_messages(self, peer_id: Any, stream: Any, queue: Any) -> None:
@@ -302,7 +305,7 @@ class Router(GossipSub):  # type: ignore[misc]
         kept: dict[Any, Hashable] = {}  # peer -> group
         for most in (DEGREE // 2, DEGREE):
             for peer in (*dialled[:DEGREE_OUT], *here):
-                group = self._group_of(peer)
+                group = self.group_of(peer)
                 if (
                     peer not in kept
                     and len(kept) < len(mesh) - num_to_prune
@@ -323,12 +326,12 @@ class Router(GossipSub):  # type: ignore[misc]
             if new := self.mcache.window(topic):
                 turns = Turns()
                 for peer in random.sample(others, len(others)):
-                    turns.put((self._group_of(peer),), peer, 1)
+                    turns.put((self.group_of(peer),), peer, 1)
                 for _ in range(min(turns.frames, max(GOSSIP_PEERS, turns.frames // 4))):
                     gossip[turns.pop()[0]][topic] = list(new)
         return gossip
 
-    def _group_of(self, peer: Any) -> Hashable:
+    def group_of(self, peer: Any) -> Hashable:
         """Return the network group of a connected peer, None where it is not known."""
         near = self.pubsub.host.get_network().get_connections(peer)
         return share_group_of_host(remote(near[0])[0]) if near else None
@@ -352,7 +355,7 @@ class Router(GossipSub):  # type: ignore[misc]
         super().send_rpc(peer_id, rpc, priority)
 
     async def publish(self, msg_forwarder: Any, pubsub_msg: Any) -> None:
-        by: Ingress = (self._group_of(msg_forwarder), msg_forwarder)
+        by: Ingress = (self.group_of(msg_forwarder), msg_forwarder)
         self._came_by[self.pubsub.get_message_id(pubsub_msg)] = (*by, pubsub_msg.from_id)
         if len(self._came_by) > NOTED_MESSAGES:
             self._came_by.popitem(last=False)

@@ -1,6 +1,8 @@
 """GossipSub's RPCs: reads them one at a time, and queues what is sent to each neighbour.
 
-What a peer begins and does not finish is bounded, in time and over all peers together.
+What a peer begins and does not finish is bounded, in time and over all peers together. New messages are
+checked at a limited rate, of each ingress (below) in turn, and no more is read of a connection while messages
+of it wait: whoever floods us waits itself, and its messages stay with it.
 
 To a neighbour go our own frames, control, and what we pass on for others. Passing on is fair by **ingress**,
 where a frame came in: network groups are served in turn, in a group its connections, and in one of these its
@@ -10,8 +12,8 @@ us for all that we pass on, so it goes at a pace that is less than a connection 
 """
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,6 +30,9 @@ MAX_UNFINISHED_BYTES = 4 * 1024 * 1024
 # The time of an RPC from its first byte to its last.
 FINISH_S = 10.0
 _READ_BYTES = 65536
+# New messages that are checked: a second, and at once after a pause. A swarm has some a second; each costs us
+# a millisecond, with its two signatures and what passes it on. A lone flooder is cut off within the burst.
+CHECKS_PER_S, CHECKS_BURST = 150.0, 1200.0
 # The length of an RPC's length prefix.
 _MAX_LENGTH_BYTES = 3
 
@@ -59,13 +64,20 @@ class RpcStream:
 
     It is read in large pieces: the library would read each length byte by byte.
 
-    on_read: called with the peer before an RPC is given out, and for each piece of it.
+    on_read: called with the peer before an RPC is given out, and for each piece of it. ready: waited for
+        before each RPC.
     """
 
     def __init__(
-        self, stream: Any, on_read: Callable[[Any], object], unfinished: UnfinishedRpcs, cut_off: CutOff
+        self,
+        stream: Any,
+        on_read: Callable[[Any], object],
+        unfinished: UnfinishedRpcs,
+        cut_off: CutOff,
+        ready: Callable[[Any], Awaitable[None]],
     ) -> None:
         self._stream, self._on_read, self._unfinished, self._cut_off = stream, on_read, unfinished, cut_off
+        self._ready = ready
         self._whole, self._rest = b"", bytearray()  # what may be given out, and what came after it
         self._scope = trio.CancelScope()
         self._ended = False
@@ -74,6 +86,7 @@ class RpcStream:
     async def read(self, n: int | None = None) -> bytes:
         """Read from whole RPCs. Raises StreamError, also where one takes too long or too much of it waits."""
         if not self._whole:
+            await self._ready(self.peer)
             await self._receive()
         self._on_read(self.peer)
         data, self._whole = (self._whole, b"") if n is None else (self._whole[:n], self._whole[n:])
@@ -136,6 +149,8 @@ def _size(data: bytearray) -> int | None:
 
 # Others' frames that wait for one neighbour.
 MAX_FRAMES, MAX_BYTES = 256, 512 * 1024
+# Others' frames go in one RPC up to so many bytes, and the last.
+JOINED_BYTES = 16 * 1024
 # Frames of ours that wait for one neighbour.
 MAX_OWN_FRAMES = 64
 # Control RPCs that wait. The library repeats those that were refused and matter.
@@ -191,6 +206,52 @@ class Turns:
         return rpc, size
 
 
+class Gate:
+    """Lets new messages in at a limited rate, of each network group and connection in turn."""
+
+    def __init__(self) -> None:
+        self._bucket = TokenBucket(CHECKS_PER_S, CHECKS_BURST, 0.0)
+        self._turns = Turns()
+        self._waiting: Counter[Hashable] = Counter()  # messages, by peer
+        self._drained: dict[Hashable, trio.Event] = {}  # of each of these peers
+        self._some = trio.Event()
+
+    async def enter(self, by: Ingress) -> None:
+        """Wait until it is a message's turn."""
+        if not self._turns.frames and not self._bucket.wait(trio.current_time()):
+            return
+        turn = trio.Event()
+        self._turns.put(by, (turn, by[1]), 1)
+        self._waiting[by[1]] += 1
+        self._drained.setdefault(by[1], trio.Event())
+        self._some.set()
+        await turn.wait()
+
+    async def drained(self, peer: Hashable) -> None:
+        """Wait until no message of this peer waits."""
+        if peer in self._drained:
+            await self._drained[peer].wait()
+
+    async def run(self) -> None:
+        """Give turns until cancelled."""
+        while True:
+            await self._some.wait()
+            self._some = trio.Event()
+            while self._turns.frames:
+                if seconds := self._bucket.wait(trio.current_time()):
+                    await trio.sleep(max(seconds, 1 / CHECKS_PER_S))
+                else:
+                    self._give_turn()
+
+    def _give_turn(self) -> None:
+        (turn, peer), _ = self._turns.pop()
+        turn.set()
+        self._waiting[peer] -= 1
+        if not self._waiting[peer]:
+            del self._waiting[peer]
+            self._drained.pop(peer).set()
+
+
 class ForwardQueue:
     """Takes the place of the library's `PriorityQueue`, whose methods it has.
 
@@ -221,12 +282,19 @@ class ForwardQueue:
         return True
 
     def pop(self) -> Any:
-        """Return the next RPC; None where none waits."""
+        """Return the next RPC; None where none waits. Others' frames go together, which costs less."""
         if self._own:
             return self._own.popleft()
         if self._control:
             return self._control.popleft()
-        return self._others.pop()[0] if self._others.frames else None
+        if not self._others.frames:
+            return None
+        rpc, size = self._others.pop()
+        while self._others.frames and size < JOINED_BYTES:
+            more, added = self._others.pop()
+            rpc.publish.extend(more.publish)
+            size += added
+        return rpc
 
     def __len__(self) -> int:
         return len(self._own) + len(self._control) + self._others.frames

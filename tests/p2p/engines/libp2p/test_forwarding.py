@@ -3,6 +3,7 @@
 from libp2p.pubsub.pb import rpc_pb2
 
 from p2p.engines.libp2p.rpcs import (
+    JOINED_BYTES,
     MAX_BYTES,
     MAX_FRAMES,
     MAX_OWN_FRAMES,
@@ -25,7 +26,7 @@ def put(queue: ForwardQueue, group: str, connection: str, author: str, size: int
 def order(queue: ForwardQueue) -> list[str]:
     found = []
     while (rpc := queue.pop()) is not None:
-        found.append(rpc.publish[0].from_id.decode() if rpc.publish else "control")
+        found += [message.from_id.decode() for message in rpc.publish] or ["control"]
     return found
 
 
@@ -64,6 +65,16 @@ def test_our_frames_and_control_go_first_and_are_never_crowded_out() -> None:
         found[: MAX_OWN_FRAMES + 1] == ["me"] * MAX_OWN_FRAMES + ["control"]
         and len(found) > MAX_OWN_FRAMES + 10
     )
+
+
+def test_what_waits_goes_together_but_not_all_at_once() -> None:
+    queue = ForwardQueue(ME)
+    for _ in range(100):
+        put(queue, "1.2", "x", "x1", 1000)
+    sizes = []
+    while (rpc := queue.pop()) is not None:
+        sizes.append(rpc.ByteSize())
+    assert len(sizes) < 10 and max(sizes) < JOINED_BYTES + 2000
 
 
 def test_the_pace_stays_below_the_next_nodes_limit() -> None:

@@ -1,5 +1,7 @@
 """RPCs of GossipSub are given out whole; what is begun and not finished is bounded in time and in bytes."""
 
+from collections import Counter
+
 import pytest
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
@@ -8,7 +10,15 @@ from libp2p.utils import encode_varint_prefixed
 from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from p2p.engines.libp2p.rpcs import FINISH_S, MAX_RPC_BYTES, RpcStream, UnfinishedRpcs
+from p2p.engines.libp2p.rpcs import (
+    CHECKS_BURST,
+    CHECKS_PER_S,
+    FINISH_S,
+    MAX_RPC_BYTES,
+    Gate,
+    RpcStream,
+    UnfinishedRpcs,
+)
 
 
 class Incoming:
@@ -30,11 +40,16 @@ class World:
     def __init__(self, limit: int = 10**6) -> None:
         self.cut: list[tuple[ID, str]] = []
         self.unfinished = UnfinishedRpcs(lambda peer, why: self.cut.append((peer, why)), limit)
+        self.gate = Gate()
 
     def stream(self, peer: str) -> tuple[Incoming, RpcStream]:
         incoming = Incoming(peer)
         return incoming, RpcStream(
-            incoming, lambda _: None, self.unfinished, lambda who, why: self.cut.append((who, why))
+            incoming,
+            lambda _: None,
+            self.unfinished,
+            lambda who, why: self.cut.append((who, why)),
+            self.gate.drained,
         )
 
 
@@ -109,3 +124,27 @@ async def test_an_rpc_over_the_limit_is_not_read(hostile: bytes) -> None:
     with pytest.raises(StreamError):
         await rpc(stream)
     assert [peer for peer, _ in world.cut] == ["large"]
+
+
+async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """A crowd of connections of one group; one of another group waits for two turns at most."""
+    world, checked = World(), Counter[str]()
+    incoming, stream = world.stream("c0")
+
+    async def enter(group: str, peer: str) -> None:
+        await world.gate.enter((group, peer))
+        checked[peer] += 1
+
+    nursery.start_soon(world.gate.run)
+    for n in range(3 * int(CHECKS_BURST)):
+        nursery.start_soon(enter, "1.2", f"c{n % 20}")
+    await wait_all_tasks_blocked()
+    assert checked.total() == CHECKS_BURST
+    await incoming.send.send(encode_varint_prefixed(b"more"))
+    since = trio.current_time()
+    await enter("9.0", "honest")
+    assert trio.current_time() - since < 3 / CHECKS_PER_S
+    assert await rpc(stream) == b"more" and checked["c0"] == 3 * CHECKS_BURST / 20
+    assert trio.current_time() - since > 1.9 * CHECKS_BURST / CHECKS_PER_S
