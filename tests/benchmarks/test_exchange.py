@@ -31,7 +31,7 @@ def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> No
     assert found["held"] == 1.0 and isinstance(found["bytes_per_byte"], float)
 
 
-def test_what_one_of_the_living_holds_can_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_blob_that_one_living_node_holds_can_be_fetched(capsys: pytest.CaptureFixture[str]) -> None:
     exchange_churn.main(["--nodes", "4", "--times", "1", "--engine", ENGINE, "--json"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["asked"] > 0 and found["unobtainable"] == 0 and found["first_max"] < exchange_churn.PATIENCE

@@ -368,7 +368,7 @@ class Router(GossipSub):  # type: ignore[misc]
     async def emit_ihave(self, topic: str, msg_ids: Any, to_peer: Any) -> None:
         """Tell of as many messages as are asked for, of each ingress in turn.
 
-        So whoever is in no mesh of ours is served as fairly as whoever is.
+        So peers outside our meshes are served as fairly as those in them.
         """
         turns = Turns()
         for msg_id in msg_ids:

@@ -164,7 +164,7 @@ class Network:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(what, *arguments)
 
-    # The thread.
+    # What runs in the thread of the network.
 
     def _run(self) -> None:
         try:

@@ -262,7 +262,7 @@ def test_a_large_model_takes_the_cores_that_limits_leave_it(
     assert threads_for(NodeConfig.model_validate(changes), parameters) == threads
 
 
-# As torch raises them, or as users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what
+# Errors as torch raises them or users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what
 # only looks like them.
 SAID = {
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call": (
