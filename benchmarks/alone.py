@@ -147,7 +147,7 @@ def _hold_against(nodes: Nodes, other: LocalNode, offences: int) -> None:
         reputation = Reputation()
         for before in range(offences, 0, -1):
             reputation.offence(PeerId(other.peer_id), Reason.UNDECODABLE, time.time() - 10 * before)
-        save_reputation(node.folder / REPUTATION, reputation)
+        save_reputation(node.folder / REPUTATION, reputation.dump())
 
 
 def twins(nodes: Nodes, _folder: Path) -> Result:
