@@ -253,4 +253,4 @@ def _summary(found: Survey, reachable: bool | None, takes_part: bool) -> str:
         return f"{who} is not reachable: it takes full part through the connections that it makes itself"
     if _this_machine_only(found):
         return f"{who} is not reachable from other machines: it listens on loopback alone"
-    return f"{who} may or may not be reachable: no member far away could try"
+    return f"{who}: nobody outside its own network could try whether it is reachable"
