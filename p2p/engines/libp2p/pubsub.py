@@ -19,7 +19,7 @@ from p2p.engines.libp2p.metering import ENTRY_COST, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
 from p2p.engines.libp2p.rpcs import (
     MAX_RPC_BYTES,
-    Gate,
+    CheckQueue,
     Ingress,
     Pace,
     Queues,
@@ -92,7 +92,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being handled
         self._unfinished = UnfinishedRpcs(self._cut_off)
-        self.gate = Gate()
+        self.check_queue = CheckQueue()
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
         self.peer_queues = Queues(self.my_id.to_bytes())
         self._paces: dict[Any, Pace] = {}  # by neighbour
@@ -106,7 +106,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)
             return
-        await self.gate.enter((self.router.group_of(msg_forwarder), msg_forwarder))
+        await self.check_queue.enter((self.router.group_of(msg_forwarder), msg_forwarder))
         if self.rate_limit.banned(str(msg_forwarder), self._clock()):
             return
         # The library does not await before the validator has run, so what `_validate` finds in `_passage` is
@@ -120,7 +120,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     async def continuously_read_stream(self, stream: Any) -> None:
         await super().continuously_read_stream(
-            RpcStream(stream, self._on_read, self._unfinished, self._cut_off, self.gate.drained)
+            RpcStream(stream, self._on_read, self._unfinished, self._cut_off, self.check_queue.drained)
         )
 
     async def handle_sending_messages(self, peer_id: Any, stream: Any, queue: Any) -> None:

@@ -206,7 +206,7 @@ class Turns:
         return rpc, size
 
 
-class Gate:
+class CheckQueue:
     """Lets new messages in at a limited rate, of each network group and connection in turn."""
 
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ async def open_stack(
                         for subscription in subscriptions:
                             nursery.start_soon(drain, subscription)
                         nursery.start_soon(router.tidy)
-                        nursery.start_soon(pubsub.gate.run)
+                        nursery.start_soon(pubsub.check_queue.run)
                         nursery.start_soon(keep_running, dht)
                         yield Stack(host, pubsub, router, dht)
                         nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ from p2p.engines.libp2p.rpcs import (
     CHECKS_PER_S,
     FINISH_S,
     MAX_RPC_BYTES,
-    Gate,
+    CheckQueue,
     RpcStream,
     UnfinishedRpcs,
 )
@@ -40,7 +40,7 @@ class World:
     def __init__(self, limit: int = 10**6) -> None:
         self.cut: list[tuple[ID, str]] = []
         self.unfinished = UnfinishedRpcs(lambda peer, why: self.cut.append((peer, why)), limit)
-        self.gate = Gate()
+        self.check_queue = CheckQueue()
 
     def stream(self, peer: str) -> tuple[Incoming, RpcStream]:
         incoming = Incoming(peer)
@@ -49,7 +49,7 @@ class World:
             lambda _: None,
             self.unfinished,
             lambda who, why: self.cut.append((who, why)),
-            self.gate.drained,
+            self.check_queue.drained,
         )
 
 
@@ -134,10 +134,10 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     incoming, stream = world.stream("c0")
 
     async def enter(group: str, peer: str) -> None:
-        await world.gate.enter((group, peer))
+        await world.check_queue.enter((group, peer))
         checked[peer] += 1
 
-    nursery.start_soon(world.gate.run)
+    nursery.start_soon(world.check_queue.run)
     for n in range(3 * int(CHECKS_BURST)):
         nursery.start_soon(enter, "1.2", f"c{n % 20}")
     await wait_all_tasks_blocked()
