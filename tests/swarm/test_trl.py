@@ -69,5 +69,5 @@ def test_the_named_versions_are_those_of_the_extra() -> None:
     source = (ROOT / "swarmd" / "trl.py").read_text()
     lowest, newest = VERSIONS.values()
     assert f'LOWEST_TRL, NEWEST_TRL = "{lowest}", "{newest}"' in source
-    assert 'trl = ["trl>=1.0,<1.17"]' in (ROOT / "pyproject.toml").read_text()
+    assert 'trl = ["trl>=1.0,<1.17",' in (ROOT / "pyproject.toml").read_text()
     assert [PACKAGES[name][-1][-1] for name in VERSIONS] == [f"trl=={v}.0" for v in VERSIONS.values()]

@@ -66,7 +66,7 @@ def test_an_experiment_may_name_a_profile() -> None:
     assert (own.profile, own.gate.mode, own.round.local) == ("default", NodeConfig().gate.mode, 8)
     for wrong in ("sapo", ["sapo-paper"]):
         with pytest.raises(
-            BadExperiment, match=r"setting 1 \(8/0\): profile: Input should be 'default' or 'sapo-paper'"
+            BadExperiment, match=r"setting 1 \(8/0\): profile: expected one of \"default\", \"sapo-paper\""
         ):
             parse_experiment({"name": "one", "setting": [{"name": "8/0", "profile": wrong}]}, "x.toml")
 

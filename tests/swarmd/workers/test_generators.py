@@ -62,7 +62,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             newest.append(max(max(v) for v in versions))
             batch = [scored(task, answers, 1) for task, answers in taken]
             crew.lag.note(batch)
-            policy.update(batch)
+            crew.policy.update(batch)
         assert newest[-1] > newest[0] and policy.version == len(newest)
         figures = crew.report(time.monotonic())
         assert (
