@@ -56,7 +56,7 @@ class ProbeProcess:
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
             )
         self._folder = folder
-        self._said: list[dict[str, Any]] = []
+        self._said: dict[str, list[dict[str, Any]]] = {}  # by each key: there may be a hundred thousand
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -78,10 +78,12 @@ class ProbeProcess:
 
     def said(self, key: str) -> list[dict[str, Any]]:
         with self._changed:
-            return [message for message in self._said if key in message]
+            return list(self._said.get(key, ()))
 
     def last(self, key: str) -> dict[str, Any] | None:
-        return next(reversed(self.said(key)), None)
+        with self._changed:
+            said = self._said.get(key)
+            return said[-1] if said else None
 
     def peers(self) -> list[str]:
         found = self.last("peers")
@@ -116,9 +118,9 @@ class ProbeProcess:
                 if time.monotonic() > until or (
                     self.process.poll() is not None and not self._reader.is_alive()
                 ):
-                    latest = {next(iter(message)): message for message in self._said}  # of each kind
+                    latest = {key: said[-1] for key, said in self._said.items()}
                     raise TimeoutError(
-                        f"exit code {self.process.poll()}, last said {[*latest.values()]}, errors:"
+                        f"exit code {self.process.poll()}, last said {latest}, errors:"
                         f" {self.errors()[-2000:]}"
                     )
                 self._changed.wait(0.5)
@@ -133,7 +135,7 @@ class ProbeProcess:
         self.wait_for("got", count, seconds)
 
     def wait_for(self, key: str, count: int, seconds: float) -> None:
-        self.wait(lambda: len(self.said(key)) >= count, seconds)
+        self.wait(lambda: len(self._said.get(key, ())) >= count, seconds)
 
     def kill(self) -> None:
         """Kill the probe (SIGKILL): no chance to say goodbye."""
@@ -154,8 +156,10 @@ class ProbeProcess:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
+                message = json.loads(line)
                 with self._changed:
-                    self._said.append(json.loads(line))
+                    for key in message:
+                        self._said.setdefault(key, []).append(message)
                     self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
