@@ -35,12 +35,27 @@ from swarmd.tasks.curriculum import CURRICULA, SAPO_9
 
 NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
 
-# What has a short name, largest first: as `shape_of` finds it, so that one can be recommended without a
-# network and without transformers, whose import takes longer than everything else that `swarmd models` does.
+# What has a short name, largest first, chosen on 2026-11-25 (docs/engines.md says for which cards). As
+# `shape_of` finds it, so that one can be recommended without a network and without transformers, whose import
+# takes longer than everything else that `swarmd models` does.
 NAMED: Mapping[str, Shape] = MappingProxyType(
     {
+        "qwen3-8b": Shape(
+            8_190_735_360, 36, 2, 4096, 4096, 1024, 12_288, 151_936, 40_960, 1_327_104, 1_400_832
+        ),
+        "qwen3.5-4b": Shape(
+            4_205_751_296, 32, 2, 2560, 4096, 1024, 9216, 248_320, 262_144, 897_024, 1_132_032, 24
+        ),
+        "qwen3-4b": Shape(4_022_468_096, 36, 2, 2560, 4096, 1024, 9728, 151_936, 40_960, 958_464, 1_105_920),
+        "qwen3.5-2b": Shape(
+            1_881_825_088, 24, 2, 2048, 2048, 512, 6144, 248_320, 262_144, 479_232, 571_968, 18
+        ),
+        "qwen3-1.7b": Shape(1_720_574_976, 28, 2, 2048, 2048, 1024, 6144, 151_936, 40_960, 516_096, 573_440),
         "qwen2.5-1.5b": Shape(1_543_714_304, 28, 2, 1536, 1536, 256, 8960, 151_936, 32_768, 508_928, 645_120),
-        "qwen3-0.6b": Shape(596_049_920, 28, 2, 1024, 2048, 1024, 3072, 151_936, 32_768, 286_720, 344_064),
+        "qwen3.5-0.8b": Shape(
+            752_393_024, 24, 2, 1024, 2048, 512, 3584, 248_320, 262_144, 276_480, 399_936, 18
+        ),
+        "qwen3-0.6b": Shape(596_049_920, 28, 2, 1024, 2048, 1024, 3072, 151_936, 40_960, 286_720, 344_064),
         "qwen2.5-0.5b": Shape(494_032_768, 24, 2, 896, 896, 128, 4864, 151_936, 32_768, 245_760, 304_128),
         "tiny": Shape(851_584, 4, 2, 128, 128, 64, 384, 492, 1024, 4608, 5120),
     }

@@ -19,6 +19,12 @@ REPOSITORIES: Mapping[str, str] = MappingProxyType(
         "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
         "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
         "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+        "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+        "qwen3-4b": "Qwen/Qwen3-4B",
+        "qwen3-8b": "Qwen/Qwen3-8B",
+        "qwen3.5-0.8b": "Qwen/Qwen3.5-0.8B",
+        "qwen3.5-2b": "Qwen/Qwen3.5-2B",
+        "qwen3.5-4b": "Qwen/Qwen3.5-4B",
     }
 )
 

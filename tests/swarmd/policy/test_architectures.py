@@ -369,7 +369,7 @@ def test_untrainable_models_are_refused_by_their_configuration(
 
 
 def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: Path) -> None:
-    """Gemma 3 and Ministral 3, as the hub has them.
+    """Gemma 3, Ministral 3 and Qwen3.5, as the hub has them.
 
     With other names for their tensors, and tied by what the whole says.
     """
@@ -382,6 +382,11 @@ def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: P
         "mistral3": hf.Mistral3Config(
             text_config=HEADS | {"model_type": "ministral3"},
             vision_config=SEEING | {"model_type": "pixtral"},
+            tie_word_embeddings=True,
+        ),
+        "qwen3_5": hf.Qwen3_5Config(
+            text_config=DELTA,
+            vision_config=SEEING | {"depth": 1, "num_heads": 2, "out_hidden_size": DELTA["hidden_size"]},
             tie_word_embeddings=True,
         ),
     }

@@ -469,7 +469,7 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
         num_key_value_heads=8,
     )
     config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16")
-    for free, name in ((12 * GB, "qwen2.5-1.5b"), (3 * GB, "qwen")):
+    for free, name in ((12 * GB, "qwen3.5-4b"), (3 * GB, "qwen")):
         with pytest.raises(NoModel, match=f"--model {name}"):
             fit(config, Workload(), lambda _, free=free: free).require()
 
