@@ -118,7 +118,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
             "round",
             f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else "",
         ),
-        ("reward", reward_words(document)),
+        ("reward", mean_reward_words(document)),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
@@ -284,29 +284,6 @@ def mean_reward_words(document: Mapping[str, Any]) -> str:
     """Format the mean reward of the last rounds; "" before the first."""
     newest = recent(list(document.get("rewards") or ()))
     return f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}" if newest else ""
-
-
-def reward_words(document: Mapping[str, Any]) -> str:
-    """Format the mean reward of the last rounds, then of all kept ones with and without others' rollouts."""
-    rewards, external = list(document.get("rewards") or ()), list(document.get("external") or ())
-    text = mean_reward_words(document)
-    if not text:
-        return ""
-    kept = [
-        (reward, others)
-        for reward, others in zip(reversed(rewards), reversed(external), strict=False)
-        if reward is not None
-    ]
-    shared, alone = (
-        [reward for reward, others in kept if others],
-        [reward for reward, others in kept if not others],
-    )
-    if shared and alone:
-        text += (
-            f"; {fmean(shared):.3f} in {many(len(shared), 'round')} with others' rollouts,"
-            f" {fmean(alone):.3f} in {len(alone)} without"
-        )
-    return text
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:
