@@ -127,8 +127,8 @@ class RoundDone(_Message, frozen=True):
     # Whether a checkpoint may be written now, as an answer to the judge needs.
     affordable: bool = True
     shared: int = 0  # own rollouts that were shared
-    # The author of each of others' rollouts that was trained on for the first time.
-    used: tuple[str, ...] = ()
+    # Author and specialty of each of others' rollouts that was trained on for the first time.
+    used: tuple[tuple[str, str], ...] = ()
     lead: Lead = Lead()  # others' lead over us, by which the daemon chooses offers
 
 

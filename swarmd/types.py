@@ -248,7 +248,8 @@ class RoundReport:
         ),
     ]
     external_authors: tuple[PeerId, ...]  # authors of others' rollouts in the batch
-    first_used: tuple[PeerId, ...] = ()  # authors of others' rollouts that were trained on for the first time
+    # Author and specialty of each of others' rollouts that was trained on for the first time.
+    first_used: tuple[tuple[PeerId, str], ...] = ()
     updates: Annotated[int, Figure("updates", "updates made in this round")] = 1
     since_use_mean: Annotated[
         float | None,

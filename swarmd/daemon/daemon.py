@@ -313,9 +313,9 @@ class Daemon:
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
         self.given.rollouts += done.shared if self.member.peers() else 0
-        for author in map(PeerId, done.used):
-            self.status.roster.useful(author)
-        self.acknowledger.used(map(PeerId, done.used))
+        for author, specialty in done.used:
+            self.status.roster.useful(PeerId(author), specialty)
+        self.acknowledger.used(PeerId(author) for author, _ in done.used)
         self.view.round(done.line)
         self.choice.begin(done.lead)
         self.gatherer.next_round(done.line["round"] + 1)

@@ -88,7 +88,9 @@ def report_of(
         replays_mean=_mean([kept.uses for kept in before]) or 0.0,
         external_authors=tuple(s.rollout.author for s in external),
         first_used=tuple(
-            author for kept in before if not kept.uses and (author := kept.scored.rollout.author) != parts.me
+            (author, kept.scored.ref.specialty)
+            for kept in before
+            if not kept.uses and (author := kept.scored.rollout.author) != parts.me
         ),
         updates=len(steps),
         since_use_mean=_mean(idle),

@@ -59,7 +59,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
         crowd = Crowd(daemon)
         crowd.send(HONEST)
-        daemon.status.roster.useful(HONEST.peer_id)  # as its trainer says
+        daemon.status.roster.useful(HONEST.peer_id, "gcd")  # as its trainer says
         crowd.come(range(1, names + 1))
         reply = trio.run(_asked, daemon, folder)
     found = {

@@ -355,7 +355,7 @@ class JoinedSwarm:
             weigh, lead = parts.sharing.weighing(batch, parts.me), parts.sharing.lead
             self._round, self._collected = self._round + 1, self._collected + len(batch)
             pool.forget(self._round)
-        network.next_round(self._round, [scored.author for scored in batch], lead)
+        network.next_round(self._round, [(scored.author, scored.ref.specialty) for scored in batch], lead)
         return [_group(scored, advantages(scored, within_group, weigh)) for scored in batch]
 
     # The scorer's thread.

@@ -119,8 +119,8 @@ class Network:
         self.given.rollouts += 1
         self.waiting.append((rollout, round_number))
 
-    def next_round(self, number: int, used: Sequence[PeerId], lead: Lead) -> None:
-        """Begin another round. used: the authors of what was trained on in the last one."""
+    def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
+        """Begin another round. used: author and specialty of what was trained on in the last one."""
         self._soon(self._next_round, number, used, lead)
 
     def received(self) -> Sequence[ReceivedBody]:
@@ -237,10 +237,10 @@ class Network:
         """Whether `received` would return something. Hold `changed`."""
         return len(self._bodies) > 0
 
-    def _next_round(self, number: int, used: Sequence[PeerId], lead: Lead) -> None:
-        for author in used:
-            self._roster.useful(author)
-        self._acknowledger.used(used)
+    def _next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
+        for author, specialty in used:
+            self._roster.useful(author, specialty)
+        self._acknowledger.used(author for author, _ in used)
         self._choice.begin(lead)
         self._gatherer.next_round(number)
 

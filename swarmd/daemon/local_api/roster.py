@@ -5,9 +5,9 @@ at least a minute and at most a quarter of an hour. So a dead node leaves within
 one stays. Many new names push out only each other: an author whose rollouts were useful is forgotten last.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2p.types import PeerId
 
@@ -32,6 +32,8 @@ class AuthorRecord:
     model: str | None = None
     usable: bool = False  # whether it sent something that this node can use
     gone: bool = False  # whether it disconnected long ago and was not heard since
+    # Rollouts that this node trained on, by specialty: of our curriculum, so they are few.
+    learnt: Counter[str] = field(default_factory=Counter)
 
 
 class Roster:
@@ -66,8 +68,10 @@ class Roster:
         while len(self) > self._kept:
             self._others.popitem(last=False)
 
-    def useful(self, peer: PeerId) -> None:
+    def useful(self, peer: PeerId, specialty: str) -> None:
         """Record that the trainer trained on a rollout of this author."""
+        if (known := self.get(peer)) is not None:
+            known.learnt[specialty] += 1
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
             if len(self._useful) > self._kept * 3 // 4:

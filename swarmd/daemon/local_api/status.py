@@ -188,4 +188,5 @@ def _row(peer_id: PeerId, peer: Peer | None, author: AuthorRecord | None) -> dic
         "rejected": author.rejected if author else 0,
         "round": author.round if author else None,
         "model": author.model if author else None,
+        "learnt": dict(author.learnt) if author else {},
     }

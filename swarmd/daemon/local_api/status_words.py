@@ -1,5 +1,6 @@
 """The status document in words, for `swarmd status`, the live view, the log and the node's page. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -163,13 +164,21 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     if len(rows) == 1:
         return ["no peers: the node trains alone until it meets some"]
     lines = list[str]()
-    for *cells, address in rows:
+    for place, (*cells, address) in enumerate(rows):
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
         fits = len(line) + 2 + len(address) <= MIN_COLUMNS
         lines += [f"{line}  {address}"] if fits else [line.rstrip(), f"    {address}"]
+        if place and (learnt := learnt_words(document["peers"][place - 1])):
+            lines.append(f"    learnt from: {learnt}")
     left_out = document.get("left_out")
     more = [f"and {left_out} more that are heard through others"] if left_out else []
     return [*map(printable, lines), *more, "their peer ids: swarmd peers --json"]
+
+
+def learnt_words(peer: Mapping[str, Any]) -> str:
+    """Say on how many of a peer's rollouts we trained, and on which specialties most; "" for none."""
+    learnt = Counter[str](peer.get("learnt") or {})
+    return many(learnt.total(), "rollout") + f": {counts(dict(learnt.most_common(3)))}" if learnt else ""
 
 
 def peers_words(document: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from swarmd.daemon.local_api.status_words import (
     given_words,
     helped_words,
     judge_words,
+    learnt_words,
     mean_reward_words,
     model_words,
     offers_words,
@@ -282,7 +283,7 @@ def _peers(document: Document, peers: Document, now: float) -> str:
     shown = rows[:PEERS_SHOWN]
     left_out = len(rows) - len(shown) + int(peers.get("left_out") or 0)
     table = _table(
-        ("Peer", "Where", "Last heard", "Received", "Refused", "Round", "Model"),
+        ("Peer", "Where", "Last heard", "Received", "Refused", "Learnt from", "Round", "Model"),
         (
             (
                 f"<b>{_text(peer.get('name'))}</b> <code>…{_text(str(peer.get('id'))[-6:])}</code>",
@@ -290,6 +291,7 @@ def _peers(document: Document, peers: Document, now: float) -> str:
                 _text(_ago(now - peer["heard_at"]) if peer.get("heard_at") else "not yet"),
                 _text(peer.get("frames") or 0),
                 _text(peer.get("rejected") or 0),
+                _text(learnt_words(peer) or "–"),
                 _text(peer.get("round") if peer.get("round") is not None else "–"),
                 f"<bdi>{_text(peer.get('model') or '–')}</bdi>",
             )

@@ -400,7 +400,9 @@ def test_the_status_and_the_peers_as_lines() -> None:
         "name": "extraordinary-woodpecker",
         "address": f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}",
     }
-    header, first, second, third, address, ids = lines = peer_lines({"schema": 1, "peers": [peer, near, far]})
+    near["learnt"] = {"gcd": 3, "legs": 9, "arc": 1, "sort": 2}
+    lines = peer_lines({"schema": 1, "peers": [peer, near, far]})
+    header, first, second, learnt, third, address, ids = lines
     assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS"]
     assert first.split() == ["brave-otter", "12", "0", "relayed", "–"]
     assert second.endswith("inbound    /ip4/1.2.3.4/tcp/5") and third.split() == [
@@ -409,6 +411,7 @@ def test_the_status_and_the_peers_as_lines() -> None:
         "0",
         "inbound",
     ]
+    assert learnt.strip() == "learnt from: 15 rollouts: 9 legs, 3 gcd, 2 sort"
     assert address.strip() == "/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123" and "--json" in ids
     assert max(map(len, lines)) <= 80
 

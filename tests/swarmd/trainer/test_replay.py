@@ -73,7 +73,7 @@ def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) 
         assert all(by.count(other.me) <= 3 for other in others), "a fifth of 16"
         assert all(s.informative and t - s.round < 2 for s in node.pool if s.rollout.author != node.me)
     assert any(r.external for r in reports)
-    first = [author for r in reports for author in r.first_used]
+    first = [author for r in reports for author, _ in r.first_used]
     assert node.me not in first and 0 < len(first) < sum(r.external for r in reports), (
         "replayed ones count once"
     )

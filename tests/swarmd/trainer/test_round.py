@@ -1,6 +1,7 @@
 """The round with its real parts: the tiny model, the contained verifier, the memory swarm."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +81,9 @@ def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifi
     assert all(r.staleness_max <= 2 for r in reports), "no older than round.max_age"
     for node, report in zip(nodes * 5, reports, strict=False):
         assert node.me not in report.external_authors
-        assert sorted(report.first_used) == sorted(report.external_authors), "each is used once"
+        authors, specialties = zip(*report.first_used, strict=True) if report.first_used else ((), ())
+        assert sorted(authors) == sorted(report.external_authors), "each is used once"
+        assert Counter(specialties) == report.external_by_specialty
 
 
 def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> None:

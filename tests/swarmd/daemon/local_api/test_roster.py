@@ -29,14 +29,14 @@ def test_nobody_is_heard_for_longer_than_the_limit() -> None:
 def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
     roster = Roster()
     roster.heard(A, 0.0)
-    roster.useful(A)
+    roster.useful(A, "gcd")
     for name in range(3 * MAX_AUTHORS):
         roster.heard(PeerId(f"crowd {name}"), 1.0)
         roster.bad(PeerId(f"crowd {name}"))
     assert len(roster) == MAX_AUTHORS and roster.present(1.0)[0] == A
     for name in range(2 * MAX_AUTHORS):  # names that were of use are bounded too
         roster.heard(PeerId(f"useful {name}"), 2.0)
-        roster.useful(PeerId(f"useful {name}"))
+        roster.useful(PeerId(f"useful {name}"), "gcd")
     assert len(roster) <= MAX_AUTHORS and roster.get(A) is None
     roster.heard(A, 3.0)
     assert roster.present(3.0)[-1] == A  # newcomers still find room
@@ -46,7 +46,7 @@ def test_reports_of_unknown_authors_are_forgotten() -> None:
     roster = Roster()
     roster.says(A, 3, "tiny")
     roster.bad(A)
-    roster.useful(A)
+    roster.useful(A, "gcd")
     assert len(roster) == 0 and roster.get(A) is None
 
 
@@ -59,3 +59,13 @@ def test_an_author_that_left_is_not_heard_until_it_sends_again() -> None:
     roster.heard(B, 1002.0)
     assert set(roster.present(1003.0)) == {A, B} and roster.any_usable(1003.0)
     assert roster.present(400.0) == []
+
+
+def test_what_was_learnt_from_an_author_is_counted_by_specialty() -> None:
+    roster = Roster()
+    roster.heard(A, 0.0)
+    for specialty in ("gcd", "legs", "gcd"):
+        roster.useful(A, specialty)
+    roster.useful(B, "gcd")
+    record = roster.get(A)
+    assert record is not None and record.learnt == {"gcd": 2, "legs": 1} and roster.get(B) is None

@@ -55,7 +55,9 @@ def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> 
     for _ in range(4):
         of.roster.heard(OTHER, 100.0)
     of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
+    of.roster.useful(OTHER, "gcd")
     relayed = of.peers_document([], 110.0)["peers"]
+    assert relayed[0]["learnt"] == {"gcd": 1}
     assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [
         (OTHER, "relayed", 4, 7, "qwen2.5-0.5b")
     ]
@@ -119,6 +121,7 @@ def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
         "rejected": 2,
         "round": None,
         "model": None,
+        "learnt": {},
     }
 
 
