@@ -47,6 +47,8 @@ app.command(epilog="Example: swarmd stop")(status.stop)
 app.command(epilog="Example: swarmd pause --for 2h")(status.pause)
 app.command(epilog="Example: swarmd resume")(status.resume)
 app.command(epilog="Example: swarmd export --out my-model")(machine.export)
+app.command(epilog="Example: swarmd chat")(machine.chat)
+app.command(epilog="Example: swarmd serve --listen 8000")(machine.serve)
 machine.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(machine.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(peers.bootstrap)
 app.command("answer", epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…")(
@@ -156,8 +158,9 @@ def version(as_json: AsJson = False) -> None:
 # The order in which `swarmd --help` shows them: what a volunteer does first comes first.
 _PANELS = {
     "Take part": "join invite status peers leaderboard verify ui pause resume stop leave logs service demo",
+    "What you trained": "chat serve export",
     "This machine": "models doctor plan config identity bug-report version",
-    "For operators and researchers": "bootstrap answer export task lab",
+    "For operators and researchers": "bootstrap answer task lab",
 }
 
 

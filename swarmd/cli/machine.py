@@ -1,4 +1,4 @@
-"""`swarmd models`, `doctor`, `plan` and `export`: what fits this machine, and the trained model as files."""
+"""What fits this machine (`models`, `doctor`, `plan`), and what was trained (`export`, `chat`, `serve`)."""
 
 import os
 import sys
@@ -20,11 +20,12 @@ from swarmd.cli.options import (
     as_state_dir,
 )
 from swarmd.cli.settings import config_file
-from swarmd.errors import Unreachable
+from swarmd.errors import ConfigError, Unreachable
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.daemon.diagnosis.reachability_report import Diagnosis
+    from swarmd.trainer.trained_model import TrainedModel
 
 # The median of so many rounds says how long one takes.
 RECORDED_ROUNDS = 50
@@ -128,7 +129,6 @@ def export(
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
-    from swarmd.errors import ConfigError
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export import FILES, base_of, loss_of, upload
     from swarmd.policy.export import export as write
@@ -155,6 +155,119 @@ def export(
     if not as_json:
         tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
+
+
+def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
+    """Load the newest checkpoint as its node is configured."""
+    from swarmd.config.sources import resolve
+    from swarmd.daemon.choices import recalled
+    from swarmd.trainer.trained_model import TrainedModel
+
+    folder = as_state_dir(state_dir)
+    joined, _ = recalled(resolve(config_file(config), os.environ, {"device": device}), folder)
+    return TrainedModel(folder, joined)
+
+
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="0: the likeliest answer.", show_default="the training's", min=0, max=2),
+]
+
+
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Answer this alone, and end.", show_default="a conversation")
+    ] = None,
+    temperature: Temperature = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    device: DeviceName = None,
+) -> None:
+    """Talk to the newest checkpoint's model. The node may keep running.
+
+    One question a line; an empty line begins anew, Ctrl-D ends.
+    """
+    from secrets import randbits
+
+    from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
+
+    model = _trained_model(state_dir, config, device)
+
+    def say(text: str) -> None:
+        print("\n".join(map(printable, text.split("\n"))), end="", flush=True)
+
+    turns: list[dict[str, str]] = []
+    if question is None:
+        tell(f"{model.name}, {model.round} rounds trained. An empty line begins anew, Ctrl-D ends.")
+    while (asked := question if question is not None else _line()) is not None:
+        if not asked.strip():
+            turns = []
+            continue
+        if model.renew():
+            tell(f"a newer checkpoint answers now, of round {model.round}")
+        turns.append({"role": "user", "content": asked})
+        try:
+            made = model.answer(model.prompt(turns), AnswerSettings(temperature, seed=randbits(32)), say)
+        except CannotAnswer as error:
+            if question is not None:
+                raise
+            tell(str(error))
+            turns.pop()
+            continue
+        print("" if made.ended else " …", flush=True)
+        turns.append({"role": "assistant", "content": made.text})
+        if question is not None:
+            return
+
+
+def _line() -> str | None:
+    """Read the next question; None at the end."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+
+
+def serve(
+    listen: Annotated[
+        str, typer.Option(help="host:port, or a port of this machine alone.")
+    ] = "127.0.0.1:8000",
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    device: DeviceName = None,
+) -> None:
+    """Serve the newest checkpoint's model to programs that speak OpenAI's chat API.
+
+    Runs beside the node; each request is answered by the newest checkpoint there is.
+    """
+    import trio
+
+    from swarmd.config.addresses import metrics_address
+    from swarmd.daemon.page import http, opening
+    from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
+
+    try:
+        host, port = opening.split_address(metrics_address(listen))
+    except ValueError as error:
+        raise ConfigError(f"--listen {listen}: {error}") from None
+    anybody = host not in opening.LOOPBACK
+    model = _trained_model(state_dir, config, device)
+    if anybody:
+        tell("Everybody who reaches this address may ask: there is no password.")
+
+    async def run() -> None:
+        listeners = await opening.listen(host, port)
+        tell(f"{model.name}, {model.round} rounds trained. Ctrl-C ends.")
+        print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+        api = ChatApi(
+            model, anybody=anybody, renewed=lambda number: tell(f"answers with round {number} from now on")
+        )
+        await http.serve(api.respond, listeners, MAX_BODY_BYTES)
+
+    try:
+        trio.run(run)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 def models(

@@ -272,7 +272,6 @@ def export(
         CheckpointUnfit: the base model is another one.
         CannotExport: the disk will not take it.
     """
-    transformers_logging.disable_progress_bar()
     identity = policy_files.described(files["policy.json"])
     if adapter_only and identity.lora_rank is None:
         raise ConfigError(
@@ -318,26 +317,25 @@ def export(
     return Exported(out, origin, figures)
 
 
-def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: bytes) -> nn.Module:
-    """Load the base model with what was trained in it, as a peft model where that is an adapter.
+def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.Module:
+    """Load the model that a checkpoint was trained from, on the CPU.
 
-    Raises CheckpointUnfit where the adapter was trained on other weights.
+    Raises CheckpointUnfit where an adapter was trained on other weights.
     """
+    transformers_logging.disable_progress_bar()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[identity.dtype]
     network = load_weights(hub.with_weights(place), read_config(place), dtype, place.source)
-    if identity.lora_rank is not None:
-        if fingerprint_of(network) != identity.fingerprint:
-            raise policy_files.CheckpointUnfit(
-                f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
-                " model back as it was: an adapter is worth nothing on another."
-            )
-        config = lora_config(identity.lora_rank)
-        config.base_model_name_or_path = place.repository or str(place.folder.resolve())
-        config.revision = place.revision
-        network.name_or_path = config.base_model_name_or_path
-        network = get_peft_model(network, config)
-    inside: nn.Module = network.get_base_model() if isinstance(network, PeftModel) else network
-    trained = {name: p for name, p in inside.named_parameters() if p.requires_grad}
+    if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
+        raise policy_files.CheckpointUnfit(
+            f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
+            " model back as it was: an adapter is worth nothing on another."
+        )
+    return network
+
+
+def put_trained(network: nn.Module, weights: bytes, source: str) -> None:
+    """Give the network's trained parameters a checkpoint's values. Raises CheckpointUnfit."""
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     try:
         tensors = load_tensors(weights)
     except SafetensorError as error:
@@ -346,11 +344,28 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
         ) from error
     if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in trained.items()}:
         raise policy_files.CheckpointUnfit(
-            f"the checkpoint's weights have other names or shapes than those of {place.source}."
+            f"the checkpoint's weights have other names or shapes than those of {source}."
         )
     with torch.no_grad():
         for name, parameter in trained.items():
             parameter.copy_(tensors.pop(name))
+
+
+def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: bytes) -> nn.Module:
+    """Load the base model with what was trained in it, as a peft model where that is an adapter.
+
+    Raises CheckpointUnfit.
+    """
+    network = base_network(place, identity)
+    if identity.lora_rank is not None:
+        config = lora_config(identity.lora_rank)
+        config.base_model_name_or_path = place.repository or str(place.folder.resolve())
+        config.revision = place.revision
+        network.name_or_path = config.base_model_name_or_path
+        network = get_peft_model(network, config)
+    put_trained(
+        network.get_base_model() if isinstance(network, PeftModel) else network, weights, place.source
+    )
     return network.eval()
 
 

@@ -122,7 +122,7 @@ class LanguagePolicy:
         chat = Chat(
             loaded.tokenizer,
             system_prompt_of(config.model),
-            _ends(network.generation_config.eos_token_id),
+            ends_of(network.generation_config.eos_token_id),
             ours=tiny,
         )
         sampling = Sampling(
@@ -392,7 +392,7 @@ def _schedule(config: TrainConfig) -> RateSchedule:
     return RateSchedule(config.schedule, config.warmup, config.schedule_updates, config.lowest_rate)
 
 
-def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:
+def ends_of(eos: int | Sequence[int] | None) -> frozenset[int]:
     """Return the ids that end an answer; a model's own settings may name several."""
     return frozenset([eos] if isinstance(eos, int) else eos or ())
 

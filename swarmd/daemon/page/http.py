@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server for loopback: h11 over trio, one request a connection, and streams of events."""
+"""A small HTTP/1.1 server: h11 over trio, one request a connection, and streams of events."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -45,12 +45,14 @@ class Response:
 Respond = Callable[[Request], Awaitable[Response]]
 
 
-async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
-    """Answer requests until cancelled."""
+async def serve(
+    respond: Respond, listeners: list[trio.SocketListener], body_bytes: int = MAX_BODY_BYTES
+) -> None:
+    """Answer requests until cancelled. body_bytes: of a request, at most."""
 
     async def converse(stream: trio.SocketStream) -> None:
         try:
-            await _converse(stream, respond)
+            await _converse(stream, respond, body_bytes)
         except* (
             trio.BrokenResourceError,
             trio.ClosedResourceError,
@@ -65,12 +67,12 @@ async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
     await serve_at_most(MAX_CONNECTIONS, converse, listeners)
 
 
-async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
+async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int) -> None:
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     async with stream:
         try:
             with trio.fail_after(IO_TIMEOUT_S):
-                request = await _request(connection, stream)
+                request = await _request(connection, stream, body_bytes)
         except h11.RemoteProtocolError as error:
             status = error.error_status_hint or 400
             request, response = (
@@ -103,7 +105,7 @@ async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
             await _stream(connection, stream, response.stream)
 
 
-async def _request(connection: h11.Connection, stream: trio.SocketStream) -> Request | None:
+async def _request(connection: h11.Connection, stream: trio.SocketStream, body_bytes: int) -> Request | None:
     """Read the connection's request; return None if the client leaves before it is whole."""
     head: h11.Request | None = None
     body = bytearray()
@@ -115,7 +117,7 @@ async def _request(connection: h11.Connection, stream: trio.SocketStream) -> Req
             head = event
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > MAX_BODY_BYTES:
+            if len(body) > body_bytes:
                 raise h11.RemoteProtocolError("the body is too long", error_status_hint=413)
         elif isinstance(event, h11.EndOfMessage) and head is not None:
             path, _, query = head.target.decode("ascii").partition("?")
@@ -142,4 +144,6 @@ async def _stream(
 
         nursery.start_soon(until_gone)
         await feed(send)
+        with trio.fail_after(IO_TIMEOUT_S):
+            await stream.send_all(connection.send(h11.EndOfMessage()) or b"")
         nursery.cancel_scope.cancel()

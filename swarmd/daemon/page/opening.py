@@ -39,24 +39,33 @@ class PageOpening:
                 self._address = f"http://{HOST}:{port}/?token={page.token}"
         return {"schema": 1, "address": self._address}
 
-    async def serve_metrics(self, listen: str) -> None:
+    async def serve_metrics(self, address: str) -> None:
         """Serve /metrics at "host:port". Raises SwarmdError where the node cannot listen there."""
         from swarmd.daemon.page.page import metrics_at
 
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
+        host, port = split_address(address)
         anybody = host not in LOOPBACK
-        await self._serve(metrics_at(self._handlers["status"], anybody=anybody), host, int(port))
+        await self._serve(metrics_at(self._handlers["status"], anybody=anybody), host, port)
 
     async def _serve(self, respond: "Respond", host: str, port: int) -> int:
         from swarmd.daemon.page.http import serve
 
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
-        except OSError as error:
-            raise SwarmdError(
-                f"{host}:{port}: cannot listen there: {error.strerror or error}. Choose another address or"
-                " port."
-            ) from None
+        listeners = await listen(host, port)
         self._nursery.start_soon(serve, respond, listeners)
         return int(listeners[0].socket.getsockname()[1])
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of "host:port"."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+async def listen(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen at a TCP port; 0: any free one. Raises SwarmdError."""
+    try:
+        return list(await trio.open_tcp_listeners(port, host=host))
+    except OSError as error:
+        raise SwarmdError(
+            f"{host}:{port}: cannot listen there: {error.strerror or error}. Choose another address or port."
+        ) from None

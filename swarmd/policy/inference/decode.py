@@ -50,6 +50,7 @@ def decode(
     cache_tokens: int,
     between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
+    drawn: Callable[[Tensor], object] = lambda _: None,
 ) -> list[list[Sample]]:
     """Draw `copies` samples of each prompt, in order.
 
@@ -60,6 +61,7 @@ def decode(
             changed in place: keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section
             4), nothing else that comes of weights may outlive a pass.
         rest: called before each pass, too; may wait.
+        drawn: called with each step's tokens, one for each row that goes on; may raise to end the decoding.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared = generator.device, adopt(network)
@@ -74,7 +76,7 @@ def decode(
                 rows = SharedPrefix(network, asked, copies, int(room.max()), device, frozen=between is None)
             else:
                 rows = PaddedRows(network, asked, copies, device)
-            samples = decode_rows(rows, room, sampling, generator, between, rest)
+            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
@@ -119,10 +121,11 @@ def decode_rows(
     generator: torch.Generator,
     between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
+    drawn: Callable[[Tensor], object] = lambda _: None,
 ) -> list[Sample]:
     """Decode rows until they end or are full.
 
-    room: how many tokens each row may become, [B]. between, rest: see `decode`.
+    room: how many tokens each row may become, [B]. between, rest, drawn: see `decode`.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
@@ -139,6 +142,7 @@ def decode_rows(
         token, logprob = _pick(logits, sampling.temperature, generator)
         ids[row, step] = torch.where(alive, token, -1)
         logprobs[row, step] = logprob
+        drawn(token)
         alive = alive & ~torch.isin(token, ends) & (step + 1 < room[row])
         left = int(alive.sum())
         if left == 0:

@@ -166,7 +166,8 @@ class Chat:
             ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings.
             ours: the template came with this package.
         """
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self._system_prompt = system_prompt
         self._end: int = tokenizer.eos_token_id
         self.ends = ends | {self._end}
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
@@ -185,18 +186,45 @@ class Chat:
 
     def _framed(self, system_prompt: str, ours: bool) -> ChatFrame:
         try:
-            template = self._tokenizer.get_chat_template()
+            template = self.tokenizer.get_chat_template()
         except ValueError as error:
             # There are several templates, and none of them is the default.
             raise TemplateFails(str(error)) from None
         tokens = {
-            name: text for name, text in self._tokenizer.special_tokens_map.items() if isinstance(text, str)
+            name: text for name, text in self.tokenizer.special_tokens_map.items() if isinstance(text, str)
         }
         return frame(template, tuple(sorted(tokens.items())), system_prompt, ours=ours)
 
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render a conversation up to where the next answer begins, in this process.
+
+        For one's own conversations alone: the template was tried in the contained process, but nothing bounds
+        it here.
+
+        Args:
+            messages: role ("system", "user" or "assistant") and content. A system message comes first;
+                without one there is the system prompt of the training.
+
+        Raises TemplateFails.
+        """
+        given = bool(messages) and messages[0]["role"] == "system"
+        system, turns = (messages[0]["content"], messages[1:]) if given else (self._system_prompt, messages)
+        if self._preamble and system and turns:
+            turns = [{**turns[0], "content": f"{system}\n\n{turns[0]['content']}"}, *turns[1:]]
+        elif system:
+            turns = [{"role": "system", "content": system}, *turns]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(turns), tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+        except Exception as error:
+            # A template is a program and may raise anything.
+            raise TemplateFails(str(error).strip() or type(error).__name__) from None
+        return str(text)
+
     def prompt(self, question: str) -> list[int]:
         """Return the token ids up to where the answer begins."""
-        ids: list[int] = self._tokenizer(
+        ids: list[int] = self.tokenizer(
             self._frame.around(self._preamble + question), add_special_tokens=False
         )["input_ids"]
         return ids
@@ -205,7 +233,7 @@ class Chat:
         """Decode sampled ids to text, without the end-of-sequence token."""
         body = list(ids[:-1] if ended else ids)
         return Completion(
-            self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended
+            self.tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended
         )
 
     def has_tokens_for(self, text: str) -> bool:
@@ -221,9 +249,9 @@ class Chat:
         The end token is added only where the answer ended by itself and fits. Control tokens that are spelled
         out in the text stay text, so that nobody but us ends an answer or opens a new turn.
         """
-        ids: list[int] = self._tokenizer(
-            completion.text, add_special_tokens=False, split_special_tokens=True
-        )["input_ids"]
+        ids: list[int] = self.tokenizer(completion.text, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
         return [*ids, *([self._end] if completion.ended else [])][:limit]
 
 

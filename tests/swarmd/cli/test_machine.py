@@ -93,3 +93,22 @@ def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> No
     empty = run("export", "--state-dir", tmp_path / "empty")
     assert empty.code == 2
     assert "swarmd join" in empty.err
+
+
+def test_chat_with_the_newest_checkpoint(run: Run, trained: Path, tmp_path: Path) -> None:
+    with StateFolder.open(trained):
+        one = run("chat", "What is 12 + 30?", "--temperature", "0", "--state-dir", trained)
+    assert (one.code, one.err) == (0, "")
+    assert one.out.startswith("<answer>")
+    lines = f"What is 12 + 30?\n{'x ' * 3000}\n\nWhat is 12 + 30?\n"
+    said = run("chat", "--temperature", "0", "--state-dir", trained, stdin=lines)
+    # The long one is left out with its reason, and after an empty line the first question is the first again
+    assert (said.code, said.out) == (0, 2 * one.out)
+    assert "2 rounds trained" in said.err and "context is 1,024" in said.err
+    nothing = run("chat", "hello", "--state-dir", tmp_path / "nowhere")
+    assert (nothing.code, "swarmd join" in nothing.err) == (2, True)
+
+
+def test_serve_needs_an_address(run: Run, trained: Path) -> None:
+    said = run("serve", "--listen", "nowhere at all", "--state-dir", trained)
+    assert (said.code, "neither host:port nor a port" in said.err) == (2, True)

@@ -1,0 +1,166 @@
+"""The newest checkpoint's model, to talk to: for `swarmd chat` and `swarmd serve`.
+
+It has weights and no optimizer, in a process beside the node's, and answers as the policy does in training
+(`decode`). The node may go on: `renew` takes up the weights of a newer checkpoint.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from swarmd.config.config import NodeConfig
+from swarmd.errors import ConfigError
+from swarmd.policy.export import FILES, base_network, put_trained
+from swarmd.policy.inference.decode import Sampling, decode
+from swarmd.policy.inference.select import NO_LIMIT_TOKENS
+from swarmd.policy.language_policy import ends_of
+from swarmd.policy.models import hub
+from swarmd.policy.models.architecture import context_of
+from swarmd.policy.models.chat import Chat, TemplateFails
+from swarmd.policy.models.device import choose_device, seeded
+from swarmd.policy.models.fit import system_prompt_of, work_of
+from swarmd.policy.models.load import with_adapter
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.policy.models.tokenizer import load_tokenizer
+from swarmd.policy.training.policy_files import ModelIdentity, described
+from swarmd.trainer.checkpoint import saved_in
+from swarmd.trainer.snapshot import read_snapshot
+
+Message = Mapping[str, str]  # role and content
+# What a decoder writes for the first bytes of a letter whose last ones are in the next token.
+_HALF_LETTER: Final = "\ufffd"
+
+
+class CannotAnswer(ConfigError):
+    """The model cannot answer this conversation. Shorten it, or begin a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    temperature: float | None = None  # None: that of the training
+    tokens: int | None = None  # at most; None: as many as in training
+    stop: tuple[str, ...] = ()  # the answer ends before the first of these
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    ended: bool  # by itself or at a stop, not at the limit
+    prompt_tokens: int
+    tokens: int
+
+
+class _Stopped(Exception):
+    """A text of `AnswerSettings.stop` was written."""
+
+
+class TrainedModel:
+    """Answers with the newest checkpoint of a state folder. Used from one thread at a time."""
+
+    def __init__(self, state_dir: Path, config: NodeConfig) -> None:
+        """Load the newest checkpoint.
+
+        Raises NothingSaved, NoModel, Unreachable, CheckpointUnfit.
+
+        Args:
+            config: the node's. Of it count the model's device and system prompt, and how answers are drawn.
+        """
+        self._state_dir, self._config = state_dir, config
+        self.round = -1
+        self._identity: ModelIdentity | None = None
+        self._network: Any = None
+        self.renew()
+
+    @property
+    def name(self) -> str:
+        """The name of the base model, as a client writes it."""
+        assert self._identity is not None
+        return self._identity.source
+
+    def renew(self) -> bool:
+        """Take up the newest checkpoint; return whether it is another than before."""
+        newest = saved_in(self._state_dir / "checkpoints")[-1:]
+        if newest and newest[0].name == f"round-{self.round:08d}":
+            return False
+        run = read_snapshot(self._state_dir, FILES)
+        identity = described(run.files["policy.json"])
+        if identity != self._identity:
+            self._load(identity)
+        put_trained(self._network, run.files["weights.safetensors"], identity.source)
+        changed, self.round = run.round != self.round, run.round
+        return changed
+
+    def _load(self, identity: ModelIdentity) -> None:
+        place, model = hub.locate(identity.source, identity.revision), self._config.model
+        network: Any = base_network(place, identity)
+        self.chat = Chat(
+            load_tokenizer(place, network),
+            system_prompt_of(model),
+            ends_of(network.generation_config.eos_token_id),
+            ours=identity.source in TINY,
+        )
+        if identity.lora_rank is not None:
+            network = with_adapter(network, identity.lora_rank, seed=0)
+        self._device = choose_device(model.device)
+        self._network, self._identity = network.to(self._device).eval(), identity
+        self.context = context_of(network.config) or NO_LIMIT_TOKENS
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return a conversation's tokens up to where the next answer begins. Raises CannotAnswer."""
+        try:
+            text = self.chat.conversation(messages)
+        except TemplateFails as error:
+            raise CannotAnswer(f"the model's chat template refuses this conversation: {error}") from None
+        ids: list[int] = self.chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) >= self.context:
+            raise CannotAnswer(
+                f"the conversation has {len(ids):,} tokens, and the model's context is {self.context:,}."
+                " Shorten it, or begin a new one."
+            )
+        return ids
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        settings: AnswerSettings = AnswerSettings(),
+        told: Callable[[str], object] = lambda _: None,
+    ) -> Answer:
+        """Draw one answer.
+
+        Args:
+            prompt: of `prompt`.
+            told: called with each piece of text as it comes; may raise to end the answer.
+        """
+        ids: list[int] = []
+        text, said, held = "", 0, max(map(len, settings.stop), default=1) - 1
+
+        def drawn(token: Any) -> None:
+            nonlocal text, said
+            ids.append(int(token[0]))
+            text = self.chat.read(ids, ended=False).text
+            if (ends := [at for stop in settings.stop if (at := text.find(stop)) >= 0]) != []:
+                text = text[: min(ends)]
+                raise _Stopped
+            # The end of it may be half of a letter, or the beginning of a stop.
+            if not text.endswith(_HALF_LETTER) and len(text) - held > said:
+                told(text[said : len(text) - held])
+                said = len(text) - held
+
+        config = self._config
+        sampling = Sampling(
+            limit=settings.tokens or work_of(config).new_tokens,
+            context=self.context,
+            ends=self.chat.ends,
+            temperature=config.generate.temperature if settings.temperature is None else settings.temperature,
+        )
+        generator = seeded(self._device, settings.seed)
+        ended = True
+        with suppress(_Stopped):
+            decode(self._network, [prompt], 1, sampling, generator, NO_LIMIT_TOKENS, drawn=drawn)
+            ended = bool(ids) and ids[-1] in self.chat.ends
+        if text[said:]:
+            told(text[said:])
+        return Answer(text, ended, len(prompt), len(ids))

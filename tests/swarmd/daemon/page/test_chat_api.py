@@ -1,0 +1,139 @@
+"""OpenAI's chat API over a real socket, with tiny behind it."""
+
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx2
+import pytest
+import trio
+
+from swarmd.daemon.page import http, opening
+from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
+from swarmd.testing import TIMEOUT_S
+from swarmd.trainer.trained_model import Answer, TrainedModel
+from tests.swarmd.policy.conftest import open_policy
+from tests.swarmd.trainer.test_trained_model import config, save
+
+MESSAGES = [{"role": "user", "content": "What is 12 + 30?"}]
+GREEDY = {"model": "tiny", "messages": MESSAGES, "temperature": 0}
+
+
+@contextlib.asynccontextmanager
+async def served(
+    state: Path, kind: type[TrainedModel] = TrainedModel, **more: Any
+) -> AsyncIterator[httpx2.AsyncClient]:
+    save(open_policy("tiny"), state, 1)
+    api = ChatApi(kind(state, config("tiny")), **{"anybody": False, **more})
+    async with trio.open_nursery() as nursery:
+        listeners = await opening.listen("127.0.0.1", 0)
+        nursery.start_soon(http.serve, api.respond, listeners, MAX_BODY_BYTES)
+        port = listeners[0].socket.getsockname()[1]
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1", timeout=TIMEOUT_S) as client:
+            yield client
+        nursery.cancel_scope.cancel()
+
+
+async def test_models_and_an_answer_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    renewed: list[int] = []
+    async with served(tmp_path, renewed=renewed.append) as client:
+        assert [m["id"] for m in (await client.get("/models")).json()["data"]] == ["tiny"]
+        first = (await client.post("/chat/completions", json=GREEDY)).json()
+        (choice,) = first["choices"]
+        said = open_policy("tiny").answer(MESSAGES[0]["content"])
+        assert choice["message"] == {"role": "assistant", "content": said.text, "refusal": None}
+        assert choice["finish_reason"] == "stop" and first["usage"]["prompt_tokens"] == 15
+        save(open_policy("tiny"), tmp_path, 2)
+        # Parts of text, and fields that ask for nothing
+        again = GREEDY | {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}],
+            "top_p": 1, "n": 1, "tools": [], "user": "me", "max_tokens": 2,
+        }  # fmt: skip
+        second = (await client.post("/chat/completions", json=again)).json()
+        assert second["choices"][0]["finish_reason"] == "length"
+        assert (first["system_fingerprint"], second["system_fingerprint"]) == ("round-1", "round-2")
+        assert renewed == [2]
+
+
+async def test_a_stream_has_the_same_answer_in_pieces(tmp_path: Path) -> None:
+    asked = GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
+    async with served(tmp_path) as client:
+        whole = (await client.post("/chat/completions", json=GREEDY)).json()
+        lines = (await client.post("/chat/completions", json=asked)).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    *chunks, usage = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert usage["usage"] == whole["usage"] and usage["choices"] == []
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0]["role"] == "assistant" and len(deltas) > 4
+    assert "".join(d.get("content", "") for d in deltas) == whole["choices"][0]["message"]["content"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "change, status, why",
+    [
+        ({"model": "gpt-4"}, 404, "model 'tiny' alone"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "context is 1,024"),
+        ({"top_p": 0.5}, 400, "top_p"),
+        ({"n": 2}, 400, r"\$\.n"),
+        ({"tools": [{}]}, 400, "tools"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], status: int, why: str
+) -> None:
+    async with served(tmp_path) as client:
+        for stream in (False, True):
+            answer = await client.post("/chat/completions", json=GREEDY | change | {"stream": stream})
+            assert answer.status_code == status
+            assert re.search(why, answer.json()["error"]["message"])
+
+
+async def test_who_may_ask(tmp_path: Path) -> None:
+    foreign: dict[str, Any] = {"json": GREEDY, "headers": {"Origin": "http://evil.example"}}
+    rebound: dict[str, Any] = {"json": GREEDY, "headers": {"Host": "evil.example"}}
+    async with served(tmp_path) as client:
+        assert (await client.post("/chat/completions", **foreign)).status_code == 403
+        assert (await client.post("/chat/completions", **rebound)).status_code == 403
+        assert (await client.post("/chat/completions", content=b"{" * 2**20)).status_code == 400
+        assert (await client.post("/chat/completions", content=b" " * 2**20 + b"{")).status_code == 413
+        assert (await client.get("/")).status_code == 404
+    async with served(tmp_path, anybody=True) as client:
+        assert (await client.post("/chat/completions", **rebound)).status_code == 200
+
+
+class Counting(TrainedModel):
+    """Ends no answer by itself, and counts the pieces of text of each."""
+
+    counts: ClassVar[list[int]] = []
+
+    def answer(self, prompt: Any, settings: Any, told: Callable[[str], object] = lambda _: None) -> Answer:
+        self.counts.append(0)
+        self.chat.ends = frozenset()
+
+        def count(text: str) -> None:
+            self.counts[-1] += 1
+            told(text)
+
+        return super().answer(prompt, settings, count)
+
+
+async def test_a_client_that_leaves_ends_its_answer(tmp_path: Path) -> None:
+    endless = GREEDY | {"max_tokens": 400, "stream": True}
+    async with served(tmp_path, kind=Counting) as client:
+        await client.post("/chat/completions", json=endless)
+        async with (
+            client.stream("POST", "/chat/completions", json=endless) as stream,
+            contextlib.aclosing(stream.aiter_raw()) as pieces,
+        ):
+            await anext(pieces)
+        assert (await client.post("/chat/completions", json=GREEDY | {"max_tokens": 1})).status_code == 200
+    whole, left, _ = Counting.counts
+    assert whole > 200 and left < whole / 2

@@ -1,0 +1,99 @@
+"""The newest checkpoint's model answers as the policy that saved it."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.trainer.checkpoint import Checkpoints, RunState
+from swarmd.trainer.snapshot import NothingSaved
+from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer, TrainedModel
+from tests.swarmd.policy.conftest import NO_SYSTEM_ROLE, local, make_model, open_policy
+
+QUESTION = "one?"
+GREEDY = AnswerSettings(temperature=0)
+ASKED = [{"role": "user", "content": QUESTION}]
+
+
+def trained(policy: LanguagePolicy) -> LanguagePolicy:
+    for number in range(2):
+        generation = policy.generate([QUESTION], 4)[0]
+        policy.update([local(QUESTION, generation, (1.0, 0.0, 0.0, 0.0), number)])
+    return policy
+
+
+def save(policy: LanguagePolicy, state: Path, rounds: int) -> None:
+    rng = random.Random(0).getstate()
+    Checkpoints(state / "checkpoints").save(RunState(rounds, 0, rng, rng, (), ()), policy.files())
+
+
+def config(folder: Path | str, **model: Any) -> NodeConfig:
+    return NodeConfig.model_validate({"model": {"name": str(folder), "device": "cpu", **model}})
+
+
+@pytest.mark.parametrize("lora", ["off", "on"])
+def test_it_answers_as_the_policy_and_takes_up_a_newer_checkpoint(tmp_path: Path, lora: str) -> None:
+    folder, state = make_model(tmp_path / "model", "qwen3"), tmp_path / "state"
+    policy = open_policy(folder, lora=lora, train={"learning_rate": 0.02})
+    save(policy, state, 1)
+    model = TrainedModel(state, config(folder, system_prompt=""))
+    first = policy.answer(QUESTION)
+    prompt = model.prompt(ASKED)
+    assert model.answer(prompt, AnswerSettings(0, 12)).text == first.text
+    assert not model.renew()
+    save(trained(policy), state, 3)
+    assert model.renew() and model.round == 3
+    now = policy.answer(QUESTION)
+    assert now != first, "the training changed nothing, so this test shows nothing"
+    assert model.answer(model.prompt(ASKED), AnswerSettings(0, 12)).text == now.text
+
+
+def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Path) -> None:
+    policy = open_policy("tiny")
+    save(policy, tmp_path, 1)
+    model, pieces = TrainedModel(tmp_path, config("tiny")), list[str]()
+    prompt = model.prompt([{"role": "user", "content": "What is 12 + 30?"}])
+    whole = model.answer(prompt, GREEDY, pieces.append)
+    assert whole.ended and len(pieces) > 2 and "".join(pieces) == whole.text
+    assert whole.text == policy.answer("What is 12 + 30?").text
+    assert (whole.prompt_tokens, whole.tokens) == (len(prompt), len(pieces) + 1)
+    cut = model.answer(prompt, AnswerSettings(0, tokens=2))
+    assert not cut.ended and whole.text.startswith(cut.text)
+    # In the middle of a token, and over two of them: nothing of it is told
+    for at in (3, 8):
+        stop, told = whole.text[at : at + 4], list[str]()
+        stopped = model.answer(prompt, AnswerSettings(0, stop=("never", stop)), told.append)
+        assert stopped.ended and stopped.text == "".join(told) == whole.text[: whole.text.index(stop)]
+    drawn = [model.answer(prompt, AnswerSettings(1.5, seed=seed)).text for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_conversation_has_the_trainings_system_prompt_unless_it_brings_one(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "llama")
+    save(open_policy(folder), tmp_path, 1)
+    model = TrainedModel(tmp_path, config(folder, system_prompt="be good"))
+    assert model.prompt(ASKED) == model.chat.prompt(QUESTION)
+    told = [{"role": "system", "content": "be bad"}, *ASKED, {"role": "assistant", "content": "two"}, *ASKED]
+    assert (
+        model.chat.conversation(told)
+        == "<|system|>be bad<|user|>one?<|assistant|>two<|user|>one?<|assistant|>"
+    )
+    with pytest.raises(CannotAnswer, match="context is 128"):
+        model.prompt([{"role": "user", "content": "x" * 128}])
+
+
+def test_a_template_without_system_role(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "llama", chat_template=NO_SYSTEM_ROLE)
+    save(open_policy(folder), tmp_path, 1)
+    model = TrainedModel(tmp_path, config(folder, system_prompt="be good"))
+    assert model.prompt(ASKED) == model.chat.prompt(QUESTION)
+    told = [{"role": "system", "content": "be bad"}, *ASKED]
+    assert model.chat.conversation(told) == "<|user|>be bad\n\none?<|assistant|>"
+
+
+def test_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(NothingSaved, match="swarmd join"):
+        TrainedModel(tmp_path, config("tiny"))
