@@ -82,7 +82,7 @@ def ours(
     assert adopt(network)
     rows = SharedPrefix(network, prompts, copies, max(lengths), device)
     sampling = Sampling(max(lengths), workload.POSITIONS, frozenset(), 1.0)
-    samples = decode_rows(rows, torch.tensor(lengths, device=device), sampling, seeded(device, 0))
+    samples = decode_rows(rows, lengths, sampling, seeded(device, 0))
     assert [len(s.ids) for s in samples] == list(lengths)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
+from swarmd.policy.models.device import sent
 
 # Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
 COMPACT_AT: Final = 0.98
@@ -68,12 +69,10 @@ def decode(
     with torch.inference_mode():
         for group in _groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
-            room = torch.tensor(
-                [min(sampling.limit, sampling.context - len(p)) for p in asked], device=device
-            ).repeat_interleave(copies)
+            room = [min(sampling.limit, sampling.context - len(p)) for p in asked for _ in range(copies)]
             rows: Rows
             if shared:
-                rows = SharedPrefix(network, asked, copies, int(room.max()), device, frozen=between is None)
+                rows = SharedPrefix(network, asked, copies, max(room), device, frozen=between is None)
             else:
                 rows = PaddedRows(network, asked, copies, device)
             samples = decode_rows(rows, room, sampling, generator, between, rest, drawn)
@@ -110,13 +109,13 @@ class Rows(Protocol):
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order: ascending."""
 
 
 def decode_rows(
     rows: Rows,
-    room: Tensor,
+    room: Sequence[int],
     sampling: Sampling,
     generator: torch.Generator,
     between: Callable[[], int] | None = None,
@@ -125,11 +124,12 @@ def decode_rows(
 ) -> list[Sample]:
     """Decode rows until they end or are full.
 
-    room: how many tokens each row may become, [B]. between, rest, drawn: see `decode`.
+    The device is waited for once a token, to see which rows are left. room: how many tokens each row may
+    become. between, rest, drawn: see `decode`.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
-    total, steps = len(room), int(room.max())
+    total, steps, most = len(room), max(room), torch.tensor(room, device=device)
     ids = torch.full((total, steps), -1, device=device)
     logprobs = torch.zeros(total, steps, device=device)
     row = torch.arange(total, device=device)  # the row of `ids` for each batch row's tokens
@@ -143,14 +143,14 @@ def decode_rows(
         ids[row, step] = torch.where(alive, token, -1)
         logprobs[row, step] = logprob
         drawn(token)
-        alive = alive & ~torch.isin(token, ends) & (step + 1 < room[row])
-        left = int(alive.sum())
-        if left == 0:
+        alive = alive & (token[:, None] != ends).all(1) & (step + 1 < most[row])
+        left = [place for place, lives in enumerate(alive.tolist()) if lives]
+        if not left:
             break
-        if left <= COMPACT_AT * len(alive):
-            keep = alive.nonzero()[:, 0]
+        if len(left) <= COMPACT_AT * len(alive):
+            keep = sent(left, device)
             row, token, alive = row[keep], token[keep], alive[keep]
-            rows.keep(keep)
+            rows.keep(left)
         if between:
             versions.append(between())
         rest()

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from swarmd.policy.models.device import sent
+
 # The probability that may be elsewhere: more than rounding moves.
 MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
 
@@ -36,21 +38,21 @@ class PaddedRows:
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
         logits = self._forward(self._ids, (self._mask.cumsum(1) - 1).clamp_(min=0), logits_to_keep=1)
-        rows = torch.arange(len(logits), device=logits.device).repeat_interleave(self._copies)
-        self.keep(rows)
-        return logits[rows]
+        self.keep([i for i in range(len(logits)) for _ in range(self._copies)])
+        return logits.repeat_interleave(self._copies, dim=0)
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
         return self._forward(tokens[:, None], self._mask.sum(1, keepdim=True) - 1)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order."""
-        self._mask = self._mask[rows]
+        places = sent(rows, self._mask.device)
+        self._mask = self._mask[places]
         # Recurrent layers know no other way to choose rows; it is named for beam search, and takes a row any
         # number of times.
-        self._cache.reorder_cache(rows)
+        self._cache.reorder_cache(places)
 
     def _forward(self, ids: Tensor, positions: Tensor, **more: Any) -> Tensor:
         out = self._network(

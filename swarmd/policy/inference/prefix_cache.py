@@ -1,5 +1,6 @@
 """Prefix cache: a prompt's keys and values are stored once and shared by all its completions."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
+from swarmd.policy.models.device import sent
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.
 PREFILL_TOKENS: Final = 8192
@@ -45,15 +47,16 @@ class SharedPrefix:
             device,
         )
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        self._lengths = torch.tensor([len(p) for p in prompts], device=device)  # [Q]
-        self._width = max(map(len, prompts))  # P
+        # Both here and on the device, so that nothing waits for the device to know who is left.
+        self._sizes = [len(p) for p in prompts]
+        self._lengths = sent(self._sizes, device)  # [Q]
+        self._width = max(self._sizes)  # P
         # Layer -> keys and values [Q, K, P, D], padded on the right
         self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [S, K, steps, D]
         self._done = 0  # own tokens whose keys and values are stored
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
-        self._question = torch.arange(len(prompts), device=device).repeat_interleave(copies)  # [B]
-        self._regroup()
+        self._regroup([question for question in range(len(prompts)) for _ in range(copies)])
         self._blocks = Blocks(network, frozen) if readable(network) else None
 
     def first(self) -> Tensor:
@@ -103,12 +106,10 @@ class SharedPrefix:
         self._done += 1
         return logits
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order: ascending."""
-        slots = self._slot[rows]
-        self._question = self._question[rows]
-        self._regroup()
-        slots = slots[self._row]
+        before = [self._slots[row] for row in rows]
+        slots = sent([before[row] for row in self._regroup([self._asked[row] for row in rows])], self._device)
         self._own = {
             layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()
         }
@@ -187,41 +188,53 @@ class SharedPrefix:
         kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, slots)
         return kept
 
-    def _regroup(self) -> None:
-        """Forget questions without rows; note how the rest are spread: Q questions of at most G rows each."""
-        there, index, counts = torch.unique_consecutive(
-            self._question, return_inverse=True, return_counts=True
-        )
-        if len(there) < len(self._lengths):
-            self._lengths = self._lengths[there]
-            self._width = int(self._lengths.max())
+    def _regroup(self, asked: Sequence[int]) -> list[int]:
+        """Forget questions without rows; note how the rest are spread: Q questions of at most G rows each.
+
+        asked: the question of each row, ascending. Returns the row of each slot [S].
+        """
+        counts = Counter(asked)
+        if len(counts) < len(self._sizes):
+            there = sent(list(counts), self._device)
+            self._sizes = [self._sizes[question] for question in counts]
+            self._lengths, self._width = self._lengths[there], max(self._sizes)
             self._prefix = {
                 layer: (k[there, :, : self._width].contiguous(), v[there, :, : self._width].contiguous())
                 for layer, (k, v) in self._prefix.items()
             }
-        self._question, self._group = index, int(counts.max())
-        rank = torch.arange(len(index), device=self._device) - (counts.cumsum(0) - counts)[index]
-        self._ragged = len(index) < len(there) * self._group
-        self._slot = index * self._group + rank  # [B]: where each row stands in [S]
+        self._group = max(counts.values())
+        self._asked = [question for question, n in enumerate(counts.values()) for _ in range(n)]
+        # Where each row stands in [S].
+        self._slots = [q * self._group + rank for q, n in enumerate(counts.values()) for rank in range(n)]
         # Slot -> row; empty slots repeat row 0
-        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)
-        self._row[self._slot] = torch.arange(len(index), device=self._device)
+        order = [0] * (len(counts) * self._group)
+        for row, slot in enumerate(self._slots):
+            order[slot] = row
+        self._ragged = len(asked) < len(order)
+        self._question, self._slot, self._row = (
+            sent(x, self._device) for x in (self._asked, self._slots, order)
+        )
         self._masks.clear()
+        return order
 
     def _mask(self, window: int | None, kinds: int) -> Tensor | None:
         """Return the mask to add to scores [Q K, G R, P]; None where no prompt position is hidden."""
         if window not in self._masks:
-            lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
-            hidden = j >= lengths
-            if window is not None:
-                hidden = hidden | (j <= lengths + self._done - window)
-            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(
-                hidden, float("-inf")
-            )
+            past = window is not None and max(self._sizes) + self._done >= window
             self._masks[window] = (
-                mask.repeat_interleave(kinds, dim=0)[:, None] if bool(hidden.any()) else None
+                self._hiding(window, kinds) if past or min(self._sizes) < self._width else None
             )
         return self._masks[window]
+
+    def _hiding(self, window: int | None, kinds: int) -> Tensor:
+        lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
+        hidden = j >= lengths
+        if window is not None:
+            hidden = hidden | (j <= lengths + self._done - window)
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(
+            hidden, float("-inf")
+        )
+        return mask.repeat_interleave(kinds, dim=0)[:, None]
 
 
 class _Prefill:

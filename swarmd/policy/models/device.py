@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import psutil
@@ -196,6 +196,11 @@ def keep_freed_memory(device: torch.device) -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_M_MMAP_THRESHOLD, 2**26) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def sent(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return these numbers as a tensor on the device, without waiting until the device has done its work."""
+    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:

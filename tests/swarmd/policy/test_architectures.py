@@ -5,6 +5,7 @@ What we sample and learn in batches is what transformers computes of single sequ
 
 import copy
 import json
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from swarmd.config.config import ModelConfig, NodeConfig
@@ -297,6 +300,72 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
         if weight.grad is not None and weight.grad.any():
             scale = float(weight.grad.abs().max())
             torch.testing.assert_close(got[key], weight.grad, atol=1e-4 * scale + 1e-7, rtol=1e-2, msg=key)
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations that wait for a GPU until it has done its work, on whatever device they run.
+
+    `tolist` and `numpy` are seen as `resolve_neg`; `cpu` on a CPU only by `Copies`.
+    """
+
+    OPERATIONS = frozenset(
+        (
+            "_local_scalar_dense", "item", "is_nonzero", "nonzero", "where", "masked_select", "equal",
+            "allclose", "unique_dim", "unique_consecutive", "_unique2", "bincount", "resolve_neg", "isin",
+        )
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, chosen = func.overloadpacket.__name__, args[1] if len(args) > 1 else None
+        masks = chosen if name in {"index", "index_put", "index_put_"} else ()
+        self.count += bool(
+            (name in self.OPERATIONS and (name != "where" or len(args) == 1))
+            or any(x is not None and x.dtype == torch.bool for x in masks)
+            or (name == "repeat_interleave" and isinstance(chosen, torch.Tensor))
+            or (name == "to" and kwargs.get("device", args[0].device) != args[0].device)
+        )
+        return func(*args, **kwargs)
+
+
+class Copies(TorchFunctionMode):
+    """Counts `cpu` of a tensor that is there already."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.Tensor.cpu
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_token_waits_once_for_the_device(name: str) -> None:
+    """The whole batch does, to see which rows are left; their leaving, masks and windows need no more.
+
+    transformers' own masks ask once more whether there is padding, and Gemma 3n whether a distribution's
+    parameters are right, twice in each of its two sparse layers.
+    """
+    network, passes = make(ARCHITECTURES[name]()), list[int]()
+    sampling = Sampling(12, 64, frozenset(range(1, VOCABULARY, 8)), 1.0)
+    with Waits() as waits, Copies() as copies:
+        answers = decode(
+            network,
+            sequences(23, 14, 5),
+            3,
+            sampling,
+            seeded(CPU, 0),
+            9999,
+            rest=lambda: passes.append(waits.count + copies.count),
+        )
+    assert len({len(s.ids) for samples in answers for s in samples}) > 1
+    each = list(map(operator.sub, passes[2:], passes[1:]))
+    more = 4 if name == "gemma3n_text" else 0 if adopt(network) else 1
+    assert min(each) >= 1
+    assert max(each) <= 1 + more
 
 
 def test_an_adapter_on_recurrent_layers_trains_and_folds(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Decoding gives exactly the model's distribution, whatever is shared, padded and left out on the way."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ class Always:
     def next(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.logits
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         self.logits = self.logits[rows]
 
 
@@ -43,9 +44,7 @@ def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: in
     logits = 3 * torch.randn(vocabulary, generator=seeded(CPU, 1))
     logits[1::5] = float("-inf")
     sampling = Sampling(steps, 9999, frozenset(), 1.0)
-    samples = decode_rows(
-        Always(logits.expand(rows, -1)), torch.full((rows,), steps), sampling, seeded(CPU, 0)
-    )
+    samples = decode_rows(Always(logits.expand(rows, -1)), [steps] * rows, sampling, seeded(CPU, 0))
     drawn = torch.tensor([s.ids for s in samples])
     assert drawn.shape == (rows, steps)
     p, seen = logits.softmax(-1), torch.bincount(drawn.flatten(), minlength=vocabulary) / drawn.numel()
