@@ -33,11 +33,15 @@ TOML -> Experiment. Pure but for reading the file.
     [[setting.group]]                 # nodes that differ: their number, and their own sections
     nodes = 4
     model = { name = "tiny" }
+
+    [sweep.round]                     # in place of each [[setting]] but the baseline: one for each
+    external = [4, 12]                # combination of these values; without [[setting]] these alone
 """
 
+import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -52,6 +56,7 @@ from swarmd.config.sources import NODE
 from swarmd.errors import SwarmdError
 
 MAX_FILE_BYTES = 1024 * 1024
+MAX_SETTINGS = 256
 # Sections that a node may set.
 SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}
 
@@ -86,7 +91,9 @@ class _File(_Strict):
     sets: _Sets = "offered"
     evaluation: _Evaluation = _Evaluation()
     base: dict[str, Any] = {}
-    setting: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=256)]
+    setting: Annotated[list[dict[str, Any]], Field(max_length=MAX_SETTINGS)] = []
+    # Sections of a node, keys, and the values that each takes.
+    sweep: dict[str, dict[str, Annotated[list[Any], Field(min_length=1)]]] = {}
 
 
 class _Churn(_Strict):
@@ -184,13 +191,36 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
         parsed = _File.model_validate(document)
     except ValidationError as error:
         raise BadExperiment(_mistakes(source, "", error, _File.model_fields)) from None
-    settings = [_setting(parsed, number, table, source) for number, table in enumerate(parsed.setting, 1)]
+    tables = list(itertools.islice(_swept(parsed), MAX_SETTINGS + 1))
+    if not 0 < len(tables) <= MAX_SETTINGS:
+        raise BadExperiment(
+            f"{source}: it has no [[setting]] and no [sweep], or more than {MAX_SETTINGS} settings with"
+            " those of its [sweep]"
+        )
+    settings = [_setting(parsed, number, table, source) for number, table in enumerate(tables, 1)]
     _check_names(settings, source)
     look = parsed.evaluation
     return Experiment(
         parsed.name, parsed.question, parsed.expects, parsed.rounds, parsed.seeds, tuple(settings),
         look.every, look.questions, look.answers,
     )  # fmt: skip
+
+
+def _swept(file: _File) -> Iterator[Mapping[str, Any]]:
+    """Yield the tables of settings; each but the baseline with every combination of the sweep's values."""
+    axes = [(section, key, values) for section, keys in file.sweep.items() for key, values in keys.items()]
+    for table in file.setting or [{}] * bool(axes):
+        if table.get("baseline"):
+            yield table
+            continue
+        for values in itertools.product(*(values for _, _, values in axes)):
+            swept, names = dict(table), [table["name"]] if "name" in table else []
+            for (section, key, _), value in zip(axes, values, strict=True):
+                own = swept.get(section, {})
+                # A section that is no table is told as a mistake of its setting.
+                swept[section] = {**own, key: value} if isinstance(own, dict) else own
+                names.append(f"{key} {value}")
+            yield {**swept, "name": ", ".join(map(str, names))}
 
 
 def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) -> Setting:

@@ -54,6 +54,20 @@ def test_later_layers_win_key_by_key() -> None:
     ]  # fmt: skip
 
 
+def test_a_sweep_plays_every_combination_of_each_setting_but_the_baseline() -> None:
+    sweep = {"round": {"external": [4, 12]}, "sharing": {"take": ["need", "newest"]}}
+    mine = {"name": "mine", "round": {"local": 2, "external": 1}}
+    read = parse_experiment(PLAIN | {"setting": [PLAIN["setting"][1], mine], "sweep": sweep}, "x.toml")
+    assert read.baseline.name == "4/4" and [setting.name for setting in read.settings[1:]] == [
+        f"mine, external {external}, take {take}" for external in (4, 12) for take in ("need", "newest")
+    ]
+    assert [(s.nodes[0].round.local, s.nodes[0].round.external) for s in read.settings] == [
+        (4, 4), (2, 4), (2, 4), (2, 12), (2, 12),
+    ]  # fmt: skip
+    alone = parse_experiment({"name": "one", "sweep": sweep}, "x.toml")
+    assert next(setting.name for setting in alone.settings) == "external 4, take need"
+
+
 def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> None:
     settings = [{"name": "a"}, {"name": "b", "sets": "whole"}, {"name": "c", "sets": "offered"}]
     for said, whole in (({}, [False, True, False]), ({"sets": "whole"}, [True, True, False])):
@@ -66,7 +80,11 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
     ("change", "said"),
     [
         ({"rouns": 3}, "rouns: .*did you mean rounds"),
-        ({"setting": []}, "setting: "),
+        ({"setting": []}, r"no \[\[setting\]\] and no \[sweep\]"),
+        ({"sweep": {"round": {"local": list(range(200)), "external": [1, 2]}}}, "more than 256"),
+        ({"sweep": {"round": {"local": []}}}, "sweep.round.local: "),
+        ({"sweep": {"rond": {"local": [1]}}}, r"setting 1 \(8/0, local 1\): rond is no section"),
+        ({"sweep": {"round": {"local": [1]}}, "setting": [{"name": "a", "round": 5}]}, "round is no section"),
         ({"nodes": 0}, "nodes: "),
         ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
         ({"base": {"modle": {}}}, "modle is no section.*did you mean model"),
