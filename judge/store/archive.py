@@ -100,7 +100,7 @@ def export_parquet(database: Path | str, to: BinaryIO, group: int = ROW_GROUP) -
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise DatabaseUnusable(
-            "Parquet needs a package that is not installed. Run `pip install 'swarmd[judge-parquet]'`."
+            "Parquet needs a package that is not installed. Run `pip install 'swarmd[judge,parquet]'`."
         ) from None
     kinds = {int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema(

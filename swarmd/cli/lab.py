@@ -133,6 +133,19 @@ def report(
     _report(results)
 
 
+@app.command(epilog="Example: swarmd lab export sapo-table sapo-table-data")
+def export(
+    folder: Annotated[Path, typer.Argument(help="A results folder.")],
+    to: Annotated[Path, typer.Argument(help="Folder for the table, its data card and experiment.json.")],
+) -> None:
+    """Write what is finished as Parquet with a data card: a row for each node and round."""
+    from swarmd.lab.results import TABLE, Results
+    from swarmd.lab.results import export as write
+
+    rows = write(Results.open(folder), to)
+    tell(f"{to / TABLE}: {rows:,} rows; {to / 'README.md'} says what they mean")
+
+
 @app.command("list", epilog="Example: swarmd lab list")
 def list_experiments(as_json: AsJson = False) -> None:
     """List the experiments that come with swarmd, and what each asks.

@@ -8,6 +8,8 @@ OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.savin
 OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo,
                                     and its database
 OUT/report.html, *.png              made by `swarmd lab report`
+
+`export` writes the lines of all runs as one Parquet table with a data card, for a notebook.
 """
 
 import fcntl
@@ -38,6 +40,33 @@ FILE = "experiment.json"
 JUDGE = "judge.json"
 MEMORY = "memory"  # the engine that plays all nodes of a run in one process
 PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
+TABLE = "rounds.parquet"
+# Columns of the table: type and meaning. Those after `round` are figures of one node in one round.
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "setting": ("string", "what is compared; experiment.json has its settings in full"),
+    "seed": ("int32", "runs of all settings with one seed are paired"),
+    "node": ("int32", "the node's place in its setting, from 0"),
+    "round": ("int32", "from 1; 0: the evaluation before training"),
+    "reward": ("double", "mean reward of the node's own completions; null: it was away"),
+    "generated": ("int32", "own rollouts"),
+    "informative": ("int32", "of these, rollouts whose completions earned different rewards"),
+    "useful": ("int32", "rollouts trained on in which a completion had an advantage"),
+    "local": ("int32", "own rollouts trained on"),
+    "external": ("int32", "others' rollouts trained on"),
+    "hostile": ("int32", "of these, rollouts of hostile peers; null: there are none"),
+    "tokens": ("int64", "tokens of own completions"),
+    "trained": ("int64", "tokens trained on"),
+    "gated": ("int32", "others' rollouts that the gate turned away"),
+    "dropped": ("int32", "others' rollouts that have no advantage"),
+    "off_policy": ("double", "age of what was trained on, in updates"),
+    "staleness": ("double", "age of what was trained on, in rounds"),
+    "entropy": ("double", "entropy of the policy, in nats a token"),
+    "grad_norm": ("double", "norm of the gradient"),
+    "skipped": ("int32", "updates left out, as a loss or gradient was not finite"),
+    "cpu": ("double", "CPU seconds of the whole run so far"),
+    "answers": ("int32", "answers to each held-out question; null: no evaluation after this round"),
+    "right": ("list", "how many of these are right, by question; the same questions everywhere"),
+}
 
 
 class BadResults(SwarmdError):
@@ -282,6 +311,74 @@ def judged(results: Results) -> list[Any]:
         raise BadResults(
             f"{path} is damaged ({error}). Remove it; `swarmd lab run --judge --resume` writes it again."
         ) from error
+
+
+def export(results: Results, to: Path) -> int:
+    """Write what is finished as a table, a row for each node and round, with a data card. Returns the rows.
+
+    Raises BadResults where nothing is finished, a file is damaged or `to` cannot be written.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise BadResults(
+            "Parquet needs a package that is not installed. Run `pip install 'swarmd[parquet]'`."
+        ) from None
+    finished = [run for run in results.runs if run not in results.missing]
+    if not finished:
+        raise BadResults(f"{results.folder}: no run is finished. `swarmd lab run … --resume` goes on.")
+    kinds = {
+        name: pyarrow.list_(pyarrow.int32()) if kind == "list" else kind
+        for name, (kind, _) in COLUMNS.items()
+    }
+    schema, rows = pyarrow.schema(list(kinds.items())), 0
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if any(to.iterdir()):
+            raise BadResults(f"{to} is not empty. Give a new folder.")
+        with parquet.ParquetWriter(to / TABLE, schema, compression="zstd") as writer:
+            for run in finished:
+                part = list(_rows(results, run))
+                writer.write_table(pyarrow.Table.from_pylist(part, schema))
+                rows += len(part)
+        shutil.copyfile(results.folder / FILE, to / FILE)
+        (to / "README.md").write_text(_card(results, len(finished), rows), encoding="utf-8")
+    except OSError as error:
+        raise BadResults(f"{to}: cannot be written: {error.strerror or error}") from error
+    return rows
+
+
+def _rows(results: Results, run: Run) -> Iterator[Mapping[str, Any]]:
+    setting = results.experiment.setting(run.setting)
+    for line in results.lines(run):
+        evaluation = line.get("evaluation") or {}
+        figures = {**line, **evaluation, "setting": setting.name, "seed": run.seed}
+        for node in range(len(setting.nodes)):
+            yield {"node": node} | {
+                name: value[node] if isinstance(value, list) else value for name, value in figures.items()
+            }
+
+
+def _card(results: Results, runs: int, rows: int) -> str:
+    """Return the data card: what was asked, what was played, and what each column means."""
+    experiment = results.experiment
+    return "\n".join(
+        [
+            f"---\npretty_name: {json.dumps(experiment.name)}\ntags: [swarmd, reinforcement-learning]",
+            f"configs:\n- config_name: default\n  data_files: {TABLE}\n---\n\n# {experiment.name}\n",
+            f"- **Question**: {experiment.question}",
+            f"- **Expected before it was run**: {experiment.expects}",
+            f"- **Played**: {runs} of {len(results.runs)} runs of {experiment.rounds} rounds, {rows:,} rows",
+            f"- **Versions**: {', '.join(f'{name} {value}' for name, value in results.versions.items())}",
+            f"- **Settings**: {'; '.join(setting.name for setting in experiment.settings)}",
+            f"- **Baseline**: {experiment.baseline.name}",
+            "\nMade by `swarmd lab run` and `swarmd lab export`.",
+            "\n| column | type | meaning |\n|---|---|---|",
+            *(f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in COLUMNS.items()),
+            "",
+        ]
+    )
 
 
 def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:

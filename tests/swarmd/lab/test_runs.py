@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pyarrow import parquet
 
 from swarmd.cli.app import main
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import facts, markdown, write_report
-from swarmd.lab.results import FILE, BadResults, Results, Run, versions
+from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain, interval, pass_at, roughness
 from swarmd.tasks.own import find_curriculum
@@ -73,6 +74,27 @@ def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> 
     ]
     assert strip[0] == strip[1] and [line["round"] for line in strip[0]] == [0, 1, 2]
     assert sum(strip[0][2]["external"]) > 0  # sharing happened
+
+
+def test_the_table_has_a_row_for_each_node_and_round_and_a_card(
+    played: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "export", str(played.folder), str(tmp_path / "data")]) == 0
+    assert "12 rows" in capsys.readouterr().err
+    rows = parquet.read_table(tmp_path / "data" / TABLE).to_pylist()
+    lines = played.lines(Run("1-of-1", 1))
+    mine = [row for row in rows if row["setting"] == "1/1" and row["round"] == 2]
+    assert [row["reward"] for row in mine] == lines[2]["reward"] and [row["node"] for row in mine] == [0, 1]
+    assert [row["right"] for row in mine] == lines[2]["evaluation"]["right"]
+    for name in lines[2].keys() - {"evaluation"}:
+        assert all(row[name] is not None for row in mine), f"the table has no {name}"
+    card = (tmp_path / "data" / "README.md").read_text()
+    assert all(f"| `{name}` |" in card for name in rows[0]) and "2 of 2 runs" in card
+    assert main(["lab", "export", str(played.folder), str(tmp_path / "data")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    empty = Results.create(tmp_path / "empty", played.experiment)
+    assert main(["lab", "export", str(empty.folder), str(tmp_path / "more")]) == 2
+    assert "no run is finished" in capsys.readouterr().err
 
 
 def test_nodes_play_own_tasks() -> None:
