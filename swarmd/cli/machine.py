@@ -119,6 +119,9 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")
     ] = False,
+    ollama: Annotated[
+        bool, typer.Option("--ollama", help="Write a Modelfile too, with template, stops and parameters.")
+    ] = False,
     push: Annotated[
         str | None, typer.Option(help="Also upload to this Hugging Face repository, owner/name.")
     ] = None,
@@ -132,6 +135,7 @@ def export(
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export import FILES, base_of, loss_of, upload
     from swarmd.policy.export import export as write
+    from swarmd.policy.inference.modelfile import COMMANDS
     from swarmd.trainer.snapshot import read_snapshot
 
     if to is not None and out is not None:
@@ -147,11 +151,21 @@ def export(
     except ConfigError:
         # The own tasks are gone; for the card their file's name will do.
         curriculum = Path(joined.swarm.curriculum).stem
-    made = write(run.files, run.metrics, curriculum, out.expanduser().absolute(), adapter_only=adapter)
+    made = write(
+        run.files,
+        run.metrics,
+        curriculum,
+        out.expanduser().absolute(),
+        adapter_only=adapter,
+        ollama=joined if ollama else None,
+    )
     if note := loss_of(made.origin):
         tell(note)
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
+    if ollama:
+        commands = "\n".join(f"    {command}" for command in COMMANDS)
+        tell(f"for ollama, in that folder, with llama.cpp (github.com/ggml-org/llama.cpp) in it:\n{commands}")
     if not as_json:
         tell(f"exported for {'peft' if adapter else 'transformers'}; README.md in it shows how to load it:")
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)

@@ -25,14 +25,19 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from p2p import durable
+from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError, SwarmdError, Unreachable
+from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
-from swarmd.policy.models.architecture import has_other_parts, read_config
+from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
+from swarmd.policy.models.chat import Chat, ends_of
+from swarmd.policy.models.fit import system_prompt_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.models.lora import fold
 from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import policy_files
 from swarmd.state.logs import installed_version
 
@@ -258,6 +263,7 @@ def export(
     out: Path,
     *,
     adapter_only: bool = False,
+    ollama: NodeConfig | None = None,
 ) -> Exported:
     """Write the checkpoint's model into `out`, which must be new or empty; whole or not at all.
 
@@ -265,6 +271,7 @@ def export(
         files: those of FILES.
         metrics: the lines of its rounds.
         curriculum: its name.
+        ollama: the node's configuration, to write a Modelfile too.
 
     Raises:
         ConfigError: it cannot be done as asked.
@@ -277,6 +284,8 @@ def export(
         raise ConfigError(
             "this run trains all weights of its model, so there is no adapter. Leave --adapter out."
         )
+    if adapter_only and ollama is not None:
+        raise ConfigError("--ollama needs the whole model. Leave --adapter out.")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
     place = hub.locate(identity.source, identity.revision)
@@ -297,11 +306,14 @@ def export(
         lost,
     )
     figures = figures_of(metrics)
+    for_ollama = "" if ollama is None else _modelfile(network, place, ollama)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
         _write(partial, network, place, adapter_only)
         (partial / "README.md").write_text(card(origin, figures), encoding="utf-8")
+        if for_ollama:
+            (partial / "Modelfile").write_text(for_ollama, encoding="utf-8")
         # Use the mode of this user's files; safetensors makes its own readable by the owner alone.
         mode = (partial / "README.md").stat().st_mode
         for path in partial.iterdir():
@@ -367,6 +379,17 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
         network.get_base_model() if isinstance(network, PeftModel) else network, weights, place.source
     )
     return network.eval()
+
+
+def _modelfile(network: Any, place: hub.Place, config: NodeConfig) -> str:
+    chat = Chat(
+        load_tokenizer(place, network),
+        system_prompt_of(config.model),
+        ends_of(network.generation_config),
+        ours=place.source in TINY,
+    )
+    context = context_of(network.config) or MAX_CONTEXT_TOKENS
+    return modelfile(chat, config.generate.temperature, work_of(config).new_tokens, context)
 
 
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:

@@ -22,7 +22,7 @@ from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.chat import Chat, ends_of
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
     choose_device,
@@ -122,7 +122,7 @@ class LanguagePolicy:
         chat = Chat(
             loaded.tokenizer,
             system_prompt_of(config.model),
-            ends_of(network.generation_config.eos_token_id),
+            ends_of(network.generation_config),
             ours=tiny,
         )
         sampling = Sampling(
@@ -390,11 +390,6 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
 
 def _schedule(config: TrainConfig) -> RateSchedule:
     return RateSchedule(config.schedule, config.warmup, config.schedule_updates, config.lowest_rate)
-
-
-def ends_of(eos: int | Sequence[int] | None) -> frozenset[int]:
-    """Return the ids that end an answer; a model's own settings may name several."""
-    return frozenset([eos] if isinstance(eos, int) else eos or ())
 
 
 def _default_rate(loaded: Loaded) -> float:

@@ -15,10 +15,9 @@ from swarmd.errors import ConfigError
 from swarmd.policy.export import FILES, base_network, put_trained
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS
-from swarmd.policy.language_policy import ends_of
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import Chat, TemplateFails
+from swarmd.policy.models.chat import Chat, TemplateFails, ends_of
 from swarmd.policy.models.device import choose_device, seeded
 from swarmd.policy.models.fit import system_prompt_of, work_of
 from swarmd.policy.models.load import with_adapter
@@ -99,7 +98,7 @@ class TrainedModel:
         self.chat = Chat(
             load_tokenizer(place, network),
             system_prompt_of(model),
-            ends_of(network.generation_config.eos_token_id),
+            ends_of(network.generation_config),
             ours=identity.source in TINY,
         )
         if identity.lora_rank is not None:

@@ -167,7 +167,7 @@ class Chat:
             ours: the template came with this package.
         """
         self.tokenizer = tokenizer
-        self._system_prompt = system_prompt
+        self.system_prompt = system_prompt
         self._end: int = tokenizer.eos_token_id
         self.ends = ends | {self._end}
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
@@ -203,19 +203,27 @@ class Chat:
 
         Args:
             messages: role ("system", "user" or "assistant") and content. A system message comes first;
-                without one there is the system prompt of the training.
+                without one there is the system prompt of the training, and with an empty one none.
 
         Raises TemplateFails.
         """
         given = bool(messages) and messages[0]["role"] == "system"
-        system, turns = (messages[0]["content"], messages[1:]) if given else (self._system_prompt, messages)
-        if self._preamble and system and turns:
-            turns = [{**turns[0], "content": f"{system}\n\n{turns[0]['content']}"}, *turns[1:]]
-        elif system:
-            turns = [{"role": "system", "content": system}, *turns]
+        system, turns = (messages[0]["content"], messages[1:]) if given else (self.system_prompt, messages)
+        if not turns:
+            raise TemplateFails("there is no question in it")
+        if not system:
+            return self._rendered(turns)
+        try:
+            return self._rendered([{"role": "system", "content": system}, *turns])
+        except TemplateFails:
+            # As in __init__: a template that knows no system role. Where that is not why, it fails again.
+            first, *others = turns
+            return self._rendered([{**first, "content": f"{system}\n\n{first['content']}"}, *others])
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
-                list(turns), tokenize=False, add_generation_prompt=True, enable_thinking=False
+                list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
             )
         except Exception as error:
             # A template is a program and may raise anything.
@@ -253,6 +261,12 @@ class Chat:
             "input_ids"
         ]
         return [*ids, *([self._end] if completion.ended else [])][:limit]
+
+
+def ends_of(generation_config: Any) -> frozenset[int]:
+    """Return the ids that end an answer; a model's own settings may name several."""
+    eos: int | Sequence[int] | None = generation_config.eos_token_id
+    return frozenset([eos] if isinstance(eos, int) else eos or ())
 
 
 def _composed(text: str) -> str:
