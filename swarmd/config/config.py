@@ -20,9 +20,10 @@ from swarmd.config.amounts import checked_percent, checked_rate, checked_size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.config.hours import checked_window
 from swarmd.config.messages import nearest
+from swarmd.config.own_strategy import take_name
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.experience.sampling import STRATEGIES
-from swarmd.experience.strategies import SharingSettings
+from swarmd.experience.strategies import TAKES, SharingSettings
 from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 
 
@@ -126,7 +127,11 @@ class TrainConfig(_Section, LossSettings):
 
 
 class SharingConfig(_Section, SharingSettings):
-    """Settings of sharing; every choice is a row of a table in `swarmd.experience.strategies`."""
+    """Settings of sharing; every choice is a row of a table in `swarmd.experience.strategies`, or a file."""
+
+    take: Annotated[
+        str, AfterValidator(take_name), Field(description=f"{', '.join(TAKES)} or a .py file")
+    ] = "uniform"
 
 
 class ReplayConfig(_Section):

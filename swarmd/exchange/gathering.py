@@ -20,6 +20,7 @@ from p2p.blobs.fetch import HEDGE_S, HolderReplies, HolderReply, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import RoundConfig
+from swarmd.config.own_strategy import load_take
 from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import Board, Choice, Offered
 from swarmd.exchange.serving import HARD, Serving
@@ -270,6 +271,7 @@ def gatherer_of(
 
     The choice is to be told of each round's end before the gatherer is.
     """
+    load_take(take)
     choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
     gatherer = Gatherer(
         member,

@@ -18,7 +18,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -387,10 +387,14 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
     Raises ConfigError where own tasks cannot be used.
     """
     found = {"python": platform.python_version(), "engine": engine}
-    nodes = {node.swarm.curriculum: node for setting in experiment.settings for node in setting.nodes}
-    for node in nodes.values():
+    nodes = [node for setting in experiment.settings for node in setting.nodes]
+    for node in {node.swarm.curriculum: node for node in nodes}.values():
         if isinstance(curriculum := curriculum_of(node), OwnCurriculum):
             found[f"tasks {curriculum.name}"] = curriculum.digest
+    for take in {node.sharing.take for node in nodes if node.sharing.take.endswith(".py")}:
+        with suppress(OSError):
+            # One that is missing is told when it is to be played.
+            found[f"strategy {Path(take).name}"] = sha256(Path(take).read_bytes()).hexdigest()
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from p2p.types import PeerId
 from swarmd.config.config import GateConfig, NodeConfig, ReplayConfig
+from swarmd.config.own_strategy import load_take
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
 from swarmd.experience.outliers import MEASURED_PARAMETERS, Gate, Gated, GateState
@@ -51,6 +52,7 @@ def build(
 
     One seed gives one run.
     """
+    load_take(config.sharing.take)
     remembering = policy if isinstance(policy, LogprobPolicy) else None
     sharing = Sharing(config.sharing, logprobs=remembering.logprobs if remembering else None)
     sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, swarm.author)

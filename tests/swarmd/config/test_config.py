@@ -101,6 +101,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         "seed": "9",
         "train.importance_cap": "2",
         "swarm.curriculum": "own.py",
+        "sharing.take": "own.py",
         "metrics.report_to": "wandb",
     }
     texts |= {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")} | {

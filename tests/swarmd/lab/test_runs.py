@@ -18,6 +18,8 @@ import pytest
 from pyarrow import parquet
 
 from swarmd.cli.app import main
+from swarmd.config.own_strategy import load_take
+from swarmd.errors import ConfigError
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import facts, markdown, write_report
@@ -122,6 +124,32 @@ def test_nodes_play_own_tasks() -> None:
     lines = list(lines_of(played, played.settings[0], 1))
     assert [line["round"] for line in lines] == [0, 1, 2] and len(lines[2]["evaluation"]["right"]) == 2
     assert sum(lines[2]["external"]) > 0 and lines[2]["generated"] == [1, 1]
+
+
+def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
+    """It chooses offers and of the pool: one that weighs all the same is uniform, another takes none."""
+    found = {}
+    for name, weight in (("uniform", None), ("same", 1.0), ("none", 0.0)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"WEIGHT = {weight}\ndef weights(all, lead):\n    return [WEIGHT] * len(all)\n")
+        take = "uniform" if weight is None else str(file)
+        given = {"round": {"local": 2, "external": 1}, "sharing": {"share": "all", "take": take}}
+        document = {"name": "own", "nodes": 2, "rounds": 4, "setting": [{"name": "one", **given}]}
+        one = parse_experiment(document | {"base": {"model": {"name": "tiny"}}}, "own.toml")
+        found[name] = [line["external"] for line in lines_of(one, one.settings[0], 1)]
+        assert (f"strategy {name}.py" in versions(one)) == (weight is not None)
+    assert found["uniform"] == found["same"] != found["none"] and not any(map(sum, found["none"]))
+
+
+@pytest.mark.parametrize(
+    "content, said", [(None, "FileNotFoundError"), ("1 / 0", "ZeroDivisionError"), ("", "'weights'")]
+)
+def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "mine.py"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=f"sharing.take: .*mine.py is no strategy: .*{said}"):
+        load_take(str(file))
 
 
 def test_an_evaluation_does_not_change_later_rounds() -> None:
