@@ -56,6 +56,10 @@ class JudgeQuestion(_Message, frozen=True):
     text: str
 
 
+class CompareRequest(_Message, frozen=True):
+    """Answer a question between two rounds, with today's weights and with the first ones."""
+
+
 class JudgeScore(_Message, frozen=True):
     score: float  # pass@1 so far
     n: int
@@ -144,6 +148,15 @@ class JudgeAnswer(_Message, frozen=True):
     ended: bool
 
 
+class ComparedAnswers(_Message, frozen=True):
+    """The answer to a CompareRequest. Each of the two is a text and its reward."""
+
+    question: str
+    round: int
+    now: tuple[str, float]
+    first: tuple[str, float]
+
+
 class TrainerFailed(_Message, frozen=True):
     """The trainer cannot go on, and starting it again would not help."""
 
@@ -155,7 +168,17 @@ class Stopped(_Message, frozen=True):
     round: int
 
 
-ToTrainer = StartTrainer | ReceivedBody | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
+ToTrainer = (
+    StartTrainer
+    | ReceivedBody
+    | SwarmNews
+    | JudgeQuestion
+    | CompareRequest
+    | JudgeScore
+    | Pause
+    | Resume
+    | Stop
+)
 ToDaemon = (
     Publish
     | Hold
@@ -166,6 +189,7 @@ ToDaemon = (
     | RoundDone
     | Note
     | JudgeAnswer
+    | ComparedAnswers
     | TrainerFailed
     | Stopped
 )

@@ -41,8 +41,9 @@ from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
-from swarmd.daemon.local_api.status_words import many
+from swarmd.daemon.local_api.status_words import NO_FIRST, many
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
+from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.publishing import Publisher
 from swarmd.daemon.trainer_process import TrainerChild, run_tracker
@@ -156,6 +157,7 @@ class Daemon:
         self.judging = judging_of(
             self.member, config, curriculum, folder, self._device, self.child.tell, view.talk
         )
+        self.comparison = Comparison(self.child.tell, self._why_no_comparison)
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
@@ -188,6 +190,7 @@ class Daemon:
             "resume": self.guest.on_resume,
             "limit": self._on_limit,
             "stop": self._on_stop,
+            "compare": self.comparison.on_compare,
         }
         opening = PageOpening(nursery, handlers)
         handlers["ui"] = opening.on_ui
@@ -294,6 +297,8 @@ class Daemon:
                 self.view.talk(text)
             case link.JudgeAnswer() if self._nursery is not None:
                 self._nursery.start_soon(self.judging.answer, message)
+            case link.ComparedAnswers():
+                self.comparison.answer(message)
             case link.TrainerFailed():
                 self.status.say("stopped", "the trainer cannot go on", "")
             case link.Stopped(rounds):
@@ -309,6 +314,7 @@ class Daemon:
             self.view.talk(note)
         self.child.tell(link.SwarmNews(self.status.peers(time.time()), {}))
         self.guest.tell_again()
+        self.comparison.ask_again()
 
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
@@ -400,6 +406,11 @@ class Daemon:
         self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
         remember_limits(limits, self._folder)
         return {"schema": 1, "limits": self.status.limits}
+
+    def _why_no_comparison(self) -> str:
+        if not self.child.ready or self.guest.pauses:
+            return f"The node does not train now: {self.status.state}."
+        return "" if (self.status.model or {}).get("keeps_first") else NO_FIRST
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop("you asked it to")

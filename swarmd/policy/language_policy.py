@@ -172,7 +172,10 @@ class LanguagePolicy:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """The model being trained: model, revision, device, dtype, parameters, lora (rank or None)."""
+        """The model being trained: model, revision, device, dtype, parameters, lora (rank or None).
+
+        keeps_first: whether `first_answer` can be had.
+        """
         loaded = self._loaded
         return MappingProxyType(
             {
@@ -182,6 +185,7 @@ class LanguagePolicy:
                 "dtype": dtype_name(loaded.dtype),
                 "parameters": loaded.parameters,
                 "lora": loaded.lora_rank,
+                "keeps_first": self._learner.reference is not None and not self._driver.engine.foreign,
             }
         )
 
@@ -218,6 +222,13 @@ class LanguagePolicy:
     def answer(self, question: str) -> Completion:
         """Return one greedy answer; draw no random number."""
         return self.greedy([question])[0]
+
+    def first_answer(self, question: str) -> Completion:
+        """Return one greedy answer of the weights that training began with."""
+        reference = self._learner.reference
+        assert reference is not None and not self._driver.engine.foreign
+        with reference.in_place():
+            return self.answer(question)
 
     def greedy(self, questions: Sequence[str]) -> Sequence[Completion]:
         """Return one greedy answer to each question; draw no random number."""

@@ -15,6 +15,7 @@ judge's questions are looked at between rounds.
 import itertools
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -227,6 +228,8 @@ class Trainer:
         if self.saved < self.round and self.timetable.due(time.monotonic()):
             self._save()
         self._answer_judge()
+        if self.link.compares:
+            self._compare()
 
     def _save(self) -> None:
         """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
@@ -297,6 +300,15 @@ class Trainer:
             self._save_all()
             answer = self.policy.answer(question.text)
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
+
+    def _compare(self) -> None:
+        """Answer a question with today's weights and with the first; draw none of the run's numbers."""
+        self.link.compares = False
+        (task,) = self.parts.tasks.draw(1, random.Random())
+        answers = self.policy.answer(task.question), self.policy.first_answer(task.question)
+        (grades,) = self.verifier.judge([(task.ref, answers)])
+        now, first = ((answer.text, grade.reward) for answer, grade in zip(answers, grades, strict=True))
+        self.link.tell(link.ComparedAnswers(task.question, self.round, now, first))
 
     def _pause(self) -> None:
         """Pause between two rounds; a pause within a round is waited for in `TrainerLink.rest`."""

@@ -28,6 +28,7 @@ class TrainerLink:
         self._refused: Counter[Reason] = Counter()
         self._closing = self.stopping = False
         self.peers = 0
+        self.compares = False  # whether a CompareRequest waits
         self.judged: link.JudgeScore | None = None
         self.pause: link.Pause | None = None
         self._on_rest: Callable[[bool], None] = lambda _: None
@@ -90,7 +91,7 @@ class TrainerLink:
             self._changed.wait_for(
                 lambda: (
                     self.stopping
-                    or (questions and (self.paused or self._questions))
+                    or (questions and (self.paused or self._questions or self.compares))
                     or (envelopes and self.waiting)
                 ),
                 seconds,
@@ -172,6 +173,8 @@ class TrainerLink:
                 self._refused.update({Reason[name]: count for name, count in refused.items()})
             case link.JudgeQuestion():
                 self._questions.append(message)
+            case link.CompareRequest():
+                self.compares = True
             case link.JudgeScore():
                 self.judged = message
             case link.Pause() | link.Resume():

@@ -13,6 +13,11 @@ MIN_COLUMNS = 80
 NAME_COLUMNS = 8
 # A mean reward that is shown is over so many rounds.
 SMOOTH_ROUNDS = 10
+# Why the page's "Try it" has nothing to compare with.
+NO_FIRST = (
+    "The first weights are not kept, so there is nothing to compare today's with: train.kl_every is 0, memory"
+    " is short, or an engine of another package answers. swarmd chat talks to today's."
+)
 
 
 def who(document: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ REFRESH_S = 1.0
 # After so long without news a page hears that the node is there: page.js waits three times as long.
 HEARTBEAT_S = 5.0
 # Operations of the control API that the page may ask for.
-ALLOWED = ("pause", "resume", "limit", "stop", "invitation")
+ALLOWED = ("pause", "resume", "limit", "stop", "invitation", "compare")
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -50,7 +50,7 @@ class NodePage:
         self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {
             "pause": self._pause
         }
-        self._allowed["invitation"] = self._invite
+        self._allowed |= {"invitation": self._invite, "compare": self._compare}
 
     async def respond(self, request: Request) -> Response:
         if (why := access.foreign(request.headers)) is not None:
@@ -81,7 +81,12 @@ class NodePage:
         )
 
     async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"schema": 1, "html": rendering.invitation(await self._handlers["invitation"](arguments))}
+        html = rendering.invitation(await self._handlers["invitation"](arguments))
+        return {"schema": 1, "html": html, "into": "invitation"}
+
+    async def _compare(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        html = rendering.comparison(await self._handlers["compare"](arguments))
+        return {"schema": 1, "html": html, "into": "compared"}
 
     async def _read_status(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})

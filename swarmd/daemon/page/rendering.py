@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from swarmd.daemon.local_api.status_words import (
+    NO_FIRST,
     away_words,
     exchange_words,
     given_words,
@@ -30,7 +31,7 @@ from swarmd.daemon.local_api.status_words import (
 from swarmd.terminal import printable
 
 PEERS_SHOWN = 40
-PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "limits", "node")
+PARTS = ("state", "controls", "round", "try", "given", "cost", "peers", "refused", "judge", "limits", "node")
 # Operation of the control API and its arguments; "for": seconds.
 _BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Pause for 1 h": ("pause", {"for": 3600}),
@@ -87,6 +88,11 @@ _OTHER_LIMITS = (
 _INVITE = "Anyone may run this on a machine of his own to join the swarm. It holds no secret."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
+_TRY = (
+    "A question of the curriculum, answered by today's weights and by the first ones, between two rounds. To"
+    " talk to today's: swarmd chat"
+)
+
 Document = Mapping[str, Any]
 
 
@@ -106,7 +112,8 @@ def page(parts: Mapping[str, str], title: str) -> str:
         ' aria-live="polite"></section><section><h2>Reward of each round (1: every answer right)</h2>'
         f'<div id="round">{parts["round"]}</div>'
         '<div id="chart" role="img" aria-label="Reward by round"></div></section>'
-        + "".join(section(name, parts[name]) for name in PARTS[3:])
+        f'<section><div id="try">{parts["try"]}</div><div id="compared" aria-live="polite"></div></section>'
+        + "".join(section(name, parts[name]) for name in PARTS[4:])
         + "</main></body></html>"
     )
 
@@ -125,6 +132,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "state": _state(document),
         "controls": _controls(document),
         "round": _round(document),
+        "try": _try(document.get("model") or {}),
         "given": (
             _card("Given to others", _paragraph(given))
             if (given := given_words(document.get("given") or {}))
@@ -218,6 +226,29 @@ def _round(document: Document) -> str:
         ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
     ]
     return _facts(facts)
+
+
+def _try(model: Mapping[str, Any]) -> str:
+    if not model.get("keeps_first"):
+        return _card("Try it", _paragraph(NO_FIRST if model else "once the model is loaded"))
+    return _card("Try it", _paragraph(_TRY) + _button("Ask a question", "compare", {}))
+
+
+def comparison(document: Document) -> str:
+    """Render a question with the two answers to it, side by side."""
+
+    def cell(answer: Sequence[Any]) -> str:
+        text, reward = answer
+        words = {0.0: "wrong", 1.0: "right"}.get(reward, f"reward {reward:.2f}")
+        return f"{_pre(text)}<b>{words}</b>"
+
+    heads = (f"Today, after {document['round']:,} rounds", "The first weights")
+    return _pre(document["question"]) + _table(heads, [(cell(document["now"]), cell(document["first"]))])
+
+
+def _pre(text: str) -> str:
+    lines = "\n".join(map(_text, text.split("\n")))
+    return f'<pre tabindex="0">{lines}</pre>'
 
 
 def _shared(external: Sequence[int]) -> str:

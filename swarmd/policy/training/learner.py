@@ -166,7 +166,7 @@ class Learner:
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"
-        self._reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
+        self.reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
     def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
@@ -268,9 +268,9 @@ class Learner:
 
     def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
         """Return the reference policy's log-probabilities [N] of each group, or None if not measured now."""
-        if self._reference is None or self.updates % self._learning.kl_every:
+        if self.reference is None or self.updates % self._learning.kl_every:
             return [None] * len(groups)
-        with self._reference.in_place():
+        with self.reference.in_place():
             return [self._logprobs(group) for group in groups]
 
     def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:

@@ -48,6 +48,24 @@ def flat(values: Any) -> torch.Tensor:
     return torch.tensor([x for rollout in values for row in rollout for x in row])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"learning_rate": RATE}, **KINDS[kind]}
+    policy, question = open_policy(folders["qwen2"], **settings), "one and one?"
+    assert policy.description["keeps_first"]
+    first = policy.answer(question)
+    for _ in range(3):
+        policy.update(batch_of(policy))
+    now = policy.answer(question)
+    assert now != first, "the training changed nothing, so this test shows nothing"
+    assert (policy.first_answer(question), policy.answer(question)) == (first, now)
+    policy.save(tmp_path)
+    resumed = open_policy(folders["qwen2"], seed=1, **settings)
+    resumed.restore(tmp_path)
+    assert (resumed.first_answer(question), resumed.answer(question)) == (first, now)
+    assert not open_policy(folders["qwen2"], train={"kl_every": 0}).description["keeps_first"]
+
+
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
 def test_kl_is_against_the_model_as_it_was_loaded(

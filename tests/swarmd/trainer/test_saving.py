@@ -21,6 +21,7 @@ from p2p.identity import Identity
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.testing import TIMEOUT_S
@@ -409,6 +410,26 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
         trainer.run()
         assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
     assert durable == [1]
+
+
+def test_a_question_is_answered_with_todays_weights_and_the_first(tmp_path: Path) -> None:
+    def play(folder: Path, *, asked: bool) -> tuple[list[Any], list[link.ToDaemon], node.Trainer]:
+        with trainer_in(folder, 3) as (trainer, daemon):
+            if asked:
+                daemon.sendall(link.pack(link.CompareRequest()))
+                trainer.link.wait(TIMEOUT_S)
+            trainer.run()
+            messages = heard(daemon)
+        lines = read_metrics(folder / "metrics.jsonl")
+        return [(line["reward_mean"], line["loss"]) for line in lines], messages, trainer
+
+    rounds, messages, trainer = play(tmp_path / "asked", asked=True)
+    (found,) = (m for m in messages if isinstance(m, link.ComparedAnswers))
+    assert found.round == 1 and {found.now[1], found.first[1]} <= {0.0, 1.0}
+    start = LanguagePolicy.open(trainer.config, 1)
+    assert found.first[0] == start.answer(found.question).text
+    # The run goes on as if nobody had asked
+    assert rounds == play(tmp_path / "alone", asked=False)[0]
 
 
 def test_a_large_policy_is_saved_before_the_next_round_begins(

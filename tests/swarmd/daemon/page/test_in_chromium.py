@@ -124,6 +124,22 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: P
     assert [name for name, _ in node.told] == ["pause"]
 
 
+async def test_a_question_is_answered_twice_side_by_side(tmp_path: Path) -> None:
+    node = Node(document(model=document()["model"] | {"keeps_first": True}))
+
+    def look(tab: Tab) -> None:
+        for width in (390, 1280):
+            tab.open(node.address, width=width, height=844)
+            tab.until("document.getElementById('do-ask-a-question')")
+            tab.run("document.getElementById('do-ask-a-question').click()")
+            tab.until("document.querySelector('#compared table')")
+            shown = tab.run("document.getElementById('compared').innerText")
+            assert "12 + 30" in shown and shown.index("42") < shown.index("7</answer>")
+            assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+
+    assert await in_browser(node, tmp_path, look) == []
+
+
 async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Path) -> None:
     node = Node()
 

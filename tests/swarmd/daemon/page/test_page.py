@@ -152,15 +152,15 @@ def test_the_page_says_what_the_status_says() -> None:
 def test_each_pause_says_why_and_when_it_ends() -> None:
     paused = document(
         state="paused",
-        cause="first",
-        pauses=[PAUSE | {"cause": "first"}, PAUSE],
+        cause="the earlier",
+        pauses=[PAUSE | {"cause": "the earlier"}, PAUSE],
         away=[PAUSE | {"cause": "no bytes left"}],
     )
     shown = whole(paused).text
     assert (
         "not at this hour; it goes on at 18:00; swarmd resume" in shown
         and "no bytes left" in shown
-        and shown.count("first") == 1
+        and shown.count("the earlier") == 1
     )
 
 
@@ -254,6 +254,23 @@ def test_an_invitation_is_shown_as_text() -> None:
     shown = Tags(rendering.invitation({"invitation": HOSTILE, "notes": [HOSTILE]}))
     assert {tag for tag, _ in shown.tags} == {"h2", "p", "pre", "button", "div", "svg", "path"}
     assert shown.text.count("onerror=alert(1)") == 2 and "\x1b" not in shown.text
+
+
+def test_two_answers_to_a_question_are_shown_as_text() -> None:
+    found = {"question": HOSTILE, "round": 1200, "now": [HOSTILE, 1.0], "first": ["one\ntwo", 0.25]}
+    html = rendering.comparison(found)
+    shown = Tags(html)
+    assert {tag for tag, _ in shown.tags} <= {"pre", "table", "thead", "tbody", "tr", "th", "td", "span", "b"}
+    assert shown.text.count("onerror=alert(1)") == 2 and "\x1b" not in shown.text and "one\ntwo" in html
+    assert "Today, after 1,200 rounds" in shown.text and "right" in shown.text and "reward 0.25" in shown.text
+
+
+def test_nothing_can_be_tried_without_the_first_weights() -> None:
+    model = document()["model"]
+    for kept, button in ((True, True), (False, False)):
+        shown = rendering.parts(document(model=model | {"keeps_first": kept}), PEERS, now=0.0)["try"]
+        assert ("do-ask-a-question" in shown) is button and ("train.kl_every" in shown) is not button
+    assert "once the model is loaded" in rendering.parts(document(model=None), PEERS, now=0.0)["try"]
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
