@@ -125,8 +125,8 @@ def history(
         rows.append(row)
     recent = rewards[-WINDOW_QUESTIONS:]
     score = {
-        "low": always(int(sum(recent)), len(recent)).low,
-        "recent_right": int(sum(recent)),
+        "low": always(sum(recent), len(recent)).low,
+        "recent_right": sum(recent),
         "recent_n": len(recent),
         "window_asked": 0,
     }

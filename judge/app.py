@@ -71,8 +71,8 @@ async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> R
     _pay(request, len(body))
     given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
     graded = await service_of(request).answer(signed, id, given)
-    service, reasons = service_of(request), graded.evaluation.reasons
-    found = {"rewards": [r.reward for r in reasons], "reasons": [r.value for r in reasons]}
+    service, scores = service_of(request), graded.evaluation.scores
+    found = {"rewards": [s.reward for s in scores], "reasons": [s.reason.value for s in scores]}
     return JSONResponse({**_fields(graded.grade), **found, **service.receipt(graded.evaluation)})
 
 

@@ -35,7 +35,7 @@ class TaskSource(Protocol):
 
 class Reward(Protocol):
     def __call__(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-        """Return one tuple of rewards (0.0 or 1.0) per item, in order.
+        """Return one tuple of rewards, from 0 to 1, per item, in order.
 
         Never raises for what a completion holds.
         """

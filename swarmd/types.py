@@ -7,7 +7,7 @@ Everything frozen, standard library only.
                      never received
     completion       one answer as text, and whether it ended by itself or was cut
     rollout          one task with all L completions of one author; what "4 local / 4 external" counts
-    reward           0 or 1, from our own verifier
+    reward           from 0 to 1, from our own verifier; mostly 0 or 1
     advantages       derived from rewards; never stored, never sent
     pool             scored rollouts we may train on
     batch            what one update uses
@@ -85,7 +85,7 @@ class Scored:
 
     rollout: Rollout
     question: str  # the question, regenerated here
-    rewards: tuple[float, ...]  # one per completion, 0.0 or 1.0
+    rewards: tuple[float, ...]  # one per completion, from 0 to 1
     round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
     # Rewards of the group that this is a part of: the rest was left out, or are our own answers beside a
@@ -119,7 +119,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """By how much others' share of right completions is above our own, by our own verifier.
+    """By how much others' mean reward is above our own, by our own verifier.
 
     It is below 0 where we are ahead. The trainer finds it and tells the daemon, which chooses from offers by
     it: whether an answer is right is not known before it is here.

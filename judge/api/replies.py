@@ -20,9 +20,11 @@ Time = Annotated[float, Field(examples=[1795000000.0])]
 Share = Annotated[float, Field(examples=[0.38])]
 Low = Annotated[float, Field(description="lower end of the 95 % interval of the share", examples=[0.29])]
 High = Annotated[float, Field(description="upper end of it", examples=[0.48])]
-Right = Annotated[int, Field(examples=[38])]
+Right = Annotated[float, Field(description="sum of the rewards", examples=[38.0])]
 Questions = Annotated[int, Field(description="how many questions the share is of", examples=[100])]
-Reward = Annotated[float, Field(description="1 for a right answer, 0 for any other", examples=[1.0])]
+Reward = Annotated[
+    float, Field(description="1: right, 0: wrong; own tasks may give any in between", examples=[1.0])
+]
 Reason = Annotated[str, Field(examples=["correct"])]
 Signature = Annotated[str, Field(description="Ed25519, hexadecimal", examples=["7c1e…"])]
 Receipt = Annotated[
@@ -57,7 +59,7 @@ class GradeReply(BaseModel):
     reason: Reason
     specialty: Specialty
     answered: Annotated[int, Field(description="questions since the beginning", examples=[212])]
-    total: Annotated[float, Field(description="right answers since the beginning", examples=[71.0])]
+    total: Annotated[float, Field(description="sum of the rewards since the beginning", examples=[71.0])]
     score: Share
     n: Questions
     number: Annotated[int, Field(examples=[213])]
@@ -138,10 +140,10 @@ class PeerFields(TallyReply):
     last_seen: Time
     answered: Annotated[int, Field(examples=[212])]
     unanswered: Annotated[int, Field(description="questions not answered in time", examples=[3])]
-    reward: Annotated[float, Field(description="right answers since the beginning", examples=[71.0])]
+    reward: Annotated[float, Field(description="sum of the rewards since the beginning", examples=[71.0])]
     curve: Annotated[
         list[tuple[int, float]],
-        Field(description="questions, and right answers so far", examples=[[[1, 0.0], [212, 71.0]]]),
+        Field(description="questions, and rewards so far", examples=[[[1, 0.0], [212, 71.0]]]),
     ]
     specialties: Annotated[
         dict[str, TallyReply],
@@ -357,7 +359,7 @@ class VerificationReply(VerifiedScore):
     place: Annotated[int | None, Field(description="in the queue", examples=[1])]
     source: Annotated[str | None, Field(description="where it was fetched from")] = None
     specialties: Annotated[
-        dict[str, tuple[int, int]] | None, Field(description="right ones, and questions")
+        dict[str, tuple[float, int]] | None, Field(description="rewards, and questions")
     ] = None
     pass_at: dict[str, float] | None = None
     receipt: Receipt | None = None

@@ -20,10 +20,10 @@ SCHEMA = 1
 
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
     """Return the fields of this evaluation's receipt."""
-    question, answers, reasons = graded.question, graded.answers, graded.reasons
+    question, answers, scores = graded.question, graded.answers, graded.scores
     found = {
-        "rewards": [reason.reward for reason in reasons],
-        "reasons": [reason.value for reason in reasons],
+        "rewards": [score.reward for score in scores],
+        "reasons": [score.reason.value for score in scores],
     }
     asked = {"evaluation": question.id, "peer": question.peer, "number": question.number, "at": question.at}
     task = {"curriculum": curriculum, "specialty": question.ref.specialty, "n": question.ref.n}

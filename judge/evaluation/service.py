@@ -63,12 +63,12 @@ from p2p.types import PeerId
 from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.client import Completion, Score, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Score, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,17 +288,15 @@ class JudgeService:
         if isinstance(question, Refusal):
             raise Refused(question)
         try:
-            reasons = await self._marked(question, answers)
+            scores = await self._marked(question, answers)
             at, took = self._wall(), now - question.asked
-            grade = await self.write(
-                self._store.graded, question, answers, reasons, took, signed.sequence, at
-            )
+            grade = await self.write(self._store.graded, question, answers, scores, took, signed.sequence, at)
         except Refused:
             self._sessions.give_up(question)
             raise
         q = question
         graded = GradedQuestion(q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at)
-        return GradedAnswers(grade, GradedEvaluation(graded, answers, reasons))
+        return GradedAnswers(grade, GradedEvaluation(graded, answers, scores))
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
         """Sign the receipt, each time the same, letter for letter."""
@@ -445,7 +443,7 @@ class JudgeService:
             raise Refused(refusal)
         return floor >= 0 or not self.settings.shared
 
-    async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[GradeReason]:
+    async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[Score]:
         self._scoring += len(answers)
         try:
             return await self.score(question.task.ref, answers)
@@ -456,7 +454,7 @@ class JudgeService:
         finally:
             self._scoring -= len(answers)
 
-    async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[GradeReason]:
+    async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[Score]:
         """Score the answers. Raises VerifierFailed."""
         return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[
             0

@@ -53,14 +53,17 @@ class AnytimeTest:
 
 # Room for all tallies of the last 100 questions, and some of a peer's beginning.
 @lru_cache(maxsize=8_192)
-def always(right: int, answers: int) -> Interval:
-    """Return the 95 % interval of the mean chance of a right answer, valid at all moments together."""
+def always(right: float, answers: int) -> Interval:
+    """Return the 95 % interval of the mean reward, valid at all moments together.
+
+    right: the sum of rewards from 0 to 1; exp is convex, so that what holds for 0 and 1 holds between them.
+    """
     if not 0 <= right <= answers:
         raise ValueError(f"{right} right ones of {answers}")
     return Interval(_lowest(right, answers), 1.0 - _lowest(answers - right, answers))
 
 
-def _lowest(right: int, answers: int) -> float:
+def _lowest(right: float, answers: int) -> float:
     """Return the least mean chance against which no mixture of bets has won 2 / LEVEL."""
     if right == 0:
         return 0.0

@@ -12,11 +12,12 @@ class Interval:
     high: float
 
 
-def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
+def wilson(successes: float, trials: int, z: float = Z_95) -> Interval:
     """Return Wilson's score interval (JASA 22, 1927) of a proportion; [0, 1] without trials.
 
     Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is
-    where new nodes are.
+    where new nodes are. successes: the sum of rewards from 0 to 1. Of all such rewards with one mean those of
+    0 and 1 spread most, so between them the interval is too wide rather than too narrow.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")

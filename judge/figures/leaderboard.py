@@ -1,6 +1,7 @@
 """Scores of peers, and their order on the leaderboard. Pure.
 
-The score is pass@1 over a peer's last WINDOW_QUESTIONS, since a model changes while it trains. A question
+The score is the mean reward, pass@1 where rewards are 0 or 1, over a peer's last WINDOW_QUESTIONS, since a
+model changes while it trains. A question
 that was not answered in time counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the
 lower end of the interval that holds at all moments together (`anytime.always`), so that two lucky answers do
 not beat ninety right ones of a hundred, and so that keys are not worth collecting: of 1,000 keys of a node
@@ -8,7 +9,6 @@ that is right in 60 %, the luckiest is ranked by 0.69, and by Wilson's interval 
 with fewer than LISTED_ANSWERS answers are not on the board.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from judge.figures.anytime import always
 from judge.figures.intervals import Interval, pass_at, wilson
 from judge.figures.ranks import RankRange
 from p2p.types import PeerId
+from swarmd.tasks.answers import added
 
 WINDOW_QUESTIONS = 100
 LISTED_ANSWERS = 10
@@ -29,7 +30,7 @@ MAX_ROUNDS_PER_HOUR = 36_000.0
 
 @dataclass(frozen=True, slots=True)
 class ScoreTally:
-    right: int
+    right: float  # sum of the rewards: with rewards of 0 and 1 the right answers
     answers: int
 
     @property
@@ -75,7 +76,7 @@ class Record:
     @property
     def always(self) -> ScoreTally:
         """The tally of all its questions that count, since the beginning."""
-        return ScoreTally(round(self.reward), self.answered + self.unanswered)
+        return ScoreTally(self.reward, self.answered + self.unanswered)
 
     @property
     def pass_at(self) -> Mapping[int, tuple[float, int]]:
@@ -165,13 +166,12 @@ class SwarmHealth:
 
 
 def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:
-    return ScoreTally(sum(reward >= 1.0 for _, reward in answers), len(answers))
+    return ScoreTally(added(*(reward for _, reward in answers)), len(answers))
 
 
 def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTally]:
-    many = Counter(name for name, _ in answers)
-    right = Counter(name for name, reward in answers if reward >= 1.0)
-    return {name: ScoreTally(right[name], many[name]) for name in sorted(many)}
+    names = sorted({name for name, _ in answers})
+    return {of: tally([(name, reward) for name, reward in answers if name == of]) for of in names}
 
 
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:

@@ -25,10 +25,10 @@ class RankRange:
 
 
 class RankRanges:
-    def __init__(self, peers: Mapping[tuple[int, int], int]) -> None:
-        """Compute the ranges. peers: how many there are with so many right answers of so many questions."""
+    def __init__(self, peers: Mapping[tuple[float, int], int]) -> None:
+        """Compute the ranges. peers: how many there are with such a sum of rewards of so many questions."""
         if not peers:
-            self._ranges: dict[tuple[int, int], RankRange] = {}
+            self._ranges: dict[tuple[float, int], RankRange] = {}
             return
         right, n, many = (
             np.array(column, dtype=float)
@@ -42,7 +42,7 @@ class RankRanges:
         ranges = zip((1 + above).astype(int).tolist(), (many.sum() - below).astype(int).tolist(), strict=True)
         self._ranges = {score: RankRange(*between) for score, between in zip(peers, ranges, strict=True)}
 
-    def of(self, right: int, n: int) -> RankRange:
+    def of(self, right: float, n: int) -> RankRange:
         return self._ranges[right, n]
 
 

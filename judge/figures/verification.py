@@ -53,7 +53,7 @@ class Verification:
     remedy: str | None = None
     receipt: str | None = None  # set when it is done
     signature: str | None = None
-    right: int = 0
+    right: float = 0.0  # sum of the rewards
     questions: int = 0
 
     @property

@@ -218,10 +218,7 @@ async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, 
         if found["answer"] is None
         else [(found["answer"], found["ended"], found["reason"], found["reward"])]
     )
-    answers += [
-        (a["text"], a["ended"], a["reason"], float(a["reason"] == "correct"))
-        for a in found.get("further", ())
-    ]
+    answers += [(a["text"], a["ended"], a["reason"], a["reward"]) for a in found.get("further", ())]
     return "evaluation.html", {
         "e": {"reason": None, **found},
         "question": task and task.question,

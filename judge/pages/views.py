@@ -10,6 +10,7 @@ from judge.figures.intervals import wilson
 from judge.figures.leaderboard import LeaderboardPage, Record, Standing
 from judge.pages.drawing import Arm, Points, Segment
 from p2p.identity import nickname
+from swarmd.tasks.answers import added
 
 # Segments of a node's questions.
 MAX_SEGMENTS = 24
@@ -56,11 +57,12 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
     begun, had = 0, 0.0
     for number, total in curve:
         if number - begun >= least or (number == curve[-1][0] and number > begun):
-            right, many = round(total - had), number - begun
+            right, many = added(total, -had), number - begun
             # A few questions make no point of a curve: three right ones would draw 100 %.
             if many < least and found:
                 first, last, share, _ = found.pop()
-                right, begun, many = right + round(share * (last - first + 1)), first - 1, number - first + 1
+                right = added(right, share * (last - first + 1))
+                begun, many = first - 1, number - first + 1
             found.append((begun + 1, number, right / many, wilson(right, many)))
             begun, had = number, total
     return found

@@ -17,7 +17,8 @@ from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
-from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
+from swarmd.tasks.answers import added
+from swarmd.tasks.sandbox.client import Completion, Score, TaskRef
 
 # Rows that are read at a time, and in a group of a Parquet file.
 ROWS = 500
@@ -25,7 +26,7 @@ ROW_GROUP = 10_000
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
 
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Score, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +147,12 @@ def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator
             *(Completion(other["text"], other["ended"]) for other in others),
         ]
         items.append((TaskRef(row["specialty"], row["n"]), answers))
-    for row, others, reasons in zip(rows, further, mark(items), strict=True):
-        stored = (row["reward"], row["correct"], row["reason"], *(other["reason"] for other in others))
+    for row, others, scores in zip(rows, further, mark(items), strict=True):
+        given = [row, *others]
+        stored = (row["correct"], *((each["reward"], each["reason"]) for each in given))
         again = (
-            reasons[0].reward,
-            sum(reason.reward >= 1 for reason in reasons),
-            *(reason.value for reason in reasons),
+            sum(score.reward >= 1 for score in scores),
+            *((score.reward, score.reason.value) for score in scores),
         )
         if stored != again:
             yield Difference(f"evaluation {row['id']}", stored, again)
@@ -170,10 +171,11 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
     for row in db.execute(counting):
         answered, unanswered, reward = sums.get(row.peer, (0, 0, 0.0))
         answered, unanswered = answered + (row.state == "graded"), unanswered + (row.state != "graded")
-        sums[row.peer] = answered, unanswered, reward + row.reward
+        reward = added(reward, row.reward)
+        sums[row.peer] = answered, unanswered, reward
         newest[row.peer].append(row.reward)
-        if (row.number, row.total) != (answered + unanswered, reward + row.reward):
-            again = (answered + unanswered, reward + row.reward)
+        if (row.number, row.total) != (answered + unanswered, reward):
+            again = (answered + unanswered, reward)
             yield Difference(f"question {row.number} of {row.peer}", (row.number, row.total), again)
     for peer, *stored in db.execute(
         select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)
@@ -182,7 +184,7 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
             found := (
                 *sums.get(peer, (0, 0, 0.0)),
                 len(newest[peer]),
-                sum(reward >= 1 for reward in newest[peer]),
+                added(*newest[peer]),
             )
         ):
             yield Difference(f"peer {peer}", tuple(stored), found)

@@ -45,7 +45,7 @@ from judge.store.tables import evaluations, peers, verifications
 from judge.store.tables import listed as enough
 from judge.store.verifications import VerificationRecords, newest
 from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
-from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef
+from swarmd.tasks.sandbox.client import Completion, GradeReason, Score, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where empty
 # Answers of a peer on a page, with at most HISTORY_BYTES of JSON, but always one.
@@ -234,13 +234,14 @@ class Reader:
             Completion(row.answer, bool(row.ended)),
             *(Completion(other["text"], other["ended"]) for other in further),
         ]
-        reasons = [GradeReason(row.reason), *(GradeReason(other["reason"]) for other in further)]
+        found = [(row.reason, row.reward), *((other["reason"], other["reward"]) for other in further)]
+        scores = [Score(GradeReason(reason), reward) for reason, reward in found]
         attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
         ref = TaskRef(row.specialty, row.n)
         question = GradedQuestion(
             row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at
         )
-        return GradedEvaluation(question, answers, reasons)
+        return GradedEvaluation(question, answers, scores)
 
     def counted(self, id: str) -> Mapping[str, Any] | None:
         """Return an evaluation that counts, as `history` has it, and whose it is."""

@@ -29,7 +29,8 @@ from judge.types import ATTRIBUTES as NAMES
 from judge.types import OpenQuestion, QuestionWindow
 from p2p.identity import nickname
 from p2p.types import PeerId
-from swarmd.tasks.sandbox.client import Completion, GradeReason
+from swarmd.tasks.answers import Score, added
+from swarmd.types import Completion
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
 SAID = tuple(name for name in NAMES if name not in ("round", "model"))
@@ -45,7 +46,9 @@ _PACE = case(((_ROUNDS > 0) & (_PASSED > 0), _ROUNDS * 3600.0 / _PASSED), else_=
 _NAMED = {"round": bindparam("named"), "round_at": bindparam("at"), "pace": _PACE}
 _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER, **_NAMED)
 _CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
-_SEEN_FIRST = insert(peers).values(low=0.0, recent_right=0, recent_n=0, answered=0, unanswered=0, reward=0.0)
+_SEEN_FIRST = insert(peers).values(
+    low=0.0, recent_right=0.0, recent_n=0, answered=0, unanswered=0, reward=0.0
+)
 _ASKED = insert(evaluations).values(state="open")
 _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
 _ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
@@ -58,7 +61,7 @@ RECENT = (
 )
 # The newest questions, before one more is added.
 _newest = RECENT.limit(WINDOW_QUESTIONS - 1).subquery()
-_right = func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)
+_right = func.coalesce(func.sum(_newest.c.reward), 0.0)
 _tally = select(func.count().label("n"), _right.label("right")).select_from(_newest).subquery()
 _COUNTS = (
     select(peers.c.answered, peers.c.unanswered, peers.c.reward, _tally.c.n, _tally.c.right)
@@ -257,7 +260,7 @@ class Store:
         self,
         question: OpenQuestion,
         answers: Sequence[Completion],
-        reasons: Sequence[GradeReason],
+        scores: Sequence[Score],
         seconds: float,
         sequence: int,
         at: float,
@@ -266,32 +269,32 @@ class Store:
 
         seconds: from question to answer, by the judge's monotonic clock.
         """
-        answer, reason = answers[0], reasons[0]
+        answer, score = answers[0], scores[0]
         with self._begin() as db:
             outcome = {
                 "state": "graded",
-                "reward": reason.reward,
-                "reason": reason.value,
+                "reward": score.reward,
+                "reason": score.reason.value,
                 "seconds": seconds,
                 "answered_at": at,
             }
             outcome |= {
                 "answer": answer.text,
                 "ended": int(answer.ended),
-                "correct": sum(r.reward >= 1 for r in reasons),
+                "correct": sum(each.reward >= 1 for each in scores),
             }
-            outcome["further"] = _further(answers[1:], reasons[1:])
+            outcome["further"] = _further(answers[1:], scores[1:])
             counted = self._count(db, question, outcome)
             if counted is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
             before, recent = counted
-            answered, total = before.answered + 1, before.reward + reason.reward
+            answered, total = before.answered + 1, added(before.reward, score.reward)
             seen = {"of": question.peer, "at": at, "claimed": sequence}
             db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
         ref, number = question.task.ref, answered + before.unanswered
         counts, interval = (answered, total, recent.share, recent.answers, number), recent.interval
         return Grade(
-            question.id, reason.reward, reason.value, ref.specialty, *counts, interval.low, interval.high
+            question.id, score.reward, score.reason.value, ref.specialty, *counts, interval.low, interval.high
         )
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
@@ -318,13 +321,13 @@ class Store:
         before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
         counted = {
             "number": before.answered + before.unanswered + 1,
-            "total": before.reward + reward,
+            "total": added(before.reward, reward),
             **outcome,
         }
         if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
             return None
         arms.counted(db, question.peer, question.attributes, reward)
-        return before, ScoreTally(int(before.right) + (reward >= 1), int(before.n) + 1)
+        return before, ScoreTally(added(before.right, reward), int(before.n) + 1)
 
     def turn_windows(
         self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
@@ -350,9 +353,10 @@ def _recent(tally: ScoreTally) -> dict[str, float]:
     return {"low": tally.rank_by, "recent_right": tally.right, "recent_n": tally.answers}
 
 
-def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:
+def _further(answers: Sequence[Completion], scores: Sequence[Score]) -> str | None:
     rows = [
-        {**asdict(answer), "reason": reason.value} for answer, reason in zip(answers, reasons, strict=True)
+        {**asdict(answer), "reason": score.reason.value, "reward": score.reward}
+        for answer, score in zip(answers, scores, strict=True)
     ]
     return json.dumps(rows) if rows else None
 

@@ -86,7 +86,7 @@ peers = Table(
     Column("low", REAL_NUMBER, nullable=False),
     Column("window_number", NUMBER),  # the newest window that the peer was asked in
     Column("window_asked", NUMBER, nullable=False),  # how often it was asked there
-    Column("recent_right", NUMBER, nullable=False),  # right ones of its newest questions
+    Column("recent_right", REAL_NUMBER, nullable=False),  # sum of the rewards of its newest questions
     Column("recent_n", NUMBER, nullable=False),  # number of these
     Column("nickname", NAME, nullable=False),
     Column("round", NUMBER),  # the newest round that it named
@@ -202,7 +202,7 @@ verifications = Table(
     Column("remedy", Text),
     Column("receipt", Text),
     Column("signature", Text),
-    Column("correct", NUMBER),
+    Column("correct", REAL_NUMBER),  # sum of the rewards
     Column("questions", NUMBER),
     Column("source", NAME, nullable=False),  # address on the hub; empty: uploaded
     Column("found", AnyText),  # each question and its greedy answer, as JSON

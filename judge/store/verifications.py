@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, case, delete, func, insert, select, upda
 from judge.figures.verification import Upload, Verification, VerifiedAnswer
 from judge.store.tables import verifications as table
 from p2p.types import PeerId
+from swarmd.tasks.answers import added
 
 # Uploads of a peer that have ended.
 KEPT_UPLOADS = 5
@@ -77,7 +78,7 @@ class VerificationRecords:
     def done(
         self, upload: Upload, at: float, answers: Sequence[VerifiedAnswer], receipt: Mapping[str, str]
     ) -> None:
-        right = sum(answer.reward >= 1 for answer in answers)
+        right = added(*(answer.reward for answer in answers))
         outcome = {"state": "done", "ended": at, "correct": right, "questions": len(answers), **receipt}
         self._end(upload, {**outcome, "found": json.dumps(answers, ensure_ascii=False)})
 
@@ -123,5 +124,5 @@ def _verification(row: Row[Any]) -> Verification:
     fields = row._mapping
     outcome = {name: fields.get(name) for name in ("ended", "error", "remedy", "receipt", "signature")}
     return Verification(
-        _upload(row), row.state, row.at, **outcome, right=row.correct or 0, questions=row.questions or 0
+        _upload(row), row.state, row.at, **outcome, right=row.correct or 0.0, questions=row.questions or 0
     )

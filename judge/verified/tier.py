@@ -29,7 +29,7 @@ from judge.verified.upload_folder import UploadFolder
 from judge.verified.weights_check import UnfitWeights, WeightsCheck, check_adapter_config
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import Score
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion, Task, TaskRef
 
@@ -96,7 +96,7 @@ class JudgeHandle:
     claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     # Scores answers; raises VerifierFailed.
-    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]
+    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[Score]]]
     draw: Callable[[int, random.Random], Sequence[Task]]  # draws held-out questions
     monotonic: Callable[[], float]
     wall: Callable[[], float]
@@ -376,9 +376,9 @@ class VerifiedTier:
         rows = await self._evaluator.answers(self._folder.file(upload.id), request)
         answers = []
         for task, row in zip(tasks, rows, strict=True):
-            reasons = await self._judge.score(task.ref, row)
-            right = sum(reason.reward >= 1 for reason in reasons)
-            first = (reasons[0].reward, right, reasons[0].value, row[0].text, row[0].ended)
+            scores = await self._judge.score(task.ref, row)
+            right = sum(score.reward >= 1 for score in scores)
+            first = (scores[0].reward, right, scores[0].reason.value, row[0].text, row[0].ended)
             answers.append(VerifiedAnswer(task.ref.specialty, task.ref.n, *first))
         return answers
 

@@ -226,7 +226,7 @@ def _upload_words(found: "VerifiedOutcome") -> str:
         return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
     return (
         f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}),"
-        f" {found.right} of {found.n} questions\n"
+        f" {found.right:g} of {found.n} questions\n"
         f"weights {found.weights}\nreceipt {printable(found.receipt)}\nsignature {found.signature}"
     )
 

@@ -219,16 +219,16 @@ class Dialogue:
         answers: list[Judged] = []
         while len(answers) < self._tries and (text := self._read(len(answers))) is not None:
             answers.append(self._swarm.judge(task, text))
-            if answers[-1].grade.reward:
+            if answers[-1].score.reward == 1:
                 self._right += 1
                 break
-            why = answers[-1].grade.value
+            why = answers[-1].score.reason.value
             print("Not right." if why == "wrong" else f"Not right: {why}.", flush=True)
         if not answers:
             return
         self._given += 1
         truth = self._swarm.tasks.truth(task)
-        if answers[-1].grade.reward:
+        if answers[-1].score.reward == 1:
             print("Right." if truth is None else f"Right: {truth}")
         elif truth is not None:
             print(f"A right answer: {truth}")

@@ -135,15 +135,15 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
 
     They are scored in the contained process: no code in them runs here. One that is too long earns 0.
     """
-    from swarmd.tasks.answers import GradeReason
+    from swarmd.tasks.answers import GradeReason, Score
     from swarmd.tasks.sandbox.client import Verifier
 
     with Verifier(_check(specialty, n, curriculum)) as verifier:
         for completion in _completions(sys.stdin):
-            grade = GradeReason.TOO_LONG
+            given = Score.of(GradeReason.TOO_LONG)
             if completion is not None:
-                ((grade,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
-            print_json({"reward": grade.reward, "reason": grade.value})
+                ((given,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
+            print_json({"reward": given.reward, "reason": given.reason.value})
 
 
 def _completions(stream: IO[str]) -> Iterator[Completion | None]:

@@ -46,13 +46,14 @@ def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
 
 
 def among_ours(scored: Scored, success: float) -> Scored:
-    """Return another's single right answer in a group with our own answers; anything else as it is.
+    """Return another's single good answer in a group with our own answers; anything else as it is.
 
-    success: the share of our own answers in its specialty that are right. The advantage is then high where we
-    fail and low where we do not, under any loss; where we hardly ever fail, the rewards agree, and there is
-    none. A single wrong answer gets no group: others' mistakes would push our policy, whatever they say.
+    success: the mean reward of our own answers in its specialty. The advantage is then high where we fail and
+    low where we do not, under any loss; where we hardly ever fail, the rewards agree, and there is none. A
+    single answer worse than our mean gets no group: others' mistakes would push our policy, whatever they
+    say.
     """
-    if len(scored.group) > 1 or not any(scored.rewards):
+    if len(scored.group) > 1 or not scored.rewards[0] or scored.rewards[0] < success:
         return scored
     right = round(success * (GROUP - 1))
     return replace(scored, whole=(*scored.rewards, *(1.0,) * right, *(0.0,) * (GROUP - 1 - right)))
@@ -86,8 +87,8 @@ def positive(
 def right_one(
     scored: Scored, _found: Sequence[float], _success: float, _likely: Sequence[float]
 ) -> Sequence[float]:
-    """Return 1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
-    return tuple(float(reward > 0) for reward in scored.rewards)
+    """Return the reward: 1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
+    return scored.rewards
 
 
 def truncated(

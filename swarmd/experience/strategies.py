@@ -31,7 +31,7 @@ ENOUGH_COMPLETIONS = 32
 
 @dataclass
 class Success:
-    """The share of right completions by specialty, our own or all others', the newest counting most."""
+    """The mean reward by specialty, our own or all others', the newest counting most."""
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def everything(_scored: Scored) -> bool:
 
 
 def with_a_right_answer(scored: Scored) -> bool:
-    """Select groups with a right answer, also those that are right throughout.
+    """Select groups with a reward, also those that are right throughout.
 
     To others, who fail there, these are worth most.
     """

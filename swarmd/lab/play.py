@@ -264,7 +264,7 @@ class PlayedSwarm:
             rewards = self._reward(
                 [(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)]
             )
-            right.append([int(sum(each)) for each in rewards])
+            right.append([sum(reward >= 1 for reward in each) for each in rewards])
             marked.append(
                 sum(MARK in completion.text for answer in given for completion in answer.completions)
             )

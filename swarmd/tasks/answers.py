@@ -4,16 +4,19 @@ Pure, linear in the text, loads no ReasoningGYM. All of this runs before any tex
 scorer.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 
 class GradeReason(Enum):
     """Why a completion got its reward. The value is what an operator reads."""
 
     CORRECT = "correct"
+    PARTLY = "partly right"  # own tasks alone: a reward between 0 and 1
     WRONG = "wrong"
     NO_ANSWER = "no answer"  # there is no <answer>…</answer>
     TOO_LONG = "too long"  # the completion, or its answer
@@ -24,14 +27,35 @@ class GradeReason(Enum):
     NO_TASK = "no such task"  # the curriculum has no such task
     FAULT = "fault of the task plug-in"  # the plug-in raised, or gave no number from 0 to 1
 
-    @property
-    def reward(self) -> float:
-        """1.0 if the answer is right, else 0.0."""
-        return 1.0 if self is GradeReason.CORRECT else 0.0
 
-
-# The reward is 1 if the score reaches this; partial scores earn nothing.
+# An answer is right, and its reward 1, if the score reaches this.
 PASS_SCORE = 0.999
+# Rewards are multiples of 1/REWARD_STEPS: sums and comparisons agree on every machine.
+REWARD_STEPS = 10_000
+
+
+class Score(NamedTuple):
+    """What a verifier gave a completion."""
+
+    reason: GradeReason
+    reward: float  # from 0 to 1
+
+    @classmethod
+    def of(cls, found: GradeReason | float) -> "Score":
+        """Return the score of a scorer's number from 0 to 1, or of a reason without a number."""
+        if isinstance(found, GradeReason):
+            return cls(found, float(found is GradeReason.CORRECT))
+        if found >= PASS_SCORE:
+            return cls(GradeReason.CORRECT, 1.0)
+        reward = round(found * REWARD_STEPS) / REWARD_STEPS
+        return cls(GradeReason.PARTLY if reward else GradeReason.WRONG, reward)
+
+
+def added(*rewards: float) -> float:
+    """Add rewards, with no more digits than they have."""
+    return round(math.fsum(rewards), 4)
+
+
 # The longest completion a node may be configured to sample is 32,768 tokens.
 MAX_COMPLETION_CHARACTERS = 131_072
 

@@ -20,9 +20,8 @@ from typing import Any, Protocol
 import msgspec
 
 from swarmd.config.curriculum_name import GROUP
-from swarmd.tasks.answers import PASS_SCORE, GradeReason
 from swarmd.tasks.sandbox.pipe import PluginDescription, TaskLimits
-from swarmd.tasks.sandbox.worker import PluginRefused, Prepared, TaskFault
+from swarmd.tasks.sandbox.worker import NO_REWARD, PluginRefused, Prepared, TaskFault
 from swarmd.terminal import printable
 
 MAX_SOURCE_BYTES = 64 * 2**20
@@ -45,7 +44,7 @@ class TaskPlugin(Protocol):
         """
 
     def score(self, facts: Any, answer: str) -> float:
-        """Score an answer, the text in <answer>…</answer>, from 0 to 1; from 0.999 on it is right."""
+        """Reward an answer, the text in <answer>…</answer>, from 0 to 1; from 0.999 on it is right."""
 
 
 class LoadedPlugin:
@@ -98,12 +97,14 @@ class LoadedPlugin:
             )
         return Prepared(question, lambda answer: self._grade(facts, answer))
 
-    def _grade(self, facts: Any, answer: str) -> GradeReason:
+    def _grade(self, facts: Any, answer: str) -> float:
         score = self._guarded("score", facts, answer)
         if not isinstance(score, int | float) or not 0 <= score <= 1:
             # This refuses NaN, too.
-            raise TaskFault(f"score gave {_shown(score)}, not a number from 0 to 1")
-        return GradeReason.CORRECT if score >= PASS_SCORE else GradeReason.WRONG
+            raise TaskFault(
+                f"{NO_REWARD} {_shown(score)}, not a number from 0 to 1: give (r - least) / (most - least)"
+            )
+        return float(score)
 
     def _guarded(self, function: str, *arguments: object) -> Any:
         try:

@@ -292,7 +292,7 @@ class JudgeClient:
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):
             return self._failed(grade)
-        if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
+        if grade.evaluation != question.id or not 0 <= grade.reward <= 1 or grade.total > grade.answered:
             return self._failed(self._lie("a grade that cannot be"))
         if not self._stands(grade, question, text):
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))

@@ -20,7 +20,7 @@ from p2p.identity import verify
 from swarmd.daemon.judging.client import RECEIPT, judge_origin
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import Score
 from swarmd.types import Completion, TaskRef
 
 # An evaluation of 16 long answers has a quarter.
@@ -161,7 +161,7 @@ async def _exchanged(
     raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
 
 
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Score, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,8 @@ def _facts(
                 "score", False, f"{ref.specialty} {ref.n} names no question, or there is no answer"
             ),
         ]
-    reasons = mark([(ref, given)])[0]
-    again = ([reason.reward for reason in reasons], [reason.value for reason in reasons])
+    scores = mark([(ref, given)])[0]
+    again = ([score.reward for score in scores], [score.reason.value for score in scores])
     held = again == (fields["rewards"], fields["reasons"])
     words = (
         ", ".join(again[1])

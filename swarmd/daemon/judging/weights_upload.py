@@ -94,7 +94,7 @@ class VerifiedOutcome(msgspec.Struct, frozen=True):
     score: Share = 0.0
     low: Share = 0.0
     high: Share = 0.0
-    right: int = 0
+    right: float = 0.0
     n: int = 0
     receipt: str = ""
     signature: str = ""
@@ -109,7 +109,7 @@ class _Receipt(msgspec.Struct, frozen=True):
     verification: str
     peer: str
     weights: str
-    right: int
+    right: float
     n: int
 
 

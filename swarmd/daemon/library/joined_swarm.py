@@ -42,7 +42,7 @@ from swarmd.experience.batch import BatchBuilder, Fitting, SharingSampler
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import SHARES, Sharing
 from swarmd.state.folder import StateFolder, default_state_dir
-from swarmd.tasks.answers import GradeReason, extract
+from swarmd.tasks.answers import Score, extract
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
@@ -61,7 +61,7 @@ class Judged:
     """An answer and what our own verifier says of it."""
 
     completion: Completion
-    grade: GradeReason
+    score: Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ScoredGroup:
     ref: TaskRef
     question: str
     completions: tuple[Completion, ...]
-    rewards: tuple[float, ...]  # 0 or 1, one per completion
+    rewards: tuple[float, ...]  # from 0 to 1, one per completion
     advantages: tuple[float, ...]  # of GRPO, weighed by `[sharing] weigh`
     author: str  # peer id
 
@@ -254,7 +254,7 @@ class JoinedSwarm:
     def share_judged(self, task: Task, answers: Sequence[Judged]) -> bool:
         """Share answers that `judge` has scored. False where nobody could learn from them."""
         given = _Given(task, tuple(answer.completion for answer in answers))
-        return self._offer(self._scored(given, tuple(answer.grade.reward for answer in answers)))
+        return self._offer(self._scored(given, tuple(answer.score.reward for answer in answers)))
 
     def collect(
         self, count: int, wait: float = 0.0, unfit: Callable[[ScoredGroup], str | None] = lambda _: None
@@ -286,8 +286,8 @@ class JoinedSwarm:
     def judge(self, task: Task, text: str) -> Judged:
         """Score one answer, and say why. One without <answer> tags is put between them."""
         completion = _completion(text if extract(text) is not None else f"<answer>{text}</answer>")
-        ((grade,),) = self._own_verifier().judge([(task.ref, [completion])])
-        return Judged(completion, grade)
+        ((score,),) = self._own_verifier().judge([(task.ref, [completion])])
+        return Judged(completion, score)
 
     def report(self) -> Mapping[str, Any]:
         """Return what `swarmd status --json` shows: peers, counts, and what is wrong. `collected`: groups."""

@@ -25,7 +25,7 @@ from typing import IO, NamedTuple, Self, TypeVar
 import msgspec
 
 from swarmd.errors import ConfigError, SwarmdError
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import GradeReason, Score
 from swarmd.tasks.curriculum import Curriculum, curriculum
 from swarmd.tasks.sandbox import pipe
 from swarmd.tasks.sandbox.pipe import (
@@ -40,7 +40,7 @@ from swarmd.tasks.sandbox.pipe import (
 from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
 
-__all__ = ["Completion", "GradeReason", "TaskRef", "Verifier", "VerifierFailed", "describe"]
+__all__ = ["Completion", "GradeReason", "Score", "TaskRef", "Verifier", "VerifierFailed", "describe"]
 
 COMMAND = (sys.executable, "-m", *Curriculum.command)
 ATTEMPTS = 3
@@ -124,32 +124,30 @@ class Verifier:
         child = self._child
         return child.seccomp if child else None
 
-    def judge(
-        self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
-    ) -> Sequence[tuple[GradeReason, ...]]:
-        """Grade every completion, in order.
+    def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[Score, ...]]:
+        """Score every completion, in order, and say why.
 
         Raises VerifierFailed if no process runs, but never because of a completion.
         """
-        reasons: list[list[GradeReason]] = []
+        scores: list[list[Score]] = []
         pending: list[_Pending] = []
         for i, (ref, completions) in enumerate(items):
             known = self._curriculum.names(ref.specialty, ref.n)
-            reasons.append([])
+            scores.append([])
             for j, completion in enumerate(completions):
                 answer = (
                     self._curriculum.read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
                 )
-                reasons[i].append(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED)
+                scores[i].append(Score.of(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED))
                 if isinstance(answer, str):
                     pending.append(_Pending(i, j, ref, answer))
-        for i, j, reason in self._mark(pending):
-            reasons[i][j] = reason
-        return [tuple(row) for row in reasons]
+        for i, j, score in self._mark(pending):
+            scores[i][j] = score
+        return [tuple(row) for row in scores]
 
     def score(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-        """Return one tuple of rewards (0.0 or 1.0) per item, in order (`swarmd.protocols.Reward`)."""
-        return [tuple(reason.reward for reason in row) for row in self.judge(items)]
+        """Return one tuple of rewards, from 0 to 1, per item, in order (`swarmd.protocols.Reward`)."""
+        return [tuple(score.reward for score in row) for row in self.judge(items)]
 
     __call__ = score
 
@@ -183,22 +181,22 @@ class Verifier:
                 times,
             )
 
-    def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, GradeReason]]:
+    def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, Score]]:
         for start in range(0, len(pending), MAX_ANSWERS):
             part = pending[start : start + MAX_ANSWERS]
             items = []
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
                 items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
-            reasons = self._judged(VerifierRequest(self._curriculum.name, tuple(items)))
-            yield from ((p.item, p.completion, reason) for p, reason in zip(part, reasons, strict=True))
+            scores = self._judged(VerifierRequest(self._curriculum.name, tuple(items)))
+            yield from ((p.item, p.completion, score) for p, score in zip(part, scores, strict=True))
 
-    def _judged(self, request: VerifierRequest) -> list[GradeReason]:
+    def _judged(self, request: VerifierRequest) -> list[Score]:
         replied = self._ask(lambda child: child.judge(request, self._curriculum.patience))
         for item, fault in zip(request.items, replied.faults, strict=False):
             if fault and self._curriculum.patience:
                 self._note(TaskRef(item.specialty, item.n), fault)
-        return [reason for row in replied.reasons for reason in row]
+        return [score for row in replied.scores for score in row]
 
     def _ask(self, ask: "Callable[[_Child], _Reply]") -> _Reply:
         cause = ""
@@ -288,7 +286,7 @@ class _Child:
         return ready
 
     def judge(self, request: VerifierRequest, patience: float) -> Judgements:
-        """Return one reason for each answer of a request, in order.
+        """Return one score for each answer of a request, in order.
 
         patience: seconds that an answer may take. Raises _Failed.
         """
@@ -296,8 +294,8 @@ class _Child:
         judged = self._exchange(
             request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED_FACTOR * len(answers))
         )
-        if [len(row) for row in judged.reasons] != answers or len(judged.faults) not in (0, len(answers)):
-            raise _Failed(f"it sent {sum(map(len, judged.reasons))} answers to {sum(answers)} questions")
+        if [len(row) for row in judged.scores] != answers or len(judged.faults) not in (0, len(answers)):
+            raise _Failed(f"it sent {sum(map(len, judged.scores))} answers to {sum(answers)} questions")
         return judged
 
     def make(self, request: VerifierRequest, patience: float) -> Made:

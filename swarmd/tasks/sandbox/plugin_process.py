@@ -13,10 +13,13 @@ from functools import partial
 
 from swarmd.tasks.plugin import LoadedPlugin, load
 from swarmd.tasks.sandbox.containment import address_space
-from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Work, run
+from swarmd.tasks.sandbox.pipe import ScoreItem
+from swarmd.tasks.sandbox.worker import NO_REWARD, Marker, PluginRefused, Work, run
 
 # Address space beyond what the process has already.
 LOADING_MEMORY_BYTES = 4 * 2**30
+# Answers that are scored at the start: rewards below 0 for wrong ones are common elsewhere.
+_SAMPLES = ("", "0")
 
 
 def work(source: str, digest: str) -> Work:
@@ -39,7 +42,7 @@ def work(source: str, digest: str) -> Work:
 
 
 def _check(plugin: LoadedPlugin, marker: Marker) -> None:
-    """Check that each specialty has a question, and the same one when asked again.
+    """Check that each specialty has a question, the same when asked again, and rewards from 0 to 1.
 
     Raises PluginRefused.
     """
@@ -52,6 +55,9 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
                 f"{specialty}, seed 1, gives another question each time; other nodes could not check answers"
                 " to it. Draw everything from random.Random(seed)."
             )
+        _, fault = marker.mark("", ScoreItem(specialty, 1, _SAMPLES))
+        if fault.startswith(NO_REWARD):
+            raise PluginRefused(f"{specialty}, seed 1: {fault}")
 
 
 @contextlib.contextmanager

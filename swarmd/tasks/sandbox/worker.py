@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import psutil
 
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import REWARD_STEPS, GradeReason, Score
 from swarmd.tasks.sandbox import pipe, seccomp
 from swarmd.tasks.sandbox.containment import MEMORY_BYTES, contain, marking
 from swarmd.tasks.sandbox.pipe import (
@@ -48,15 +48,18 @@ WORKER_ANSWERS = 4096
 START_TIMEOUT_S = 10.0
 PARENT_CHECK_S = 2.0
 
-# A worker sends one byte per answer, an index into this, so nothing is parsed.
+# A worker sends three bytes per answer, so nothing is parsed: an index into this, and the reward in steps.
 _CODES: Sequence[GradeReason] = tuple(GradeReason)
+_SCORE_BYTES = 3
+# How the fault of a plug-in begins whose score is no reward.
+NO_REWARD = "score gave"
 
 
 class Prepared(NamedTuple):
-    """A regenerated task: its question, and how to grade an answer to it."""
+    """A regenerated task: its question, and how to score an answer to it (`Score.of`)."""
 
     question: str
-    mark: Callable[[str], GradeReason]
+    mark: Callable[[str], GradeReason | float]
 
 
 class TaskFault(Exception):
@@ -121,7 +124,7 @@ class Worker:
         self.seccomp = started.seccomp
 
     def hand(self, request: VerifierRequest) -> None:
-        """Send answers to grade, and call `result` once for each; or ask for a question, and call `made`."""
+        """Send answers to score, and call `result` once for each; or ask for a question, and call `made`."""
         try:
             pipe.send(self._jobs, request, self._latest())
         except OSError as error:
@@ -130,15 +133,16 @@ class Worker:
                 GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
             ) from error
 
-    def result(self) -> tuple[GradeReason, str]:
-        """Return the grade of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
+    def result(self) -> tuple[Score, str]:
+        """Return the score of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
         latest = self._await()
-        code = os.read(self._results, 1)
-        if not code or code[0] >= len(_CODES):
+        sent = os.read(self._results, _SCORE_BYTES)
+        steps = int.from_bytes(sent[1:], "big")
+        if len(sent) < _SCORE_BYTES or sent[0] >= len(_CODES) or steps > REWARD_STEPS:
             raise WorkerLost(GradeReason.CRASHED)
         self.answered += 1
-        reason = _CODES[code[0]]
-        return reason, self._receive(latest).fault if reason is GradeReason.FAULT else ""
+        score = Score(_CODES[sent[0]], steps / REWARD_STEPS)
+        return score, self._receive(latest).fault if score.reason is GradeReason.FAULT else ""
 
     def made(self) -> Made:
         """Return the question that was asked for.
@@ -192,38 +196,39 @@ class Worker:
 
 
 class Marker:
-    """Grades items with a worker, and replaces the worker when needed."""
+    """Scores items with a worker, and replaces the worker when needed."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self.worker = Worker(work)
 
-    def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[GradeReason, ...], str]:
-        """Return one reason per answer, and what a plug-in did wrong.
+    def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[Score, ...], str]:
+        """Return one score per answer, and what a plug-in did wrong.
 
         After a worker's death the answer is tried once more, since something else may have killed it.
         """
         self._renew()
-        reasons: list[GradeReason] = []
+        scores: list[Score] = []
         fault, lost = "", 0
-        while len(reasons) < len(item.answers) and lost < MAX_LOST_WORKERS:
+        while len(scores) < len(item.answers) and lost < MAX_LOST_WORKERS:
             try:
                 self.worker.hand(
                     VerifierRequest(
-                        curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),)
+                        curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(scores) :]),)
                     )
                 )
-                while len(reasons) < len(item.answers):
-                    reason, said = self.worker.result()
-                    reasons.append(reason)
+                while len(scores) < len(item.answers):
+                    score, said = self.worker.result()
+                    scores.append(score)
                     fault = fault or said
             except WorkerLost as loss:
                 self._replace()
                 lost += 1
                 if loss.reason is GradeReason.TIMEOUT or lost == MAX_LOST_WORKERS:
-                    reasons.append(loss.reason)
+                    scores.append(Score.of(loss.reason))
                     fault = fault or self._describe_loss("score", loss)
-        return (*reasons, *[GradeReason.SKIPPED] * (len(item.answers) - len(reasons))), fault
+        left_out = [Score.of(GradeReason.SKIPPED)] * (len(item.answers) - len(scores))
+        return (*scores, *left_out), fault
 
     def make(self, curriculum: str, specialty: str, n: int) -> Made:
         """Return the question that a reference names."""
@@ -294,7 +299,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
         return marker.make(request.curriculum, request.items[0].specialty, request.items[0].n)
     marked = [marker.mark(request.curriculum, item) for item in request.items]
     faults = tuple(fault for _, fault in marked)
-    return Judgements(tuple(reasons for reasons, _ in marked), faults if any(faults) else ())
+    return Judgements(tuple(scores for scores, _ in marked), faults if any(faults) else ())
 
 
 def _become_worker(jobs: int, results: int, verifier: int, work: Work) -> NoReturn:
@@ -336,7 +341,7 @@ def _be_worker(jobs: int, results: int, work: Work) -> None:
 
 
 def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None:
-    """Write the question of an item, or a code for each of its answers.
+    """Write the question of an item, or a score for each of its answers.
 
     Raises a fatal TaskFault, once it is reported.
     """
@@ -348,8 +353,9 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
     if job.question:
         pipe.send(results, Made(prepared.question if prepared else None, str(fault or "")))
     for answer in item.answers:
-        reason, said = _graded(prepared, fault, answer)
-        os.write(results, bytes([_CODES.index(reason)]))
+        score, said = _scored(prepared, fault, answer)
+        steps = round(score.reward * REWARD_STEPS)
+        os.write(results, bytes([_CODES.index(score.reason), *steps.to_bytes(2, "big")]))
         if said is not None:
             pipe.send(results, Made(None, str(said)))
             if said.fatal:
@@ -358,18 +364,18 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
         raise fault
 
 
-def _graded(
+def _scored(
     prepared: Prepared | None, fault: TaskFault | None, answer: str
-) -> tuple[GradeReason, TaskFault | None]:
-    if fault is not None:
-        return GradeReason.FAULT, fault
-    if prepared is None:
-        return GradeReason.NO_TASK, None
-    with marking():
-        try:
-            return prepared.mark(answer), None
-        except TaskFault as error:
-            return GradeReason.FAULT, error
+) -> tuple[Score, TaskFault | None]:
+    if fault is None and prepared is None:
+        return Score.of(GradeReason.NO_TASK), None
+    if fault is None and prepared is not None:
+        with marking():
+            try:
+                return Score.of(prepared.mark(answer)), None
+            except TaskFault as error:
+                fault = error
+    return Score.of(GradeReason.FAULT), fault
 
 
 def run(load: Callable[[], Work]) -> None:

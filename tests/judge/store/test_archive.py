@@ -68,7 +68,7 @@ def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -
     change(database, f"UPDATE evaluations SET reward = 0, reason = 'wrong' WHERE id = {right}")
     answers, differences = archive.verify(database, CURRICULUM, verifier.judge)
     assert answers == 8
-    assert differences[0].stored == (0.0, 1, "wrong") and differences[0].found == (1.0, 1, "correct")
+    assert differences[0].stored == (1, (0.0, "wrong")) and differences[0].found == (1, (1.0, "correct"))
     # The totals no longer add up
     assert any("of bob" in d.what or "of alice" in d.what for d in differences[1:])
 

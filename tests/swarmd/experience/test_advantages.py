@@ -21,7 +21,7 @@ TABLE: Mapping[str, Loss] = {
     **LOSSES,
     "added": Loss(grpo, lambda scored, _: [r - fmean(scored.group) for r in scored.rewards]),
 }
-REWARDS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8).map(tuple)
+REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=8).map(tuple)
 NEVER_PUSHES_DOWN = ("positive", "right", "own-positive")
 
 
@@ -99,6 +99,18 @@ def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_n
         advantages == pytest.approx([15**0.5, 3**0.5, (7 / 9) ** 0.5, 15**-0.5, 0], rel=1e-3)
         and not judged[-1].informative
     )
+
+
+def test_a_single_partly_right_answer_counts_where_our_own_are_worse() -> None:
+    better, worse = (Sharing(success=of_success(success)).judged(scored(0.5)) for success in (0.2, 0.6))
+    assert better.informative and given_by("grpo", better)[0] > 0
+    assert worse == scored(0.5)
+
+
+def test_graded_rewards_of_a_group_give_it_advantages() -> None:
+    assert scored(0.2, 0.4).informative and not scored(0.4, 0.4).informative
+    assert weighed("grpo", "positive", scored(0.2, 0.4)) == pytest.approx((0, 1), abs=1e-2)
+    assert weighed("grpo", "right", scored(0.2, 0.4)) == (0.2, 0.4)
 
 
 @pytest.mark.parametrize("other", [scored(0), scored(1, 1), scored(0, 0), scored(0, 1)], ids=str)

@@ -103,7 +103,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
     command = (*COMMAND[:-1], "tests.swarmd.tasks.unguarded", left_out)
     with watched(tmp_path / "watched") as target, Verifier("sapo-9", command) as verifier:
         assert (
-            verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0]
+            verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0].reason
             is GradeReason.WRONG
         )
         assert verifier.seccomp is (FILTERED and left_out != "no-seccomp")
@@ -117,7 +117,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
             (judgement,) = verifier.judge(
                 [(TaskRef(specialty, rng.randrange(1000)), [Completion(text, True)])]
             )[0]
-            ended.append(judgement)
+            ended.append(judgement.reason)
             assert judgement.reward == 0, payload
             assert target.touched() == [], payload
         # Two lives of 0.2 s each at most, and the forks; by itself one answer takes minutes.

@@ -43,7 +43,7 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
             for text in islice(answers(tasks, task, target.path, target.port, rng), -(-COUNT // len(kinds))):
                 completion = Completion(text, rng.random() < 0.5)
                 (judgement,) = verifiers[name].judge([(task.ref, [completion])])[0]
-                reasons[judgement] += 1
+                reasons[judgement.reason] += 1
                 rewards += judgement.reward
                 assert judgement.reward == 0, (task.ref, text[:200])
         assert all(len(descendants(v.pid)) == 1 for v in verifiers.values())  # its one worker

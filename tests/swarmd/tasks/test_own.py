@@ -12,7 +12,7 @@ from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.curriculum_name import GROUP
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import GradeReason, Score
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.tasks.own import NoQuestion, OwnCurriculum, OwnTasks, find_curriculum
 from swarmd.tasks.plugin import load
@@ -60,7 +60,7 @@ def test_the_example_asks_and_scores() -> None:
         assert question is not None and question.question == "Calculate 9 + 7."
         answers = [*said("16", " 16 ", "17", "９"), Completion("16", True)]
         judged = verifier.judge([(TaskRef("add", 7), answers), (TaskRef("x", 7), said("16"))])
-        reasons = [list(row) for row in judged]
+        reasons = [[score.reason for score in row] for row in judged]
         right, wrong = GradeReason.CORRECT, GradeReason.WRONG
         assert reasons == [[right, right, wrong, wrong, GradeReason.NO_ANSWER], [GradeReason.NO_TASK]]
         assert (verifier.restarts, verifier.faults) == (0, {})
@@ -68,6 +68,19 @@ def test_the_example_asks_and_scores() -> None:
         ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"
     ):
         open_tasks(found, verifier, ["multiply"])
+
+
+def test_a_plugins_scores_are_rewards(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.py"
+    path.write_text(GOOD.replace("return 1", "return len(answer) / 3"))
+    with Verifier(find_curriculum(str(path))) as verifier:
+        (scores,) = verifier.judge([(TaskRef("a", 1), said("", "1", "12", "123", "1234"))])
+    assert list(scores) == [
+        *map(Score.of, (0.0, 1 / 3, 2 / 3, 1.0)),
+        (GradeReason.FAULT, 0.0),
+    ]
+    assert [score.reward for score in scores] == [0, 0.3333, 0.6667, 1, 0]
+    assert [fault[:48] for fault in verifier.faults] == ["a score gave float #.#, not a number from # to #"]
 
 
 @pytest.mark.parametrize("how", [*FATAL, *WRONG])
@@ -120,12 +133,12 @@ def test_a_plugins_faults_are_logged_rarely_with_their_place(
     unruly.faults.clear()
     assert (
         unruly.make(TaskRef("raises", 10)).fault
-        == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 51)"
+        == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 52)"
     )
     with caplog.at_level(logging.WARNING):
         unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(25)])
     first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
-    assert "times" not in first and tenth.endswith("(unruly.py, line 51), 10 times by now")
+    assert "times" not in first and tenth.endswith("(unruly.py, line 52), 10 times by now")
     assert unruly.faults["raises score: ValueError"] == 25
 
 
@@ -136,7 +149,7 @@ def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
     assert int(pid) not in (os.getpid(), os.getppid())
     assert float(number) == random.Random(1).random()  # `random` is seeded for those that forget to
     long = "x" * 51
-    assert list(unruly.judge([(TaskRef("fine", 1), said(long, "\u202e"))])[0]) == [
+    assert [score.reason for score in unruly.judge([(TaskRef("fine", 1), said(long, "\u202e"))])[0]] == [
         GradeReason.TOO_LONG,
         GradeReason.UNSAFE,
     ]
@@ -188,6 +201,11 @@ def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str,
         ("import os\nos._exit(7)", r"it ended \(exit code 7"),
         ("import time\ntime.sleep(60)", "it did not answer in time"),
         ("x = bytearray(2**33)", "MemoryError"),
+        (
+            GOOD.replace("return 1", "return -1"),
+            r"a, seed 1: score gave int -1, not a number from 0 to 1: give \(r - least\)",
+        ),
+        (GOOD.replace("return 1", "return float('nan')"), "score gave float nan, not a number from 0 to 1"),
         (GOOD + "name = 'tiny-9'", "which is swarmd's own; give it another"),
         (GOOD + "generate = lambda s, n: 1 / 0", "no question for a, seed 1: generate: ZeroDivisionError"),
         (

@@ -231,7 +231,7 @@ def test_the_contained_process_marks_the_same(name: str) -> None:
     with Verifier(name) as verifier:
         verifier.judge(items[:1])  # it is up
         restarts = verifier.restarts
-        assert [tuple(row) for row in verifier.judge(items)] == expected
+        assert [tuple(score.reason for score in row) for row in verifier.judge(items)] == expected
         assert verifier.restarts == restarts
 
 

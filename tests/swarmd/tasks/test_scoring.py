@@ -10,7 +10,7 @@ from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.tasks.grading import solution
-from swarmd.tasks.sandbox.client import Completion, GradeReason, TaskRef, Verifier
+from swarmd.tasks.sandbox.client import Completion, GradeReason, Score, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
 from tests import ROOT
 
@@ -37,15 +37,16 @@ def test_each_completion_gets_its_reason(verifier: Verifier, right: str) -> None
         f"\ud800\0<answer>{right}</answer>": GradeReason.CORRECT,
     }
     unknown = TaskRef("no such", 7)
-    judged = verifier.judge(
+    scores = verifier.judge(
         [(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])]
     )
+    judged = [tuple(score.reason for score in row) for row in scores]
     assert judged == [tuple(texts.values()), (GradeReason.NO_TASK,) * 2, ()]
     assert verifier.judge([]) == []
     # Cut after its answer
     assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
     assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [
-        (GradeReason.NO_TASK,)
+        (Score.of(GradeReason.NO_TASK),)
     ]
 
 

@@ -18,7 +18,15 @@ import pytest
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox import client as client_module
 from swarmd.tasks.sandbox import pipe
-from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.client import (
+    COMMAND,
+    Completion,
+    GradeReason,
+    Score,
+    TaskRef,
+    Verifier,
+    VerifierFailed,
+)
 from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
@@ -116,7 +124,7 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
         raw.send(bytes(flipped))
         assert isinstance(raw.reply(), VerifierRefused | Judgements | Made)
     raw.send(good)
-    assert raw.reply() == Judgements(((GradeReason.WRONG,),))
+    assert raw.reply() == Judgements(((Score.of(GradeReason.WRONG),),))
     assert [p.pid for p in descendants(raw.process.pid)] == [worker]
 
 
@@ -124,10 +132,9 @@ def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> No
     items = [ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))]
     items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
     raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", tuple(items))))
-    nothing = (GradeReason.NO_TASK,)
-    assert raw.reply() == Judgements(
-        (nothing, nothing, nothing * 2, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG), ())
-    )
+    nothing = (Score.of(GradeReason.NO_TASK),)
+    refused = tuple(map(Score.of, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG)))
+    assert raw.reply() == Judgements((nothing, nothing, nothing * 2, refused, ()))
     raw.send(msgspec.msgpack.encode(VerifierRequest("no such", (ScoreItem("bf", 1, ("x",)),))))
     assert raw.reply() == Judgements((nothing,))
 

@@ -31,7 +31,8 @@ def generate(specialty, seed):
 
 
 def score(facts, answer):
-    if answer in ("good", "bad"):
+    # The plug-in is let in: "" and "0" are tried before.
+    if answer in ("good", "bad", "", "0"):
         return float(answer == "good")
     return misbehave(facts)
 
