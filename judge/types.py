@@ -7,7 +7,7 @@ from typing import Any
 
 from p2p.types import PeerId
 from swarmd.tasks import held_out
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.types import Completion, Task, TaskRef
 
 
@@ -133,7 +133,7 @@ class GradedQuestion:
 class GradedEvaluation:
     question: GradedQuestion
     answers: Sequence[Completion]
-    scores: Sequence[Score]
+    scores: Sequence[ScoredAnswer]
 
 
 def network_of(host: str) -> str:

@@ -182,7 +182,8 @@ async def evaluation(request: Request, id: PathName) -> Response:
 async def healthz(request: Request) -> Response:
     """Say whether the judge works: 503 where it cannot write its database."""
     service = service_of(request)
-    found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
+    lessons = service.curriculum
+    found = {"status": "ok", "curriculum": lessons.digest, "scorer": lessons.name, **await service.health()}
     return JSONResponse(found, headers={"cache-control": "no-store"})
 
 

@@ -322,6 +322,7 @@ class EvaluationReply(BaseModel):
 class HealthReply(BaseModel):
     status: Annotated[str, Field(examples=["ok"])]
     curriculum: Digest
+    scorer: Annotated[str, Field(description="curriculum by whose rules it scores", examples=["sapo-9"])]
     open: Annotated[int, Field(description="questions that wait for an answer", examples=[3])]
     scoring: Annotated[int, Field(description="answers that wait for the verifier", examples=[0])]
 

@@ -63,12 +63,12 @@ from p2p.types import PeerId
 from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.sandbox.client import Completion, Score, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.client import Completion, ScoredAnswer, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Score, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +443,7 @@ class JudgeService:
             raise Refused(refusal)
         return floor >= 0 or not self.settings.shared
 
-    async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[Score]:
+    async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[ScoredAnswer]:
         self._scoring += len(answers)
         try:
             return await self.score(question.task.ref, answers)
@@ -454,7 +454,7 @@ class JudgeService:
         finally:
             self._scoring -= len(answers)
 
-    async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[Score]:
+    async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[ScoredAnswer]:
         """Score the answers. Raises VerifierFailed."""
         return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[
             0

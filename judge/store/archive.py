@@ -18,7 +18,7 @@ from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
 from swarmd.tasks.answers import added
-from swarmd.tasks.sandbox.client import Completion, Score, TaskRef
+from swarmd.tasks.sandbox.client import Completion, ScoredAnswer, TaskRef
 
 # Rows that are read at a time, and in a group of a Parquet file.
 ROWS = 500
@@ -26,7 +26,7 @@ ROW_GROUP = 10_000
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
 
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Score, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

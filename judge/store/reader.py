@@ -45,7 +45,7 @@ from judge.store.tables import evaluations, peers, verifications
 from judge.store.tables import listed as enough
 from judge.store.verifications import VerificationRecords, newest
 from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
-from swarmd.tasks.sandbox.client import Completion, GradeReason, Score, TaskRef
+from swarmd.tasks.sandbox.client import Completion, GradeReason, ScoredAnswer, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where empty
 # Answers of a peer on a page, with at most HISTORY_BYTES of JSON, but always one.
@@ -235,7 +235,7 @@ class Reader:
             *(Completion(other["text"], other["ended"]) for other in further),
         ]
         found = [(row.reason, row.reward), *((other["reason"], other["reward"]) for other in further)]
-        scores = [Score(GradeReason(reason), reward) for reason, reward in found]
+        scores = [ScoredAnswer(GradeReason(reason), reward) for reason, reward in found]
         attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
         ref = TaskRef(row.specialty, row.n)
         question = GradedQuestion(

@@ -29,7 +29,7 @@ from judge.types import ATTRIBUTES as NAMES
 from judge.types import OpenQuestion, QuestionWindow
 from p2p.identity import nickname
 from p2p.types import PeerId
-from swarmd.tasks.answers import Score, added
+from swarmd.tasks.answers import ScoredAnswer, added
 from swarmd.types import Completion
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
@@ -260,7 +260,7 @@ class Store:
         self,
         question: OpenQuestion,
         answers: Sequence[Completion],
-        scores: Sequence[Score],
+        scores: Sequence[ScoredAnswer],
         seconds: float,
         sequence: int,
         at: float,
@@ -353,7 +353,7 @@ def _recent(tally: ScoreTally) -> dict[str, float]:
     return {"low": tally.rank_by, "recent_right": tally.right, "recent_n": tally.answers}
 
 
-def _further(answers: Sequence[Completion], scores: Sequence[Score]) -> str | None:
+def _further(answers: Sequence[Completion], scores: Sequence[ScoredAnswer]) -> str | None:
     rows = [
         {**asdict(answer), "reason": score.reason.value, "reward": score.reward}
         for answer, score in zip(answers, scores, strict=True)

@@ -29,7 +29,7 @@ from judge.verified.upload_folder import UploadFolder
 from judge.verified.weights_check import UnfitWeights, WeightsCheck, check_adapter_config
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion, Task, TaskRef
 
@@ -96,7 +96,7 @@ class JudgeHandle:
     claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     # Scores answers; raises VerifierFailed.
-    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[Score]]]
+    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[ScoredAnswer]]]
     draw: Callable[[int, random.Random], Sequence[Task]]  # draws held-out questions
     monotonic: Callable[[], float]
     wall: Callable[[], float]

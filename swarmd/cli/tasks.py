@@ -135,12 +135,12 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
 
     They are scored in the contained process: no code in them runs here. One that is too long earns 0.
     """
-    from swarmd.tasks.answers import GradeReason, Score
+    from swarmd.tasks.answers import GradeReason, ScoredAnswer
     from swarmd.tasks.sandbox.client import Verifier
 
     with Verifier(_check(specialty, n, curriculum)) as verifier:
         for completion in _completions(sys.stdin):
-            given = Score.of(GradeReason.TOO_LONG)
+            given = ScoredAnswer.of(GradeReason.TOO_LONG)
             if completion is not None:
                 ((given,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
             print_json({"reward": given.reward, "reason": given.reason.value})

@@ -17,7 +17,7 @@ from swarmd.config.addresses import (
     web_address,
 )
 from swarmd.config.amounts import checked_percent, checked_rate, checked_size
-from swarmd.config.curriculum_name import EXPECTED, curriculum_name
+from swarmd.config.curriculum_name import EXPECTED, curriculum_name, reward_file
 from swarmd.config.hours import checked_window
 from swarmd.config.messages import nearest
 from swarmd.config.own_strategy import take_name
@@ -158,6 +158,8 @@ class TasksConfig(_Section):
     specialties: Annotated[
         tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")
     ] = ()
+    # A file with this node's own reward, in place of the curriculum's scoring (docs/own-tasks.md).
+    reward: Annotated[str, AfterValidator(reward_file), Field(description="a .py file")] = ""
 
 
 class GateConfig(_Section):

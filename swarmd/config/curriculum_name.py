@@ -13,6 +13,13 @@ EXPECTED = (
 )
 
 
+def reward_file(text: str) -> str:
+    """Return a reward file's path, made absolute; "" as it is. Raises ValueError for another kind of file."""
+    if text and not text.endswith(".py"):
+        raise ValueError("it is no .py file")
+    return text and str(Path(text).expanduser().absolute())
+
+
 def curriculum_name(text: str) -> str:
     """Return a curriculum's name, with a file's path made absolute.
 

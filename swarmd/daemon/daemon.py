@@ -136,7 +136,7 @@ class Daemon:
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         seed = node_seed(config.seed, folder)
         start = link.StartTrainer(
-            config.model_dump_json(), str(folder), self.identity.peer_id, seed, curriculum.digest
+            config.model_dump_json(), str(folder), self.identity.peer_id, seed, curriculum.scoring
         )
         self.child = TrainerChild(
             start,

@@ -19,11 +19,12 @@ from swarmd.tasks.own import find_curriculum
 def curriculum_of(config: NodeConfig) -> Curriculum:
     """Return the curriculum: for `auto` the easy one with the tiny models, the paper's with the rest.
 
-    Own tasks are loaded, once (`own`). Raises ConfigError.
+    Own tasks and an own reward are loaded, once (`own`). Raises ConfigError.
     """
-    if config.swarm.curriculum != "auto":
-        return find_curriculum(config.swarm.curriculum)
-    return TINY_9 if config.model.name.startswith("tiny") else SAPO_9
+    name = config.swarm.curriculum
+    if name == "auto":
+        name = (TINY_9 if config.model.name.startswith("tiny") else SAPO_9).name
+    return find_curriculum(name, config.tasks.reward)
 
 
 def swarm_digest(of: Curriculum) -> str:

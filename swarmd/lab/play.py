@@ -105,9 +105,9 @@ class PlayedSwarm:
         """
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
-        if any(curriculum_of(config).digest != self.curriculum.digest for config in configs):
+        if any(curriculum_of(config).scoring != self.curriculum.scoring for config in configs):
             raise BadExperiment(
-                f"setting {setting.name}: its nodes have different curricula; a run asks and scores by one"
+                f"setting {setting.name}: its nodes have different curricula or rewards; a run has one"
             )
         if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
             raise BadExperiment(

@@ -389,8 +389,9 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
     found = {"python": platform.python_version(), "engine": engine}
     nodes = [node for setting in experiment.settings for node in setting.nodes]
     for node in {node.swarm.curriculum: node for node in nodes}.values():
-        if isinstance(curriculum := curriculum_of(node), OwnCurriculum):
-            found[f"tasks {curriculum.name}"] = curriculum.digest
+        curriculum = curriculum_of(node)
+        if isinstance(curriculum, OwnCurriculum) or curriculum.own_reward:
+            found[f"tasks {curriculum.name}"] = curriculum.scoring
     for take in {node.sharing.take for node in nodes if node.sharing.take.endswith(".py")}:
         with suppress(OSError):
             # One that is missing is told when it is to be played.

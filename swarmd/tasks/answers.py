@@ -34,14 +34,14 @@ PASS_SCORE = 0.999
 REWARD_STEPS = 10_000
 
 
-class Score(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """What a verifier gave a completion."""
 
     reason: GradeReason
     reward: float  # from 0 to 1
 
     @classmethod
-    def of(cls, found: GradeReason | float) -> "Score":
+    def of(cls, found: GradeReason | float) -> "ScoredAnswer":
         """Return the score of a scorer's number from 0 to 1, or of a reason without a number."""
         if isinstance(found, GradeReason):
             return cls(found, float(found is GradeReason.CORRECT))

@@ -1,7 +1,8 @@
 """Curricula: named sets of ReasoningGYM configurations, each with two digests.
 
 Peers that ask the same questions (`questions`) meet and share, however each of them scores: rewards are a
-node's own (SAPO's rho^n). The judge, its receipts and the lab go by `digest`, which is of the scoring too.
+node's own (SAPO's rho^n; `own_reward`). The judge and its receipts go by `digest`, which is of the
+curriculum's scoring too; `scoring` is of the node's.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from swarmd.errors import ConfigError
 from swarmd.tasks import answers
@@ -29,6 +30,15 @@ HELD_TEXTS = 16
 TASKS_VERSION = 1
 # The version of which answers are right (grading.py, strict.py).
 SCORING_VERSION = 1
+# CPU time of an own reward for an answer.
+OWN_REWARD_S = 1.0
+
+
+class OwnReward(NamedTuple):
+    """A node's own scoring, in place of its curriculum's (docs/own-tasks.md)."""
+
+    file: str
+    digest: str  # of the file's bytes
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,20 @@ class Curriculum:
     held_by_text: frozenset[str] = frozenset()
     # Offers a second of all nodes together, for rounds of seconds or more. Not in the digest.
     offers_a_second: float = 0.2
+    own_reward: OwnReward | None = None
 
-    # What runs the process that scores, behind `python -m`; and seconds that each answer may take there
-    # beyond what any does.
-    command: ClassVar[Sequence[str]] = ("swarmd.tasks.sandbox.verifier",)
-    patience: ClassVar[float] = 0.0
+    # What runs the process that scores, behind `python -m`.
+    module: ClassVar[str] = "swarmd.tasks.sandbox.verifier"
+
+    @property
+    def command(self) -> Sequence[str]:
+        """The module of the process that scores, and its arguments."""
+        return (self.module, self.name, *(self.own_reward or ()))
+
+    @property
+    def patience(self) -> float:
+        """Seconds that each answer may take there beyond what any does."""
+        return OWN_REWARD_S if self.own_reward else 0.0
 
     @property
     def specialties(self) -> tuple[str, ...]:
@@ -102,6 +121,11 @@ class Curriculum:
     def digest(self) -> str:
         """16 hex digits of (questions, SCORING_VERSION, whether strict): what is asked, and what is right."""
         return _sixteen(f"{self.questions} {SCORING_VERSION}{' strict' * self.strict}")
+
+    @property
+    def scoring(self) -> str:
+        """The digest of what this node asks and of how it scores, its own reward included."""
+        return _sixteen(f"{self.digest} {self.own_reward.digest}") if self.own_reward else self.digest
 
     def asks_as(self, digest: str) -> bool:
         """Return whether a curriculum of this digest asks the same questions, however it scores."""

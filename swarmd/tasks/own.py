@@ -8,18 +8,20 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
-from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnTasks
+from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnTasks, OwnReward
 from swarmd.tasks.sandbox.client import describe
 from swarmd.tasks.sandbox.pipe import Made, PluginDescription
 from swarmd.types import Task, TaskRef
 
+PLUGIN_PROCESS = "swarmd.tasks.sandbox.plugin_process"
 # References drawn for one question, before the plug-in is given up.
 MAX_TRIES = 16
 
@@ -32,7 +34,8 @@ class NoQuestion(SwarmdError):
 class OwnCurriculum(Curriculum):
     """What a plug-in says of itself, as a curriculum.
 
-    One source makes questions and scores answers: nodes with different sources never meet.
+    One source makes questions and scores answers: nodes with different sources never meet, whatever their
+    own rewards.
     """
 
     # A .py or .jsonl file, or the name that an installed package offers.
@@ -51,12 +54,12 @@ class OwnCurriculum(Curriculum):
         return self.plugin
 
     @property
-    def command(self) -> Sequence[str]:  # type: ignore[override]
-        return ("swarmd.tasks.sandbox.plugin_process", self.source, self._described.digest)
+    def command(self) -> Sequence[str]:
+        return (PLUGIN_PROCESS, self.source, self._described.digest, *(self.own_reward or ()))
 
     @property
-    def patience(self) -> float:  # type: ignore[override]
-        return self._described.limits.seconds
+    def patience(self) -> float:
+        return self._described.limits.seconds + super().patience
 
     @cached_property
     def questions(self) -> str:
@@ -68,8 +71,10 @@ class OwnCurriculum(Curriculum):
         return answers.read_own(text, self._described.limits.longest_answer)
 
 
-def find_curriculum(text: str) -> Curriculum:
+def find_curriculum(text: str, reward: str = "") -> Curriculum:
     """Return the curriculum that a configuration names.
+
+    reward: the file with the node's own reward; "": the curriculum's.
 
     It is one of swarmd's, a .py or .jsonl file, or what an installed package offers. For a plug-in a
     contained process is started once; its answer holds for the life of this process.
@@ -86,12 +91,27 @@ def find_curriculum(text: str) -> Curriculum:
         raise ConfigError(
             f"auto stands for the curriculum of a node's model; name one: {EXPECTED.removeprefix('auto, ')}"
         )
-    return CURRICULA.get(name) or _own(name)
+    return _rewarded(name, reward) if reward else CURRICULA.get(name) or _own(name)
+
+
+@lru_cache
+def _rewarded(name: str, file: str) -> Curriculum:
+    try:
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            f"tasks.reward: {file}: {error.strerror or error}. Name a file that is there, or leave it out."
+        ) from None
+    found = replace(find_curriculum(name), own_reward=OwnReward(file, digest))
+    describe(found.command, f"tasks.reward cannot be used: {file}")
+    return found
 
 
 @lru_cache
 def _own(source: str) -> OwnCurriculum:
-    found = OwnCurriculum.of(source, describe(source))
+    described = describe((PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}")
+    assert described is not None
+    found = OwnCurriculum.of(source, described)
     if found.name in (*CURRICULA, "auto"):
         raise ConfigError(f"{source}: its name is {found.name!r}, which is swarmd's own; give it another")
     return found

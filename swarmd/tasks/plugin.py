@@ -12,6 +12,8 @@ import random
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +22,16 @@ from typing import Any, Protocol
 import msgspec
 
 from swarmd.config.curriculum_name import GROUP
-from swarmd.tasks.sandbox.pipe import PluginDescription, TaskLimits
-from swarmd.tasks.sandbox.worker import NO_REWARD, PluginRefused, Prepared, TaskFault
+from swarmd.tasks.answers import ScoredAnswer
+from swarmd.tasks.curriculum import OWN_REWARD_S
+from swarmd.tasks.sandbox.pipe import PluginDescription, ScoreItem, TaskLimits
+from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
 from swarmd.terminal import printable
 
 MAX_SOURCE_BYTES = 64 * 2**20
 MAX_SPECIALTIES = 256
+# Answers that are scored at the start: rewards below 0 for wrong ones are common elsewhere.
+SAMPLES = ("", "0")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -81,7 +87,7 @@ class LoadedPlugin:
             return None
         # Some plug-ins forget to make a generator of their own.
         random.seed(n)
-        made = self._guarded("generate", specialty, n)
+        made = called(self._plugin, "generate", specialty, n)
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
             raise TaskFault(f"generate({specialty!r}, {n}) gave {_shown(made)}, not a question and its facts")
         question, facts = made
@@ -95,23 +101,27 @@ class LoadedPlugin:
             raise TaskFault(
                 f"generate({specialty!r}, {n}) gave a question that is no text: it has lone surrogates"
             )
-        return Prepared(question, lambda answer: self._grade(facts, answer))
+        return Prepared(question, lambda answer: reward(self._plugin, "score", facts, answer), facts)
 
-    def _grade(self, facts: Any, answer: str) -> float:
-        score = self._guarded("score", facts, answer)
-        if not isinstance(score, int | float) or not 0 <= score <= 1:
-            # This refuses NaN, too.
-            raise TaskFault(
-                f"{NO_REWARD} {_shown(score)}, not a number from 0 to 1: give (r - least) / (most - least)"
-            )
-        return float(score)
 
-    def _guarded(self, function: str, *arguments: object) -> Any:
-        try:
-            return getattr(self._plugin, function)(*arguments)
-        except BaseException as error:
-            # SystemExit and MemoryError too: the fault is the plug-in's, and the worker goes on.
-            raise TaskFault(f"{function}: {_describe(error)}", fatal=isinstance(error, MemoryError)) from None
+def called(plugin: Any, function: str, *arguments: object) -> Any:
+    """Call a function of a plug-in. Whatever it raises is a TaskFault."""
+    try:
+        return getattr(plugin, function)(*arguments)
+    except BaseException as error:
+        # SystemExit and MemoryError too: the fault is the plug-in's, and the worker goes on.
+        raise TaskFault(f"{function}: {_describe(error)}", fatal=isinstance(error, MemoryError)) from None
+
+
+def reward(plugin: Any, function: str, *arguments: object) -> float:
+    """Call a function of a plug-in that gives a reward. Raises TaskFault."""
+    given = called(plugin, function, *arguments)
+    if not isinstance(given, int | float) or not 0 <= given <= 1:
+        # This refuses NaN, too.
+        raise TaskFault(
+            f"{function} gave {_shown(given)}, not a number from 0 to 1: give (r - least) / (most - least)"
+        )
+    return float(given)
 
 
 def load(source: str) -> LoadedPlugin:
@@ -134,6 +144,41 @@ def load(source: str) -> LoadedPlugin:
             f"no installed package offers it (entry points {GROUP}: {', '.join(sorted(found)) or 'none'})"
         )
     return _load_installed(found[source])
+
+
+def rewarded(
+    work: Work, curriculum: str, specialties: Sequence[str], file: str = "", digest: str = ""
+) -> Work:
+    """Return the work with a node's own reward in place of the curriculum's scoring.
+
+    file: has `reward(facts, answer, score)`; "": the work as it is. digest: what the file must have. Raises
+    PluginRefused, as the check at the start does where it gives no reward for "" or "0".
+    """
+    if not file:
+        return work
+    content = _read(Path(file))
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise PluginRefused(f"{file} has changed since this node started; stop the node and join again")
+    own = _run_file(Path(file), content)
+    if not callable(getattr(own, "reward", None)):
+        raise PluginRefused("it has no function reward(facts, answer, score)")
+
+    def prepare(name: str, specialty: str, n: int) -> Prepared | None:
+        if (made := work.prepare(name, specialty, n)) is None:
+            return None
+        return made._replace(mark=partial(mark, made))
+
+    def mark(made: Prepared, answer: str) -> float:
+        return reward(own, "reward", made.facts, answer, ScoredAnswer.of(made.mark(answer)).reward)
+
+    def check(marker: Marker) -> None:
+        work.check(marker)
+        for specialty in specialties:
+            _, fault = marker.mark(curriculum, ScoreItem(specialty, 1, SAMPLES))
+            if fault:
+                raise PluginRefused(f"{specialty}, question 1: {fault}")
+
+    return replace(work, prepare=prepare, seconds=work.seconds + OWN_REWARD_S, check=check)
 
 
 class _FileLoader(importlib.abc.SourceLoader):

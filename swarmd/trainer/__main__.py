@@ -44,10 +44,10 @@ def main() -> None:
         if low:
             lower_disk_priority()
         curriculum = curriculum_of(config)
-        if start.curriculum not in ("", curriculum.digest):
+        if start.curriculum not in ("", curriculum.scoring):
             raise ConfigError(
-                f"the tasks {curriculum.name} have changed since this node started. Join again; all nodes"
-                " need the same."
+                f"the tasks {curriculum.name} have changed since this node started, or its own reward. Join"
+                " again; all nodes need the same tasks."
             )
         with Verifier(curriculum) as verifier:
             daemon.tell(link.TrainerState("starting", "loading PyTorch", f"wait: usually 2 s, {BUSY}"))

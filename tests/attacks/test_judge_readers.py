@@ -23,7 +23,7 @@ from judge.store.store import Store
 from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, Question
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import Completion, Task, TaskRef
@@ -42,7 +42,7 @@ def fill(folder: Path, answers: int) -> None:
             asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, Requester("", record=True))
             store.asked(asked, sequence=2 * number, at=0.0)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
-            store.graded(asked, [answer], [Score.of(0.0)], 0.5, 2 * number + 1, 0.0)
+            store.graded(asked, [answer], [ScoredAnswer.of(0.0)], 0.5, 2 * number + 1, 0.0)
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:

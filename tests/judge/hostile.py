@@ -8,7 +8,7 @@ from pathlib import Path
 
 from judge.store.store import Store
 from judge.types import Attributes, OpenQuestion, Requester
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.types import Completion, Task, TaskRef
 from tests.judge.peers import SigningPeer
@@ -87,7 +87,7 @@ def fill(database: Path) -> None:
                 )
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
                 question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, said)
-                score = Score.of(float(number % 2))
+                score = ScoredAnswer.of(float(number % 2))
                 steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number)))
                 steps.append(
                     (

@@ -1,6 +1,7 @@
-"""Own tasks in real processes.
+"""Own tasks and own rewards in real processes.
 
-Nodes with the same file meet and share; one whose file has changed ends and says so.
+Nodes with the same questions meet and share, whatever each rewards; one whose file has changed ends and says
+so.
 """
 
 import os
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from p2p.types import Reason
 from swarmd.daemon.local_api import control
+from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S
 from tests import ROOT
 from tests.swarm.test_join import COMMON, until
@@ -19,6 +22,34 @@ from tests.swarm.test_meeting import first_line, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
+ALL = {
+    "SWARMD_SWARM_ENGINE": "libp2p",
+    "SWARMD_SHARING_SHARE": "all",
+    "SWARMD_SHARING_TAKE": "unfiltered",
+}
+
+
+def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp_path: Path) -> None:
+    (tmp_path / "least.py").write_text("def reward(facts, answer, score):\n    return 0.75 - score / 2\n")
+    rewards = {"usual": "", "own": str(tmp_path / "least.py")}
+    with ExitStack() as stack:
+        bootstrap: list[str] = []
+        nodes = {}
+        for name, reward in rewards.items():
+            words = ["--pace", "2", "--state-dir", str(tmp_path / name), "--json", *bootstrap]
+            nodes[name] = started(stack, "join", *COMMON, *words, **ALL, SWARMD_TASKS_REWARD=reward)
+            first_line(nodes[name])
+            output = nodes[name].stdout
+            assert output is not None
+            threading.Thread(target=output.read, daemon=True).start()
+            status = until(tmp_path / name, lambda status: bool(status["addresses"]), nodes[name])
+            bootstrap = bootstrap or ["--bootstrap", status["addresses"][0]]
+        for name, node in nodes.items():
+            until(tmp_path / name, lambda status: status["last"]["external"] > 0, node)
+        usual, own = (read_metrics(tmp_path / name / "metrics.jsonl") for name in rewards)
+        assert all(0.25 <= line["reward_mean"] <= 0.75 for line in own)
+        assert any(line["reward_mean"] < 0.25 for line in usual)
+        assert not any(Reason.UNKNOWN_TASK.value in line["rejected"] for line in (*usual, *own))
 
 
 def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_path: Path) -> None:
@@ -38,12 +69,7 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
                 "--json",
                 *bootstrap,
             ]
-            settings = {
-                "SWARMD_SWARM_ENGINE": "libp2p",
-                "SWARMD_SHARING_SHARE": "all",
-                "SWARMD_SHARING_TAKE": "unfiltered",
-            }
-            nodes[name] = started(stack, *words, "--curriculum", str(own), **settings)
+            nodes[name] = started(stack, *words, "--curriculum", str(own), **ALL)
             first_line(nodes[name])
             output = nodes[name].stdout
             assert output is not None

@@ -113,6 +113,7 @@ class _Grade(msgspec.Struct, frozen=True):
 
 class _Health(msgspec.Struct, frozen=True):
     curriculum: Annotated[str, msgspec.Meta(max_length=64)]  # digest
+    scorer: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class _Receipt(msgspec.Struct, frozen=True):
@@ -197,6 +198,7 @@ class JudgeClient:
         timeouts: Timeouts = Timeouts(),
         resolve: Resolve | None = None,
         said: Callable[[], Mapping[str, Any]] = dict,
+        own_reward: bool = False,
     ) -> None:
         """Set up a client. Raises BadJudgeUrl.
 
@@ -206,6 +208,7 @@ class JudgeClient:
             resolve: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None:
                 any.
             said: what this node tells a judge of itself besides its model.
+            own_reward: whether this node scores by a reward of its own.
         """
         self.origin = judge_origin(url)
         self._identity, self._digest, self._clock, self._timeouts = (
@@ -219,7 +222,7 @@ class JudgeClient:
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
-        self._resolve, self._said = resolve, said
+        self._resolve, self._said, self._own_reward = resolve, said, own_reward
         # Name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it
         # out.
         self.scorer = ""
@@ -263,6 +266,8 @@ class JudgeClient:
         """
         health = await self._call("/healthz", None, 200, _Health)
         if isinstance(health, NotJudged) or health.curriculum == self._digest:
+            if self._own_reward and isinstance(health, _Health):
+                self.scorer = _readable(health.scorer)
             return None
         its = next((of for of in CURRICULA.values() if of.digest == health.curriculum), None)
         if its is not None and its.asks_as(self._digest):

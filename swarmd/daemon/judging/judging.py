@@ -223,6 +223,7 @@ def judging_of(
         JudgeClient,
         identity=member.identity,
         curriculum_digest=curriculum.digest,
+        own_reward=curriculum.own_reward is not None,
         said=lambda: said_of(config, device()),
     )
     named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}

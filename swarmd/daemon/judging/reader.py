@@ -20,7 +20,7 @@ from p2p.identity import verify
 from swarmd.daemon.judging.client import RECEIPT, judge_origin
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.types import Completion, TaskRef
 
 # An evaluation of 16 long answers has a quarter.
@@ -161,7 +161,7 @@ async def _exchanged(
     raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
 
 
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Score, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from swarmd.experience.batch import BatchBuilder, Fitting, SharingSampler
 from swarmd.experience.pool import Pool
 from swarmd.experience.strategies import SHARES, Sharing
 from swarmd.state.folder import StateFolder, default_state_dir
-from swarmd.tasks.answers import Score, extract
+from swarmd.tasks.answers import ScoredAnswer, extract
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
@@ -61,7 +61,7 @@ class Judged:
     """An answer and what our own verifier says of it."""
 
     completion: Completion
-    score: Score
+    score: ScoredAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from typing import IO, NamedTuple, Self, TypeVar
 import msgspec
 
 from swarmd.errors import ConfigError, SwarmdError
-from swarmd.tasks.answers import GradeReason, Score
+from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import Curriculum, curriculum
 from swarmd.tasks.sandbox import pipe
 from swarmd.tasks.sandbox.pipe import (
@@ -40,9 +40,9 @@ from swarmd.tasks.sandbox.pipe import (
 from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
 
-__all__ = ["Completion", "GradeReason", "Score", "TaskRef", "Verifier", "VerifierFailed", "describe"]
+__all__ = ["Completion", "GradeReason", "ScoredAnswer", "TaskRef", "Verifier", "VerifierFailed", "describe"]
 
-COMMAND = (sys.executable, "-m", *Curriculum.command)
+COMMAND = (sys.executable, "-m", Curriculum.module)
 ATTEMPTS = 3
 # Answers in one request.
 MAX_ANSWERS = 1024
@@ -124,12 +124,14 @@ class Verifier:
         child = self._child
         return child.seccomp if child else None
 
-    def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[Score, ...]]:
+    def judge(
+        self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
+    ) -> Sequence[tuple[ScoredAnswer, ...]]:
         """Score every completion, in order, and say why.
 
         Raises VerifierFailed if no process runs, but never because of a completion.
         """
-        scores: list[list[Score]] = []
+        scores: list[list[ScoredAnswer]] = []
         pending: list[_Pending] = []
         for i, (ref, completions) in enumerate(items):
             known = self._curriculum.names(ref.specialty, ref.n)
@@ -138,7 +140,9 @@ class Verifier:
                 answer = (
                     self._curriculum.read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
                 )
-                scores[i].append(Score.of(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED))
+                scores[i].append(
+                    ScoredAnswer.of(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED)
+                )
                 if isinstance(answer, str):
                     pending.append(_Pending(i, j, ref, answer))
         for i, j, score in self._mark(pending):
@@ -173,7 +177,7 @@ class Verifier:
         if str(self.faults[kind]).strip("0") == "1":
             times = f", {self.faults[kind]} times by now" if self.faults[kind] > 1 else ""
             log.warning(
-                "the task plug-in %s: %s n = %d: %s%s",
+                "the tasks %s: %s n = %d: %s%s",
                 self._curriculum.name,
                 ref.specialty,
                 ref.n,
@@ -181,7 +185,7 @@ class Verifier:
                 times,
             )
 
-    def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, Score]]:
+    def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, ScoredAnswer]]:
         for start in range(0, len(pending), MAX_ANSWERS):
             part = pending[start : start + MAX_ANSWERS]
             items = []
@@ -191,7 +195,7 @@ class Verifier:
             scores = self._judged(VerifierRequest(self._curriculum.name, tuple(items)))
             yield from ((p.item, p.completion, score) for p, score in zip(part, scores, strict=True))
 
-    def _judged(self, request: VerifierRequest) -> list[Score]:
+    def _judged(self, request: VerifierRequest) -> list[ScoredAnswer]:
         replied = self._ask(lambda child: child.judge(request, self._curriculum.patience))
         for item, fault in zip(request.items, replied.faults, strict=False):
             if fault and self._curriculum.patience:
@@ -212,7 +216,7 @@ class Verifier:
                         self._child.end()
                     self._child = None
         remedy = (
-            "mend the task plug-in (docs/own-tasks.md) and join again"
+            "mend the tasks or the reward (docs/own-tasks.md) and join again"
             if self._curriculum.patience
             else (
                 f"install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says"
@@ -225,24 +229,24 @@ class Verifier:
         )
 
 
-def describe(source: str, seconds: float = START_TIMEOUT_S) -> PluginDescription:
-    """Load a task plug-in in a process of its own, which ends, and return its description.
+def describe(
+    command: Sequence[str], trouble: str, seconds: float = START_TIMEOUT_S
+) -> PluginDescription | None:
+    """Start a process that scores, end it, and return what it says of its task plug-in, if it has one.
 
-    Raises ConfigError, which says what is wrong with the plug-in.
+    command: of a curriculum. trouble: how the error begins. Raises ConfigError, which says what is wrong.
     """
     child = None
     try:
-        child = _Child((sys.executable, "-m", "swarmd.tasks.sandbox.plugin_process", source, ""), seconds)
-        plugin = child.ready().plugin
+        child = _Child((sys.executable, "-m", *command), seconds)
+        return child.ready().plugin
     except _Failed as failure:
         raise ConfigError(
-            f"own tasks cannot be used: {source}: {failure}. Mend them, or name others (docs/own-tasks.md)."
+            f"{trouble}: {failure}. Mend the file, or name another (docs/own-tasks.md)."
         ) from None
     finally:
         if child is not None:
             child.end()
-    assert plugin is not None
-    return plugin
 
 
 class _Child:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 
 # A full request (client.MAX_ANSWERS answers of MAX_OWN_ANSWER_CHARACTERS) is below that.
 MAX_FRAME_BYTES = 4 * 2**20
@@ -72,7 +72,7 @@ class VerifierReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
 class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
     """Reply to a request: for each item, in order, one score per answer, and what its plug-in did wrong."""
 
-    scores: tuple[tuple[Score, ...], ...]
+    scores: tuple[tuple[ScoredAnswer, ...], ...]
     faults: tuple[str, ...] = ()  # one per item, "" for none; (): none at all
 
 

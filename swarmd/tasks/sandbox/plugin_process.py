@@ -1,8 +1,8 @@
 """The contained process of a task plug-in, started by `client.Verifier`.
 
-It is `python -m swarmd.tasks.sandbox.plugin_process SOURCE [DIGEST]`. The plug-in is loaded here, with a
-limit on memory, and may read and import what it needs. Its `generate` and `score` run in a worker that has
-given all that up (worker.py, containment.py).
+It is `python -m swarmd.tasks.sandbox.plugin_process SOURCE DIGEST [REWARD DIGEST]`. The plug-in is loaded
+here, with a limit on memory, and may read and import what it needs. Its `generate` and `score` run in a
+worker that has given all that up (worker.py, containment.py).
 """
 
 import contextlib
@@ -11,21 +11,20 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from swarmd.tasks.plugin import LoadedPlugin, load
+from swarmd.tasks.plugin import SAMPLES, LoadedPlugin, load, rewarded
 from swarmd.tasks.sandbox.containment import address_space
 from swarmd.tasks.sandbox.pipe import ScoreItem
-from swarmd.tasks.sandbox.worker import NO_REWARD, Marker, PluginRefused, Work, run
+from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Work, run
 
 # Address space beyond what the process has already.
 LOADING_MEMORY_BYTES = 4 * 2**30
-# Answers that are scored at the start: rewards below 0 for wrong ones are common elsewhere.
-_SAMPLES = ("", "0")
 
 
-def work(source: str, digest: str) -> Work:
+def work(source: str, digest: str, *own_reward: str) -> Work:
     """Load the plug-in.
 
-    digest: what the plug-in must have, since the node's swarm is named by it; "": any.
+    digest: what the plug-in must have, since the node's swarm is named by it; "": any. own_reward: file and
+        digest.
     """
     try:
         with _little_memory():
@@ -38,7 +37,8 @@ def work(source: str, digest: str) -> Work:
             f"{source} has changed since this node started; stop the node and join again, all of you with the"
             " same tasks"
         )
-    return Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, partial(_check, plugin))
+    loaded = Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, partial(_check, plugin))
+    return rewarded(loaded, found.name, found.specialties, *own_reward)
 
 
 def _check(plugin: LoadedPlugin, marker: Marker) -> None:
@@ -55,8 +55,8 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
                 f"{specialty}, seed 1, gives another question each time; other nodes could not check answers"
                 " to it. Draw everything from random.Random(seed)."
             )
-        _, fault = marker.mark("", ScoreItem(specialty, 1, _SAMPLES))
-        if fault.startswith(NO_REWARD):
+        _, fault = marker.mark("", ScoreItem(specialty, 1, SAMPLES))
+        if fault.startswith("score gave"):
             raise PluginRefused(f"{specialty}, seed 1: {fault}")
 
 
@@ -77,4 +77,4 @@ def _little_memory() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    run(lambda: work(*sys.argv[1:3]))
+    run(lambda: work(*sys.argv[1:]))

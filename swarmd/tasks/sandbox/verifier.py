@@ -1,11 +1,14 @@
 """The contained process that scores answers to swarmd's own curricula, started by `client.Verifier`.
 
-It is `python -m swarmd.tasks.sandbox.verifier`. It loads ReasoningGYM once; its workers (worker.py)
-regenerate each task from its reference, and score.
+It is `python -m swarmd.tasks.sandbox.verifier [CURRICULUM [REWARD DIGEST]]`. It loads
+ReasoningGYM once; its workers (worker.py) regenerate each task from its reference, and score.
 """
+
+import sys
 
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.grading import grade, solution
+from swarmd.tasks.plugin import rewarded
 from swarmd.tasks.sandbox.worker import Prepared, Work, run
 from swarmd.tasks.source import TaskRef, tasks_of
 
@@ -16,7 +19,11 @@ def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:
         return None
     tasks = tasks_of(curriculum)
     task = tasks.task(TaskRef(specialty, n))
-    return None if task is None else Prepared(task.question, lambda answer: grade(tasks, task, answer))
+    return (
+        None
+        if task is None
+        else Prepared(task.question, lambda answer: grade(tasks, task, answer), task.entry)
+    )
 
 
 def warm_up() -> Work:
@@ -30,5 +37,11 @@ def warm_up() -> Work:
     return Work(prepare)
 
 
+def load(curriculum: str = "", *own_reward: str) -> Work:
+    """Load ReasoningGYM, and a node's own reward: file and digest."""
+    work = warm_up()
+    return rewarded(work, curriculum, CURRICULA[curriculum].specialties, *own_reward) if own_reward else work
+
+
 if __name__ == "__main__":
-    run(warm_up)
+    run(lambda: load(*sys.argv[1:]))

@@ -20,12 +20,12 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import psutil
 
-from swarmd.tasks.answers import REWARD_STEPS, GradeReason, Score
+from swarmd.tasks.answers import REWARD_STEPS, GradeReason, ScoredAnswer
 from swarmd.tasks.sandbox import pipe, seccomp
 from swarmd.tasks.sandbox.containment import MEMORY_BYTES, contain, marking
 from swarmd.tasks.sandbox.pipe import (
@@ -51,15 +51,14 @@ PARENT_CHECK_S = 2.0
 # A worker sends three bytes per answer, so nothing is parsed: an index into this, and the reward in steps.
 _CODES: Sequence[GradeReason] = tuple(GradeReason)
 _SCORE_BYTES = 3
-# How the fault of a plug-in begins whose score is no reward.
-NO_REWARD = "score gave"
 
 
 class Prepared(NamedTuple):
-    """A regenerated task: its question, and how to score an answer to it (`Score.of`)."""
+    """A regenerated task: its question, and how to score an answer to it (`ScoredAnswer.of`)."""
 
     question: str
     mark: Callable[[str], GradeReason | float]
+    facts: Any = None  # what it is scored by
 
 
 class TaskFault(Exception):
@@ -133,7 +132,7 @@ class Worker:
                 GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED
             ) from error
 
-    def result(self) -> tuple[Score, str]:
+    def result(self) -> tuple[ScoredAnswer, str]:
         """Return the score of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
         latest = self._await()
         sent = os.read(self._results, _SCORE_BYTES)
@@ -141,7 +140,7 @@ class Worker:
         if len(sent) < _SCORE_BYTES or sent[0] >= len(_CODES) or steps > REWARD_STEPS:
             raise WorkerLost(GradeReason.CRASHED)
         self.answered += 1
-        score = Score(_CODES[sent[0]], steps / REWARD_STEPS)
+        score = ScoredAnswer(_CODES[sent[0]], steps / REWARD_STEPS)
         return score, self._receive(latest).fault if score.reason is GradeReason.FAULT else ""
 
     def made(self) -> Made:
@@ -202,13 +201,13 @@ class Marker:
         self._work = work
         self.worker = Worker(work)
 
-    def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[Score, ...], str]:
+    def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[ScoredAnswer, ...], str]:
         """Return one score per answer, and what a plug-in did wrong.
 
         After a worker's death the answer is tried once more, since something else may have killed it.
         """
         self._renew()
-        scores: list[Score] = []
+        scores: list[ScoredAnswer] = []
         fault, lost = "", 0
         while len(scores) < len(item.answers) and lost < MAX_LOST_WORKERS:
             try:
@@ -225,9 +224,9 @@ class Marker:
                 self._replace()
                 lost += 1
                 if loss.reason is GradeReason.TIMEOUT or lost == MAX_LOST_WORKERS:
-                    scores.append(Score.of(loss.reason))
+                    scores.append(ScoredAnswer.of(loss.reason))
                     fault = fault or self._describe_loss("score", loss)
-        left_out = [Score.of(GradeReason.SKIPPED)] * (len(item.answers) - len(scores))
+        left_out = [ScoredAnswer.of(GradeReason.SKIPPED)] * (len(item.answers) - len(scores))
         return (*scores, *left_out), fault
 
     def make(self, curriculum: str, specialty: str, n: int) -> Made:
@@ -366,16 +365,16 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
 
 def _scored(
     prepared: Prepared | None, fault: TaskFault | None, answer: str
-) -> tuple[Score, TaskFault | None]:
+) -> tuple[ScoredAnswer, TaskFault | None]:
     if fault is None and prepared is None:
-        return Score.of(GradeReason.NO_TASK), None
+        return ScoredAnswer.of(GradeReason.NO_TASK), None
     if fault is None and prepared is not None:
         with marking():
             try:
-                return Score.of(prepared.mark(answer)), None
+                return ScoredAnswer.of(prepared.mark(answer)), None
             except TaskFault as error:
                 fault = error
-    return Score.of(GradeReason.FAULT), fault
+    return ScoredAnswer.of(GradeReason.FAULT), fault
 
 
 def run(load: Callable[[], Work]) -> None:

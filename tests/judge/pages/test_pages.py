@@ -29,7 +29,7 @@ from judge.types import Attributes
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import Clock
@@ -307,7 +307,7 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
                     asked, task=Task(TaskRef(TINY_9.specialties[number % 9], asked.task.ref.n), "?", {})
                 )
                 steps.append((store.asked, (asked, number, 1.0)))
-                steps.append((store.graded, (asked, answers, [Score.of(0.0)], 0.5, number, 1.0)))
+                steps.append((store.graded, (asked, answers, [ScoredAnswer.of(0.0)], 0.5, number, 1.0)))
             store.together(steps)
     async with open_service(
         JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9"), random.Random(1), Clock(1.0), Clock(2.0)

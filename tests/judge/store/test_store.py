@@ -21,12 +21,12 @@ from judge.store.reader import Reader
 from judge.store.store import Grade, NotOpen, PeerStanding, Store
 from judge.types import Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
-from swarmd.tasks.answers import Score
+from swarmd.tasks.answers import ScoredAnswer
 from swarmd.types import Completion, Task, TaskRef
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
 ANSWER = Completion("<answer>1</answer>", True)
-RIGHT, WRONG = Score.of(1.0), Score.of(0.0)
+RIGHT, WRONG = ScoredAnswer.of(1.0), ScoredAnswer.of(0.0)
 
 
 def opened(database: Path | str, curriculum: str = "tiny-9 0123") -> Store:
@@ -48,7 +48,7 @@ def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, mod
     asked = question(number, peer, model)
     store.asked(asked, sequence=2 * number, at=float(number))
     return store.graded(
-        asked, [ANSWER], [Score.of(reward)], seconds=0.5, sequence=2 * number + 1, at=number + 0.5
+        asked, [ANSWER], [ScoredAnswer.of(reward)], seconds=0.5, sequence=2 * number + 1, at=number + 0.5
     )
 
 
@@ -283,13 +283,15 @@ def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(stor
     for number in range(1, 11):
         asked = replace(question(number), answers=2)
         store.asked(asked, number, 0.0)
-        found = store.graded(asked, [ANSWER] * 2, [Score.of(0.1), Score.of(0.7)], 0.5, 20 + number, 0.0)
+        found = store.graded(
+            asked, [ANSWER] * 2, [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)], 0.5, 20 + number, 0.0
+        )
     assert (found.total, found.score) == (1.0, 0.1)
     reader = Reader(store.database)
     alice = the(reader.record(ALICE))
     assert (alice.reward, alice.score.right, alice.pass_at[2]) == (1.0, 1.0, (0.0, 10))
     evaluation = reader.evaluation(f"{3:032x}")
-    assert evaluation is not None and list(evaluation.scores) == [Score.of(0.1), Score.of(0.7)]
+    assert evaluation is not None and list(evaluation.scores) == [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)]
 
 
 def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:

@@ -11,7 +11,7 @@ from swarmd.tasks.answers import (
     MAX_ANSWER_CHARACTERS,
     MAX_COMPLETION_CHARACTERS,
     GradeReason,
-    Score,
+    ScoredAnswer,
     added,
     answer_end,
     extract,
@@ -85,10 +85,10 @@ def test_lengths_are_limited(specialty: str) -> None:
 
 
 def test_a_reward_is_the_score_in_steps_and_a_reason_alone_earns_only_if_it_is_correct() -> None:
-    assert {r: Score.of(r).reward for r in GradeReason} == {
+    assert {r: ScoredAnswer.of(r).reward for r in GradeReason} == {
         r: float(r is GradeReason.CORRECT) for r in GradeReason
     }
-    assert Score.of(1 / 3) == (GradeReason.PARTLY, 0.3333)
-    assert Score.of(0.999) == (GradeReason.CORRECT, 1.0)
-    assert Score.of(0.00004) == (GradeReason.WRONG, 0.0)
+    assert ScoredAnswer.of(1 / 3) == (GradeReason.PARTLY, 0.3333)
+    assert ScoredAnswer.of(0.999) == (GradeReason.CORRECT, 1.0)
+    assert ScoredAnswer.of(0.00004) == (GradeReason.WRONG, 0.0)
     assert added(*[0.1] * 3) == 0.3

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.config.config import NodeConfig, SwarmConfig, TasksConfig
 from swarmd.config.curriculum_name import GROUP
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from swarmd.tasks.answers import GradeReason, Score
+from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
-from swarmd.tasks.own import NoQuestion, OwnCurriculum, OwnTasks, find_curriculum
+from swarmd.tasks.own import PLUGIN_PROCESS, NoQuestion, OwnCurriculum, OwnTasks, find_curriculum
 from swarmd.tasks.plugin import load
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
+from swarmd.tasks.sandbox.pipe import PluginDescription
 from swarmd.tasks.sandbox.worker import PluginRefused
 from swarmd.tasks.source import open_tasks
+from swarmd.testing import TIMEOUT_S
 from tests import ROOT
 from tests.swarmd.tasks.unruly import FATAL, MADE, WRONG
 from tests.swarmd.tasks.watched import descendants
@@ -30,6 +32,12 @@ GOOD = (
     "specialties = ['a']\ndef generate(specialty, seed):\n    return f'question {seed}', seed\ndef"
     " score(facts, answer):\n    return 1\n"
 )
+
+
+def described(source: str, seconds: float = TIMEOUT_S) -> PluginDescription:
+    found = describe((PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}", seconds)
+    assert found is not None
+    return found
 
 
 def said(*answers: str) -> list[Completion]:
@@ -76,11 +84,61 @@ def test_a_plugins_scores_are_rewards(tmp_path: Path) -> None:
     with Verifier(find_curriculum(str(path))) as verifier:
         (scores,) = verifier.judge([(TaskRef("a", 1), said("", "1", "12", "123", "1234"))])
     assert list(scores) == [
-        *map(Score.of, (0.0, 1 / 3, 2 / 3, 1.0)),
+        *map(ScoredAnswer.of, (0.0, 1 / 3, 2 / 3, 1.0)),
         (GradeReason.FAULT, 0.0),
     ]
     assert [score.reward for score in scores] == [0, 0.3333, 0.6667, 1, 0]
     assert [fault[:48] for fault in verifier.faults] == ["a score gave float #.#, not a number from # to #"]
+
+
+OWN_REWARD = "def reward(facts, answer, score):\n    return (score + (answer == str({facts}))) / 2\n"
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "ref", "facts"),
+    [
+        ("tiny-9", TaskRef("basic_arithmetic", 7), "len(facts['question'])"),
+        (str(EXAMPLE), TaskRef("add", 7), "facts + 1"),
+    ],
+)
+def test_an_own_reward_changes_no_question_and_no_swarm(
+    tmp_path: Path, curriculum: str, ref: TaskRef, facts: str
+) -> None:
+    """It gets the facts, the answer and the curriculum's own score."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_REWARD.replace("{facts}", facts))
+    theirs, ours = find_curriculum(curriculum), find_curriculum(curriculum, str(file))
+    assert (ours.questions, ours.digest) == (theirs.questions, theirs.digest)
+    assert swarm_digest(ours) == swarm_digest(theirs) and ours.scoring != theirs.scoring == theirs.digest
+    with Verifier(ours) as verifier, Verifier(theirs) as usual:
+        asked, again = (open_tasks(of, v).task(ref) for of, v in ((ours, verifier), (theirs, usual)))
+        assert asked == again is not None
+        answers = said("16", "17", "6", "no")
+        assert verifier.score([(ref, answers)])[0][0] == 0.5 and usual.score([(ref, answers)])[0][0] == 1
+        assert sorted(verifier.score([(ref, answers)])[0]) == [0, 0, 0.5, 0.5]
+        file.write_text("changed")
+        verifier.close()
+        with pytest.raises(VerifierFailed, match="has changed since this node started"):
+            verifier.score([(ref, answers)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def reward(f, a, s): return -1", "reward gave int -1, not a number from 0 to 1"),
+        ("def reward(f, a, s): return s / 0", r"reward: ZeroDivisionError: float division by zero \(mine.py"),
+        ("def score(f, a): return 1", r"it has no function reward\(facts, answer, score\)"),
+    ],
+)
+def test_an_own_reward_that_cannot_be_used_is_named_before_anything_is_joined(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"tasks\.reward cannot be used: .*mine\.py: .*{words}"):
+        curriculum_of(
+            NodeConfig(swarm=SwarmConfig(curriculum=str(EXAMPLE)), tasks=TasksConfig(reward=str(file)))
+        )
 
 
 @pytest.mark.parametrize("how", [*FATAL, *WRONG])
@@ -94,7 +152,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     # What kills two workers costs the rest of its rollout
     assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
     assert fine == (1.0, 0.0)
-    assert f"the task plug-in unruly: {how} n = 1: score" in caplog.text
+    assert f"the tasks unruly: {how} n = 1: score" in caplog.text
     assert "\x1b" not in caplog.text
     assert not UNRULY.with_suffix(".touched").exists()
     assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
@@ -120,7 +178,7 @@ def test_a_question_that_fails_is_skipped(
     with caplog.at_level(logging.WARNING):
         made = unruly.make(TaskRef(how, 10))
     assert made.question is None and made.fault.startswith("generate")
-    assert f"the task plug-in unruly: {how} n = 10: generate" in caplog.text
+    assert f"the tasks unruly: {how} n = 10: generate" in caplog.text
     assert unruly.score([(TaskRef(how, 10), said("good"))]) == [(0.0,)]
     after = unruly.make(TaskRef("fine", 10))
     assert after.question is not None and after.question.startswith("fine 10 of ")
@@ -136,7 +194,7 @@ def test_a_plugins_faults_are_logged_rarely_with_their_place(
         == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 52)"
     )
     with caplog.at_level(logging.WARNING):
-        unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(25)])
+        unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(1, 26)])
     first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
     assert "times" not in first and tenth.endswith("(unruly.py, line 52), 10 times by now")
     assert unruly.faults["raises score: ValueError"] == 25
@@ -222,13 +280,13 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
     path = tmp_path / "tasks.py"
     path.write_text(text)
     with pytest.raises(ConfigError, match=rf"tasks\.py: .*{words}"):
-        describe(str(path), seconds=3) if "sleep" in text else find_curriculum(str(path))
+        described(str(path), seconds=3) if "sleep" in text else find_curriculum(str(path))
 
 
 def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"none\.py: No such file or directory\. Mend them, or name others \(docs/own-tasks\.md\)\.$",
+        match=r"none\.py: No such file or directory\. Mend the file, or name another \(docs",
     ):
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\?"):
@@ -250,7 +308,9 @@ def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
     path.write_text(GOOD.replace("return 1", "return 0"))
     with (
         Verifier(found) as verifier,
-        pytest.raises(VerifierFailed, match=r"has changed since this node started; .*mend the task plug-in"),
+        pytest.raises(
+            VerifierFailed, match=r"has changed since this node started; .*mend the tasks or the reward"
+        ),
     ):
         verifier.score([(TaskRef("a", 1), said("x"))])
 
@@ -275,7 +335,7 @@ def test_an_installed_package_offers_tasks(tmp_path: Path, monkeypatch: pytest.M
     ]
     for change in changes:
         change()
-        found = describe("own-sums")
+        found = described("own-sums")
         assert (found.name, found.specialties) == ("own-sums", ("a",))
         digests.add(found.digest)
     assert len(digests) == 3
@@ -288,4 +348,4 @@ def test_an_installed_package_offers_tasks(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(
         ConfigError, match=r"own-sums: ModuleNotFoundError: No module named 'own_package\.nothing'"
     ):
-        describe("own-sums")
+        described("own-sums")

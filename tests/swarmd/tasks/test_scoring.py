@@ -10,7 +10,7 @@ from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.tasks.grading import solution
-from swarmd.tasks.sandbox.client import Completion, GradeReason, Score, TaskRef, Verifier
+from swarmd.tasks.sandbox.client import Completion, GradeReason, ScoredAnswer, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
 from tests import ROOT
 
@@ -46,7 +46,7 @@ def test_each_completion_gets_its_reason(verifier: Verifier, right: str) -> None
     # Cut after its answer
     assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
     assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [
-        (Score.of(GradeReason.NO_TASK),)
+        (ScoredAnswer.of(GradeReason.NO_TASK),)
     ]
 
 

@@ -22,7 +22,7 @@ from swarmd.tasks.sandbox.client import (
     COMMAND,
     Completion,
     GradeReason,
-    Score,
+    ScoredAnswer,
     TaskRef,
     Verifier,
     VerifierFailed,
@@ -124,7 +124,7 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
         raw.send(bytes(flipped))
         assert isinstance(raw.reply(), VerifierRefused | Judgements | Made)
     raw.send(good)
-    assert raw.reply() == Judgements(((Score.of(GradeReason.WRONG),),))
+    assert raw.reply() == Judgements(((ScoredAnswer.of(GradeReason.WRONG),),))
     assert [p.pid for p in descendants(raw.process.pid)] == [worker]
 
 
@@ -132,8 +132,8 @@ def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> No
     items = [ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))]
     items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
     raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", tuple(items))))
-    nothing = (Score.of(GradeReason.NO_TASK),)
-    refused = tuple(map(Score.of, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG)))
+    nothing = (ScoredAnswer.of(GradeReason.NO_TASK),)
+    refused = tuple(map(ScoredAnswer.of, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG)))
     assert raw.reply() == Judgements((nothing, nothing, nothing * 2, refused, ()))
     raw.send(msgspec.msgpack.encode(VerifierRequest("no such", (ScoreItem("bf", 1, ("x",)),))))
     assert raw.reply() == Judgements((nothing,))
