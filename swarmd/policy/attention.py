@@ -7,6 +7,8 @@ ordinary masked attention.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from swarmd.policy.training.recurrent import RECURRENT, State, Step, read_streams
 
 NAME: Final = "swarmd"
 # Architectures whose log-probabilities and gradients on a stream were compared with transformers' own
@@ -25,7 +29,7 @@ COVERED: Final = frozenset(
         "helium", "seed_oss", "starcoder2", "phi3", "glm4", "exaone4", "ernie4_5", "qwen2", "qwen2_moe",
         "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo",
         "olmo2", "olmo3", "olmoe", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid",
-        "hunyuan_v1_dense",
+        "hunyuan_v1_dense", "qwen3_5_text", "qwen3_5_moe_text",
     )
 )  # fmt: skip
 # Other layer types are recurrent, or keep something else than keys and values.
@@ -51,6 +55,9 @@ class Layout(Protocol):
         query [T, H, D], key and value [T, K, D] -> [T, H, D].
         """
 
+    def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:
+        """Take the steps of a recurrent layer: [T, n] -> [T, m]."""
+
 
 def adopt(network: nn.Module) -> bool:
     """Give a network our attention function, once.
@@ -63,6 +70,7 @@ def adopt(network: nn.Module) -> bool:
     if not covers(model.config):
         return False
     model.set_attn_implementation(NAME)
+    read_streams(network)
     return bool(model.config._attn_implementation == NAME)
 
 
@@ -70,7 +78,8 @@ def covers(config: Any) -> bool:
     """Return whether a network of this configuration computes the same on a stream as on a padded batch."""
     return (
         config.model_type in COVERED
-        and set(getattr(config, "layer_types", None) or ()) <= _LAYERS
+        and set(getattr(config, "layer_types", None) or ())
+        <= _LAYERS | RECURRENT.get(config.model_type, set())
         and not getattr(config, "use_bidirectional_attention", None)
     )
 
@@ -210,6 +219,7 @@ class PackedLayout:
 
         dtype: of the network's queries.
         """
+        self._spans, self._device = [span for span in spans if span.length], device
         self._tiles = [_Tile(group, device, dtype) for group in _group(spans)]
         place = torch.empty(sum(span.length for span in spans), dtype=torch.long)
         before = 0
@@ -224,6 +234,54 @@ class PackedLayout:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:  # noqa: ARG002  the same in every layer
         outs = [tile.attend(query, key, value, rules) for tile in self._tiles]
         return _pick(torch.cat(outs) if len(outs) > 1 else outs[0], self._place)
+
+    def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:  # noqa: ARG002  the same in every layer
+        return self.recurred(read, step)[0]
+
+    def recurred(self, read: Tensor, step: Step) -> tuple[Tensor, State]:
+        """Take the steps of a recurrent layer, spans after those before them.
+
+        Returns [T, m], and the states behind the spans that have the most before them, in their order.
+        """
+        outs: list[Tensor] = []
+        state: State | None = None
+        levels, place = self._levels
+        for places, lengths, parents in levels:
+            before = None if state is None else tuple(x.index_select(0, parents) for x in state)
+            out, state = step(_pick(read, places).view(len(lengths), -1, read.shape[1]), lengths, before)
+            outs.append(out.flatten(0, 1))
+        assert state is not None
+        return _pick(torch.cat(outs), place), state
+
+    @cached_property
+    def _levels(self) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]:
+        """Group spans by how many are before them; a level is padded to S tokens.
+
+        Returns of each level the places of its tokens in the stream [B S], its lengths [B] and the row of the
+        span before each in the level before [B]; and the place of each token of the stream in the levels laid
+        end to end.
+        """
+        place = torch.empty(sum(span.length for span in self._spans), dtype=torch.long)
+        levels, row, laid = [], dict[int, int](), 0
+        for _, same in groupby(sorted(self._spans, key=_depth), key=_depth):
+            spans = list(same)
+            longest = max(span.length for span in spans)
+            parents = [row[span.prefix[-1].start] if span.prefix else 0 for span in spans]
+            start, length = torch.tensor([[span.start, span.length] for span in spans]).T[:, :, None]
+            places = start + torch.arange(longest).minimum(length - 1)
+            for i, span in enumerate(spans):
+                first = laid + i * longest
+                place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
+            row = {span.start: i for i, span in enumerate(spans)}
+            laid += len(spans) * longest
+            levels.append(
+                tuple(x.to(self._device) for x in (places.flatten(), length[:, 0], torch.tensor(parents)))
+            )
+        return levels, place.to(self._device)  # type: ignore[return-value]
+
+
+def _depth(span: Span) -> int:
+    return len(span.prefix)
 
 
 class _Tile:

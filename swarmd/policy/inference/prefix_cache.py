@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 from swarmd.policy.models.device import sent
+from swarmd.policy.training.recurrent import State, Step
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.
 PREFILL_TOKENS: Final = 8192
@@ -54,6 +55,8 @@ class SharedPrefix:
         # Layer -> keys and values [Q, K, P, D], padded on the right
         self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [S, K, steps, D]
+        # Layer -> states behind each prompt, then behind each row
+        self._states: dict[int, State] = {}
         self._done = 0  # own tokens whose keys and values are stored
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
         self._regroup([question for question in range(len(prompts)) for _ in range(copies)])
@@ -62,6 +65,7 @@ class SharedPrefix:
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
         last = torch.cat([self._prefill(block) for block in _blocks(self._prompts)])
+        self._choose(self._question)
         return last.repeat_interleave(self._copies, dim=0)
 
     def _prefill(self, block: Sequence[int]) -> Tensor:
@@ -108,11 +112,29 @@ class SharedPrefix:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order: ascending."""
+        self._choose(sent(rows, self._device))
         before = [self._slots[row] for row in rows]
         slots = sent([before[row] for row in self._regroup([self._asked[row] for row in rows])], self._device)
         self._own = {
             layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()
         }
+
+    def _choose(self, rows: Tensor) -> None:
+        self._states = {
+            layer: tuple(x.index_select(0, rows) for x in state) for layer, state in self._states.items()
+        }
+
+    def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:
+        """Take each row one step further: [B, n] -> [B, m]."""
+        out, self._states[layer] = step(read[:, None], None, self._states[layer])
+        return out[:, 0]
+
+    def store_state(self, layer: int, state: State) -> None:
+        """Store the states behind the next prompts."""
+        there = self._states.get(layer)
+        self._states[layer] = (
+            state if there is None else tuple(map(torch.cat, zip(there, state, strict=True)))
+        )
 
     def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
         """Store keys and values [T, K, D] of prompts' tokens."""
@@ -259,6 +281,11 @@ class _Prefill:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
         self._to.store(layer, self._question, self._positions, key[self._sources], value[self._sources])
         return self._stream.attend(layer, query, key, value, rules)
+
+    def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:
+        out, state = self._stream.recurred(read, step)
+        self._to.store_state(layer, state)
+        return out
 
 
 def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:

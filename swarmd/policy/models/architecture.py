@@ -37,7 +37,7 @@ MAX_MODULES: Final = 20_000
 # (tests/swarmd/policy/test_architectures.py).
 PADDED: Final = frozenset(
     (
-        "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "lfm3", "falcon_h1", "bamba",
+        "qwen3_next", "lfm2", "lfm2_moe", "lfm3", "falcon_h1", "bamba",
         "jamba", "olmo_hybrid", "granitemoehybrid", "gpt_oss", "deepseek_v3", "cohere2",
         "gemma4_unified_text",
     )

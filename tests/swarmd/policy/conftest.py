@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -99,6 +100,14 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
         residual_multiplier=0.7,
     ),
     "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
+    "qwen3_5": lambda: Qwen3_5TextConfig(  # a recurrent layer that reads a stream
+        **SIZES,
+        layer_types=["linear_attention", "full_attention"],
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
     "lfm2": lambda: Lfm2Config(  # not covered: padded batches, and a recurrent layer
         **{k: v for k, v in SIZES.items() if k != "head_dim"},
         layer_types=["conv", "full_attention"],

@@ -189,7 +189,6 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
         **SIZES, **SHARED, **MAMBA, layer_types=["attention"] * 4, position_embedding_type="rope"
     ),
     "hunyuan_v1_dense": lambda: hf.HunYuanDenseV1Config(**HEADS),
-    # padded
     "qwen3_5_text": lambda: hf.Qwen3_5TextConfig(**DELTA, tie_word_embeddings=True),
     "qwen3_5_text, untied": lambda: hf.Qwen3_5TextConfig(
         **DELTA | {"head_dim": 32, "linear_num_key_heads": 4}, tie_word_embeddings=False
@@ -197,6 +196,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_5_moe_text": lambda: hf.Qwen3_5MoeTextConfig(
         **DELTA, **EXPERTS, shared_expert_intermediate_size=16
     ),
+    # padded
     "qwen3_next": lambda: hf.Qwen3NextConfig(**DELTA, **EXPERTS, shared_expert_intermediate_size=16),
     "lfm2": lambda: hf.Lfm2Config(**CONVOLUTIONS, block_auto_adjust_ff_dim=False),
     "lfm2_moe": lambda: hf.Lfm2MoeConfig(**CONVOLUTIONS, **EXPERTS, num_dense_layers=1),
@@ -246,10 +246,12 @@ def sequences(*lengths: int, seed: int = 1) -> list[tuple[int, ...]]:
 
 
 def rows_of(prompts: Sequence[tuple[int, ...]]) -> list[Row]:
+    """Return three completions of each prompt, two of which begin alike."""
     return [
         Row(prompt, completion, advantage, None, 0.1)
         for i, prompt in enumerate(prompts)
-        for completion, advantage in zip(sequences(9, 4, seed=9 + i), (1.0, -0.5), strict=True)
+        for a, b, c in [sequences(9, 4, 3, seed=9 + i)]
+        for completion, advantage in ((a, 1.0), (b, -0.5), ((*a[:3], *c), 0.25))
     ]
 
 
@@ -261,10 +263,10 @@ def test_every_architecture_that_is_named_is_compared_here() -> None:
 def test_batches_compute_what_single_sequences_do(name: str) -> None:
     """Log-probabilities as sampled, the likeliest tokens, log-probabilities and gradients as learnt.
 
-    Questions and answers of several lengths in each batch.
+    Questions and answers of several lengths in each batch; all questions begin alike.
     """
     plain = make(ARCHITECTURES[name]())
-    network, prompts = copy.deepcopy(plain), sequences(23, 14, 5)
+    network, prompts = copy.deepcopy(plain), [(7, 8, 9, *prompt) for prompt in sequences(20, 11, 2)]
     packed = plain.config.model_type in COVERED and name != "granitemoehybrid"
     assert (adopt(network), covers(plain.config)) == (packed, packed)
 
@@ -283,7 +285,7 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
         assert s.ids == tuple(wanted[len(prompt) - 1 : -1].tolist())
 
     rows = rows_of(prompts)
-    learner = Learner(network, Learning(0.0, 1e9, 1.0, 16_384), CPU)
+    learner = Learner(network, Learning(0.0, 1e9, 1.0, 16_384, checkpointing="on"), CPU)
     found = learner.logprobs(rows)
     for row in rows:
         torch.testing.assert_close(
@@ -298,8 +300,9 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
     learner.step(rows)
     for key, weight in plain.named_parameters():
         if weight.grad is not None and weight.grad.any():
-            scale = float(weight.grad.abs().max())
-            torch.testing.assert_close(got[key], weight.grad, atol=1e-4 * scale + 1e-7, rtol=1e-2, msg=key)
+            # Gemma 3n's sparse layers have kinks, so that a rounded input has another gradient.
+            scale = float(weight.grad.abs().max()) * (1e-3 if name == "gemma3n_text" else 1e-4)
+            torch.testing.assert_close(got[key], weight.grad, atol=scale + 1e-7, rtol=1e-2, msg=key)
 
 
 class Waits(TorchDispatchMode):

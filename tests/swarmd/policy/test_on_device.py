@@ -24,7 +24,7 @@ QUESTIONS = ["1+1?", "a question that is a good deal longer than the other one",
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA, MPS])
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 @pytest.mark.parametrize(("dtype", "mean", "most"), [("float32", 1e-5, 1e-3), ("bfloat16", 0.05, 0.5)])
 def test_the_learner_sees_what_the_sampler_saw(
     device: str, family: str, dtype: str, mean: float, most: float, tmp_path: Path

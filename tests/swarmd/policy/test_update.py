@@ -183,10 +183,10 @@ def check_gradient(folder: Path, case: Case, temperature: float = 1.0, **asked: 
 WAYS = [(family, "grpo", {"budget": budget}) for family in ALL_FAMILIES for budget in (16_384, 60, 1)]
 WAYS += [
     (family, name, {"temperature": 0.7, "budget": 100})
-    for family in ("qwen2", "gemma2", "lfm2")
+    for family in ("qwen2", "gemma2", "qwen3_5", "lfm2")
     for name in CASES
 ]
-WAYS += [(family, "grpo", {"checkpointing": "on"}) for family in ("qwen2", "gemma3", "lfm2")]
+WAYS += [(family, "grpo", {"checkpointing": "on"}) for family in ("qwen2", "gemma3", "qwen3_5", "lfm2")]
 WAYS += [("gemma2", "grpo", {"head_tokens": 5})]
 
 
