@@ -24,6 +24,7 @@ TOML -> Experiment. Pure but for reading the file.
     name = "4/4, restless"
     against = "8/0"                   # this one's own baseline
     sets = "whole"                    # gossiped, not offered and fetched; a key of the whole file, too
+    network = { loss = 0.1, delay = 1 }           # share of frames and fetches lost; rounds that sets take
     churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
     hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.surroundings), each as loud
                                                   # as a node is on average
@@ -106,11 +107,17 @@ class _Hostile(_Strict):
     poisoners: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
+class _Network(_Strict):
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    delay: Annotated[int, Field(ge=0, le=1000)] = 0
+
+
 class _Surroundings(_Strict):
     """The keys of a setting that are no node's."""
 
     against: str = ""
     sets: _Sets | None = None  # None: as the file says
+    network: _Network = _Network()
     churn: _Churn | None = None
     hostile: _Hostile = _Hostile()
 
@@ -129,6 +136,8 @@ class Setting:
     poisoners: int = 0
     # Sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes.
     whole: bool = False
+    loss: float = 0.0  # share of frames, and of questions to peers, that are lost
+    delay: int = 0  # rounds from when a set is offered or sent until another node has it
 
     @property
     def slug(self) -> str:
@@ -254,12 +263,11 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
             _mistakes(source, f"{where} ({name})", error, _Surroundings.model_fields)
         ) from None
     present, away = (around.churn.present, around.churn.away) if around.churn else (0, 0)
-    liars, poisoners, whole = (
-        around.hostile.liars,
-        around.hostile.poisoners,
-        (around.sets or file.sets) == "whole",
-    )
-    return Setting(name, tuple(nodes), baseline, around.against, present, away, liars, poisoners, whole)
+    return Setting(
+        name, tuple(nodes), baseline, around.against, present, away, around.hostile.liars,
+        around.hostile.poisoners, (around.sets or file.sets) == "whole", around.network.loss,
+        around.network.delay,
+    )  # fmt: skip
 
 
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:

@@ -14,7 +14,8 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,11 +59,19 @@ QUESTIONS_SEED = 7
 
 
 class NotedExchange(RolloutExchange):
-    """Records what its node gives to the network in a round, so that it can be given again."""
+    """Records what its node gives to the network in a round, so that it can be given again.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    delay: rounds by which what it collects is late.
+    """
+
+    def __init__(self, *args: Any, delay: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
         self._said = NodeOutput()
+        self._late: deque[tuple[Sequence[Rollout], Mapping[str, int]]] = deque([((), {})] * delay)
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        self._late.append(super().collect())
+        return self._late.popleft()
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         self._said = NodeOutput(rollouts)
@@ -122,7 +131,8 @@ class PlayedSwarm:
             Topic("lab", swarm_digest(self.curriculum)),
             seed,
         )
-        self._exchange = exchange
+        self._memory.loss = setting.loss
+        self._exchange = partial(exchange, delay=setting.delay)
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self._absences = Absences(
