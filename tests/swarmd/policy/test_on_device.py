@@ -3,7 +3,9 @@
 The learner sees what the sampler saw, little memory makes smaller batches, the plan is not exceeded.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import release_cached
+from swarmd.policy.models.device import release_cached, seeded
+from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.packing import Row
+from swarmd.types import Generation, UpdateReport
 from tests.swarmd.policy.conftest import config_of, local, make_model
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])
 MPS = pytest.param("mps", marks=pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs MPS"))
+DEVICES = ["cpu", CUDA, MPS]
 QUESTIONS = ["1+1?", "a question that is a good deal longer than the other one", "x"]
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA, MPS])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 @pytest.mark.parametrize(("dtype", "mean", "most"), [("float32", 1e-5, 1e-3), ("bfloat16", 0.05, 0.5)])
 def test_the_learner_sees_what_the_sampler_saw(
@@ -45,6 +51,112 @@ def test_the_learner_sees_what_the_sampler_saw(
         report = policy.update(batch)
         assert report.grad_norm > 0 and report.tokens == len(drawn) and report.kl is not None
         assert report.clip_fraction < (0.2 if dtype == "bfloat16" else 1e-9)
+
+
+def one_round(policy: LanguagePolicy) -> tuple[list[Generation], UpdateReport]:
+    generations = list(policy.generate(QUESTIONS, 4))
+    batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
+    return generations, policy.update(batch)
+
+
+def opened(folder: Path, device: str, family: str = "qwen2") -> LanguagePolicy:
+    make_model(folder, family)
+    return LanguagePolicy.open(config_of(folder, device=device, train={"learning_rate": 1e-3}), 0)
+
+
+def seen(policy: LanguagePolicy, generations: Sequence[Generation]) -> torch.Tensor:
+    """Return the learner's log-probabilities of these answers."""
+    batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
+    return torch.tensor([p for tokens in policy.logprobs(batch) for each in tokens.logprobs for p in each])
+
+
+@pytest.mark.parametrize("device", [CUDA, MPS])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
+def test_a_device_computes_what_the_cpu_does(device: str, family: str, tmp_path: Path) -> None:
+    """Before an update and after it, in float32."""
+    here, there = (opened(tmp_path, d, family) for d in ("cpu", device))
+    generations, found = one_round(here)
+    torch.testing.assert_close(seen(there, generations), seen(opened(tmp_path, "cpu", family), generations))
+    batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
+    report = there.update(batch)
+    assert (report.loss, report.grad_norm) == pytest.approx((found.loss, found.grad_norm), rel=1e-3)
+    torch.testing.assert_close(seen(there, generations), seen(here, generations), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path: Path) -> None:
+    runs = [opened(tmp_path, device) for _ in range(2)]
+    for _ in range(3):
+        (first, report), (second, again) = map(one_round, runs)
+        assert [g.tokens for g in first] == [g.tokens for g in second]
+        assert report == again
+    for name, weight in runs[0].trained.items():
+        assert torch.equal(weight, runs[1].trained[name]), name
+
+
+@pytest.mark.parametrize("device", [CUDA, MPS])
+def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_path: Path) -> None:
+    model, place = tmp_path / "model", "there"
+    policies = [opened(model, d) for d in (device, "cpu", device)]
+    generations, _ = one_round(policies[0])
+    for before, after in pairwise(policies):
+        folder = tmp_path / place
+        folder.mkdir()
+        before.save(folder)
+        after.restore(folder)
+        assert after.version == before.version
+        torch.testing.assert_close(seen(after, generations), seen(before, generations), atol=1e-4, rtol=0)
+        one_round(after)  # with Adam's moments, which came along
+        place = "back"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_generator_answers_with_the_trainers_weights_between_two_tokens(
+    device: str, tmp_path: Path
+) -> None:
+    trainer, writer = opened(tmp_path / "model", device), WeightWriter(tmp_path)
+    other = make_model(tmp_path / "other", seed=1)
+    config = config_of(other, device=device)
+    between: list[Callable[[], int]] = []
+    generator = LanguagePolicy.open(config, 0, between=lambda: between[0]())
+    reader = WeightReader(tmp_path, generator.trained)
+    passes = iter(range(99))
+
+    def third() -> int:
+        if next(passes) == 3:
+            writer.publish(7, trainer.trained)
+        return reader()
+
+    between.append(third)
+    (generation,) = generator.generate(["1+1?"], 4)
+    assert generation.tokens.versions[0][:4] == (-1, -1, -1, 7)
+    for name, weight in trainer.trained.items():
+        assert torch.equal(weight, generator.trained[name]), name
+    assert generator.greedy(QUESTIONS) == trainer.greedy(QUESTIONS)
+
+
+@NO_CUDA
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5"])
+def test_the_driver_waits_once_a_token(family: str, tmp_path: Path) -> None:
+    """As CUDA's own debugging counts it, which sees what test_architectures.py cannot on a CPU."""
+    policy, counts = opened(tmp_path, "cuda", family), list[int]()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            decode(
+                policy.network,
+                [list(range(5, 9 + 3 * i)) for i in range(3)],
+                4,
+                Sampling(12, 64, frozenset(range(0, 250, 8)), 1.0),
+                seeded(policy.device, 0),
+                9999,
+                rest=lambda: counts.append(sum("synchroniz" in str(w.message) for w in found)),
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert {after - before for before, after in pairwise(counts[1:])} == {1}
 
 
 def large(device: str) -> Any:
