@@ -254,6 +254,8 @@ def serve(
 
     Runs beside the node; each request is answered by the newest checkpoint there is.
     """
+    import signal
+
     import trio
 
     from swarmd.config.addresses import metrics_address
@@ -276,12 +278,13 @@ def serve(
         api = ChatApi(
             model, anybody=anybody, renewed=lambda number: tell(f"answers with round {number} from now on")
         )
-        await http.serve(api.respond, listeners, MAX_BODY_BYTES)
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(http.serve, api.respond, listeners, MAX_BODY_BYTES)
+                await anext(aiter(signals))
+                nursery.cancel_scope.cancel()
 
-    try:
-        trio.run(run)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    trio.run(run)
 
 
 def models(

@@ -1,6 +1,7 @@
 """Loads a named model for training: network, tokenizer, and what identifies it in a checkpoint."""
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,9 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 
     config = lora_config(rank)
     config._register_custom_module({nn.Linear: adapted_linear()})
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft asks transformers for a property of an old name, and the operator can do nothing about it.
+        warnings.simplefilter("ignore", FutureWarning)
         # peft draws from torch's global generator.
         torch.manual_seed(seed)
         adapted: nn.Module = get_peft_model(network, config).get_base_model()

@@ -1,14 +1,20 @@
-"""`swarmd doctor model` and `swarmd export`, as people and scripts meet them."""
+"""`swarmd doctor model`, `export`, `chat` and `serve`, as people and scripts meet them."""
 
 import json
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.state.folder import StateFolder
+from swarmd.testing import TIMEOUT_S
 from swarmd.trainer.checkpoint import Checkpoints, RunState
+from tests.ports import kept_port
 from tests.swarmd.conftest import Run
 from tests.swarmd.policy.conftest import make_model, open_policy
 
@@ -116,6 +122,22 @@ def test_chat_with_the_newest_checkpoint(run: Run, trained: Path, tmp_path: Path
     assert "2 rounds trained" in said.err and "context is 1,024" in said.err
     nothing = run("chat", "hello", "--state-dir", tmp_path / "nowhere")
     assert (nothing.code, "swarmd join" in nothing.err) == (2, True)
+
+
+@pytest.mark.net
+@pytest.mark.usefixtures("run")
+def test_serve_answers_until_ctrl_c(trained: Path) -> None:
+    command = [sys.executable, "-m", "swarmd", "serve", "--state-dir", str(trained), "--listen"]
+    with (
+        kept_port() as port,
+        subprocess.Popen([*command, str(port)], stdout=-1, stderr=-1, text=True) as process,
+    ):
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert httpx2.get(f"{address}/models").json()["data"][0]["id"] == "tiny"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, said.splitlines()) == (0, ["tiny, 2 rounds trained. Ctrl-C ends."])
 
 
 def test_serve_needs_an_address(run: Run, trained: Path) -> None:
