@@ -45,7 +45,7 @@ CurriculumName = Annotated[
     typer.Option(
         "--curriculum",
         help=(
-            "sapo-9 or tiny-9, also with -strict; or own tasks: a .py or .jsonl file, or an installed"
+            "sapo-9 or tiny-9, also with -strict; or own tasks: a file, of the hub too, or an installed"
             " package's."
         ),
         autocompletion=_curricula,

@@ -1,15 +1,18 @@
 """Validator of `swarm.curriculum`: a built-in name, a file of tasks, or an installed plug-in. Runs none."""
 
+import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from swarmd.config.messages import nearest
 
 BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
-FILES = (".py", ".jsonl")  # suffixes of files with own tasks
+FILES = (".py", ".jsonl", ".parquet")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
+_HUB_FILE = re.compile(r"hf:[\w.-]+/[\w.-]+@[0-9a-f]{40}/(?!.*\.\.)[\w./-]+\.(parquet|jsonl)")
 EXPECTED = (
-    f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks that an installed package offers"
+    f"{', '.join(BUILT_IN)}, a .py, .jsonl or .parquet file, hf:OWNER/NAME@COMMIT/FILE, or the name of tasks"
+    " that an installed package offers"
 )
 
 
@@ -26,6 +29,13 @@ def curriculum_name(text: str) -> str:
     Raises ValueError where it names nothing. Whether a file exists is checked when it is used.
     """
     if text in BUILT_IN:
+        return text
+    if text.startswith("hf:"):
+        if not _HUB_FILE.fullmatch(text):
+            raise ValueError(
+                "a data set of the hub has a commit and a file, as its page shows them under Files:"
+                " hf:OWNER/NAME@COMMIT/FILE, 40 hexadecimal digits, a .parquet or .jsonl file"
+            )
         return text
     if text.endswith(FILES):
         return str(Path(text).expanduser().absolute())

@@ -17,6 +17,7 @@ from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
 from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnTasks, OwnReward
+from swarmd.tasks.data_set import fetched
 from swarmd.tasks.sandbox.client import describe
 from swarmd.tasks.sandbox.pipe import Made, PluginDescription
 from swarmd.types import Task, TaskRef
@@ -38,7 +39,7 @@ class OwnCurriculum(Curriculum):
     own rewards.
     """
 
-    # A .py or .jsonl file, or the name that an installed package offers.
+    # A file, in the hub's cache too, or the name that an installed package offers.
     source: str = ""
     plugin: PluginDescription | None = None
 
@@ -76,7 +77,7 @@ def find_curriculum(text: str, reward: str = "") -> Curriculum:
 
     reward: the file with the node's own reward; "": the curriculum's.
 
-    It is one of swarmd's, a .py or .jsonl file, or what an installed package offers. For a plug-in a
+    It is one of swarmd's, a file, a data set of the hub, or what an installed package offers. For a plug-in a
     contained process is started once; its answer holds for the life of this process.
 
     Raises ConfigError.
@@ -109,9 +110,10 @@ def _rewarded(name: str, file: str) -> Curriculum:
 
 @lru_cache
 def _own(source: str) -> OwnCurriculum:
-    described = describe((PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}")
+    file = str(fetched(source)) if source.startswith("hf:") else source
+    described = describe((PLUGIN_PROCESS, file, ""), f"own tasks cannot be used: {source}")
     assert described is not None
-    found = OwnCurriculum.of(source, described)
+    found = OwnCurriculum.of(file, described)
     if found.name in (*CURRICULA, "auto"):
         raise ConfigError(f"{source}: its name is {found.name!r}, which is swarmd's own; give it another")
     return found

@@ -24,6 +24,7 @@ import msgspec
 from swarmd.config.curriculum_name import GROUP
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import OWN_REWARD_S
+from swarmd.tasks.data_set import lines, mathematics
 from swarmd.tasks.sandbox.pipe import PluginDescription, ScoreItem, TaskLimits
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
 from swarmd.terminal import printable
@@ -32,6 +33,8 @@ MAX_SOURCE_BYTES = 64 * 2**20
 MAX_SPECIALTIES = 256
 # Answers that are scored at the start: rewards below 0 for wrong ones are common elsewhere.
 SAMPLES = ("", "0")
+# How a data set's folder begins in the hub's cache.
+_HUB = "datasets--"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -125,25 +128,27 @@ def reward(plugin: Any, function: str, *arguments: object) -> float:
 
 
 def load(source: str) -> LoadedPlugin:
-    """Load a .py or .jsonl file, or what an installed package offers under this name.
+    """Load a .py, .jsonl or .parquet file, or what an installed package offers under this name.
 
     Runs the plug-in's code. Raises PluginRefused.
     """
-    from swarmd.tasks.question_file import QuestionFile
+    from swarmd.tasks.question_file import QuestionFile, same_answer
 
     path = Path(source)
-    if path.suffix == ".jsonl":
+    if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
-        return LoadedPlugin(QuestionFile(content), _slug(path), _digest("questions", content))
+        found = lines(content) if path.suffix == ".parquet" else content
+        same = mathematics(same_answer) if path.suffix == ".parquet" or _of_hub(path) else same_answer
+        return LoadedPlugin(QuestionFile(found, same), _slug(path), _digest("questions", content))
     if path.suffix == ".py":
         content = _read(path)
         return LoadedPlugin(_run_file(path, content), _slug(path), _digest("file", content))
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if source not in found:
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if source not in offered:
         raise PluginRefused(
-            f"no installed package offers it (entry points {GROUP}: {', '.join(sorted(found)) or 'none'})"
+            f"no installed package offers it (entry points {GROUP}: {', '.join(sorted(offered)) or 'none'})"
         )
-    return _load_installed(found[source])
+    return _load_installed(offered[source])
 
 
 def rewarded(
@@ -254,8 +259,13 @@ def _digest(*parts: str | bytes) -> str:
     return whole.hexdigest()
 
 
+def _of_hub(path: Path) -> str:
+    """Return the data set's name where the file lies in the hub's cache."""
+    return next((part[len(_HUB) :] for part in path.parts if part.startswith(_HUB)), "")
+
+
 def _slug(path: Path) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:64] or "own"
+    return re.sub(r"[^a-z0-9]+", "-", (_of_hub(path) or path.stem).lower()).strip("-")[:64] or "own"
 
 
 def _specialties(named: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ the text.
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Annotated
 
@@ -40,11 +40,13 @@ class QuestionFile:
 
     limits = {"longest_question": MAX_OWN_QUESTION_CHARACTERS, "longest_answer": MAX_OWN_ANSWER_CHARACTERS}  # noqa: RUF012
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, same: Callable[[str, str], bool] | None = None) -> None:
         """Parse a file of questions.
 
-        Raises PluginRefused with the lines that are wrong.
+        same: whether a right answer and a given one are the same; by default `same_answer`. Raises
+        PluginRefused with the lines that are wrong.
         """
+        self._same = same or same_answer
         lines = _parsed(content)
         self.specialties = tuple(sorted({line.specialty for _, line in lines}))
         self._training: dict[str, Sequence[tuple[str, str]]] = {}
@@ -70,7 +72,7 @@ class QuestionFile:
         return rows[seed % len(rows)]
 
     def score(self, facts: str, answer: str) -> float:
-        return float(same_answer(facts, answer))
+        return float(self._same(facts, answer))
 
 
 def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:

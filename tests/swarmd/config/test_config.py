@@ -103,6 +103,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         "swarm.curriculum": "own.py",
         "sharing.take": "own.py",
         "metrics.report_to": "wandb",
+        "tasks.reward": "mine.py",
     }
     texts |= {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")} | {
         f"limits.{name}": "1 MB/s" for name in ("up", "down")
@@ -182,7 +183,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ('[swarm]\nname = "a\\nb"', r"found 'a\nb'"),
         (
             "[swarm]\ncurriculum = 'tiny9'",
-            "swarm.curriculum: expected auto, sapo-9, tiny-9, sapo-9-strict, tiny-9-strict, a .py or",
+            "swarm.curriculum: expected auto, sapo-9, tiny-9, sapo-9-strict, tiny-9-strict, a .py, ",
         ),
         (
             "[swarm]\ncurriculum = 'tiny9'",
