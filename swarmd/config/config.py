@@ -54,7 +54,7 @@ class ModelConfig(_Section):
         None  # commit, tag or branch on the hub; None: the default branch, recorded at first load
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float16: for adapters
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     system_prompt: str | None = None  # None: the built-in one, which asks for <answer>…</answer>; "": none

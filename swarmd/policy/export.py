@@ -31,6 +31,7 @@ from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
 from swarmd.policy.models.chat import Chat, ends_of
+from swarmd.policy.models.device import DTYPES
 from swarmd.policy.models.fit import system_prompt_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
@@ -335,8 +336,7 @@ def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.M
     Raises CheckpointUnfit where an adapter was trained on other weights.
     """
     transformers_logging.disable_progress_bar()
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[identity.dtype]
-    network = load_weights(hub.with_weights(place), read_config(place), dtype, place.source)
+    network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
     if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
         raise policy_files.CheckpointUnfit(
             f"the adapter was trained on other weights than those of {place.source} now are. Put the base"

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from swarmd.policy.models.device import sent
 
 # The probability that may be elsewhere: more than rounding moves.
-MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})
+MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02})
 
 
 class PaddedRows:

@@ -6,6 +6,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import psutil
@@ -13,6 +14,7 @@ import torch
 
 from swarmd.config.amounts import percent
 from swarmd.config.config import ModelConfig, NodeConfig
+from swarmd.errors import NoModel
 from swarmd.policy.models.preflight import no_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -25,6 +27,9 @@ OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|Invalid buffer size|STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough)"
     r" memory",
     re.IGNORECASE,
+)
+DTYPES: Final = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
 # How much faster than float32 it must be on a CPU, before we give up its digits.
 BF16_SPEEDUP: Final = 1.5
@@ -53,18 +58,28 @@ def choose_dtype(
     device: torch.device,
     *,
     trained_whole: bool,
+    adapter: bool = False,
     probe: Callable[[torch.device], bool] = quick_at_bf16,
 ) -> torch.dtype:
-    """Return bfloat16 where the device is quick at it, else float32.
+    """Return bfloat16 where the device is quick at it, else float32, or float16 on CUDA.
 
     trained_whole: a small model, all of whose weights are trained. It stays in float32: there is room, and at
         our learning rates most of an update is smaller than a bfloat16 step.
+    adapter: only an adapter is trained, in float32: its base may be in float16 (learner.py scales the loss).
+
+    Raises NoModel for float16 without an adapter.
     """
+    if wanted == "float16" and not adapter:
+        raise NoModel(
+            "model.dtype 'float16' is for a model under an adapter. Set model.lora to 'on', or another dtype."
+        )
     if wanted != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+        return DTYPES[wanted]
     if trained_whole:
         return torch.float32
-    return torch.bfloat16 if probe(device) else torch.float32
+    if probe(device):
+        return torch.bfloat16
+    return torch.float16 if adapter and device.type == "cuda" else torch.float32
 
 
 def _cuda_has_bf16() -> bool:

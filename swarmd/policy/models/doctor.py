@@ -137,7 +137,7 @@ def _dtype(fit: Fit) -> str:
     dtype = fit.plan.dtype
     if dtype != "float32" or fit.shape.parameters <= LORA_FROM_PARAMETERS or quick_at_bf16(fit.device):
         return dtype
-    return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}, and float16 is not used"
+    return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}"
 
 
 def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> FittedModel:

@@ -227,7 +227,10 @@ def plan_on(
     # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in
     # float32.
     dtype = choose_dtype(
-        config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM_PARAMETERS
+        config.dtype,
+        device,
+        trained_whole=rank is None and shape.parameters <= LORA_FROM_PARAMETERS,
+        adapter=rank is not None,
     )
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work

@@ -91,6 +91,10 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MAX_SKIPS_IN_A_ROW: Final = 5
+# In float16 the loss is multiplied by a power of two, lest small gradients become 0 (arXiv 1710.03740,
+# section 3.2): by a quarter of it after a gradient that was not finite, by twice it after so many steps.
+FIRST_SCALE: Final = 2.0**14
+STEPS_TO_DOUBLE: Final = 200
 # The logits of a padded micro-batch: half a GiB in float32, held about three times over.
 MAX_PADDED_LOGITS: Final = 2**27
 
@@ -166,6 +170,7 @@ class Learner:
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"
+        self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
         self.reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
     def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
@@ -182,6 +187,9 @@ class Learner:
         # With several trainers the others would wait for us within a step, and take us for lost.
         rest = self.rest if combine is None else None
         sums = self._with_memory(rows, partial(self._accumulate, rest=rest))
+        for weight in self.weights.values() if self._scale != 1 else ():
+            if weight.grad is not None:
+                weight.grad.mul_(1 / self._scale)
         if combine is not None:
             combine(tuple(self.weights.values()), sums)
         norm = self._clip()
@@ -190,6 +198,8 @@ class Learner:
         rate = learning_rate(self._learning.learning_rate, self._learning.schedule, self.updates)
         self._apply(rate)
         self.updates, self.skipped = self.updates + 1, 0
+        if self._scale != 1 and self.updates % STEPS_TO_DOUBLE == 0:
+            self._scale *= 2
         return UpdateReport(
             sums.loss,
             norm,
@@ -330,7 +340,7 @@ class Learner:
             logprobs.requires_grad_(), old, scores.advantages, learning.settings
         )
         loss = (each * scores.weights).sum()
-        (gradient,) = torch.autograd.grad(loss, logprobs)
+        (gradient,) = torch.autograd.grad(loss * self._scale, logprobs)
         logits.backward(
             logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype)
         )  # type: ignore[no-untyped-call]
@@ -400,6 +410,10 @@ class Learner:
 
     def _skip(self, loss: float, norm: float) -> UpdateReport:
         self.optimizer.clear()
+        if self._scale > 1 and math.isfinite(loss):
+            self._scale = max(1.0, self._scale / 4)
+            log.info("step left out: a gradient in float16 is scaled by %g from now on", self._scale)
+            return UpdateReport(skipped=1)
         self.skipped += 1
         log.warning("step left out: loss %s, gradient norm %s (%d in a row)", loss, norm, self.skipped)
         if self.skipped >= MAX_SKIPS_IN_A_ROW:

@@ -239,6 +239,16 @@ def test_the_dtype_is_as_configured_or_the_quicker_one() -> None:
         assert (
             choose_dtype("auto", CPU, trained_whole=True, probe=lambda _, quick=quick: quick) == torch.float32
         )
+        assert choose_dtype(
+            "auto",
+            torch.device("cuda"),
+            trained_whole=False,
+            adapter=True,
+            probe=lambda _, quick=quick: quick,
+        ) == (torch.bfloat16 if quick else torch.float16)
+    assert choose_dtype("float16", CPU, trained_whole=False, adapter=True) == torch.float16
+    with pytest.raises(NoModel, match=r"'float16' is for a model under an adapter\. Set model\.lora to 'on'"):
+        choose_dtype("float16", CPU, trained_whole=False)
     assert isinstance(quick_at_bf16(CPU), bool)
 
 

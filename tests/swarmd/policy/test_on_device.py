@@ -94,6 +94,30 @@ def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path:
         assert torch.equal(weight, runs[1].trained[name]), name
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Path) -> None:
+    """Its gradient is float32's where 16 bits would show 0; a scale that is too large gives way."""
+    make_model(tmp_path)
+    way: dict[str, Any] = {"device": device, "lora": "on", "lora_rank": 4, "train": {"max_grad_norm": 1e9}}
+    exact, half = (
+        LanguagePolicy.open(config_of(tmp_path, dtype=dtype, **way), 0) for dtype in ("float32", "float16")
+    )
+    generations = exact.generate(QUESTIONS, 4)
+    rows = [
+        Row((5, 6, 7), ids, advantage, None, 1e-7)
+        for ids, advantage in zip(generations[0].tokens.ids, (1.0, 0.5, -0.25, -1.0), strict=True)
+    ]
+    wanted, found = (policy.learner.step(rows).grad_norm for policy in (exact, half))
+    assert found == pytest.approx(wanted, rel=0.02) and wanted > 0
+    half.learner._scale = 2.0**60
+    scales = []
+    while half.learner.step(rows).skipped:
+        scales.append(half.learner._scale)
+    assert len(scales) > 5 and half.version == 2
+    half.learner._scale = 1.0
+    assert half.learner.step(rows).grad_norm < 0.5 * wanted
+
+
 @pytest.mark.parametrize("device", [CUDA, MPS])
 def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_path: Path) -> None:
     model, place = tmp_path / "model", "there"
