@@ -408,8 +408,10 @@ class Daemon:
         return {"schema": 1, "limits": self.status.limits}
 
     def _why_no_comparison(self) -> str:
-        if not self.child.ready or self.guest.pauses:
-            return f"The node does not train now: {self.status.state}."
+        if self.guest.pauses:
+            return "The node is paused. Resume it and ask again."
+        if not self.child.ready:
+            return "The trainer is starting or stopping. Ask again in a moment."
         return "" if (self.status.model or {}).get("keeps_first") else NO_FIRST
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
