@@ -102,7 +102,7 @@ def _answers(
 
 
 def _given(answer: Completion) -> GivenAnswer:
-    return GivenAnswer(answer.text[:MAX_ANSWER_CHARACTERS], answer.ended)
+    return GivenAnswer(answer.text[-MAX_ANSWER_CHARACTERS:], answer.ended)
 
 
 def main() -> None:

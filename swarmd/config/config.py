@@ -57,6 +57,8 @@ class ModelConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float16: for adapters
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    # on: the chat template lets the model think first, for up to 4,096 tokens by default.
+    thinking: Literal["off", "on"] = "off"
     system_prompt: str | None = None  # None: the built-in one, which asks for <answer>…</answer>; "": none
     # torch's threads; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu.
     threads: Annotated[int, Field(ge=0, le=256)] = 0

@@ -29,8 +29,9 @@ VERSION = 1
 MAX_ROLLOUTS = 64
 # Completions of one rollout.
 MAX_COMPLETIONS = 64
-# The length of one completion.
-MAX_TEXT_CHARACTERS = 16_384
+# The length of one completion: some 16,000 tokens of a model that thinks. What a receiver has to hold is
+# bounded by the bytes of a frame or blob, whatever the length of each completion.
+MAX_TEXT_CHARACTERS = 65_536
 # The length of a model's name.
 MAX_NAME_CHARACTERS = 96
 

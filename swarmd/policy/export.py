@@ -387,6 +387,7 @@ def _modelfile(network: Any, place: hub.Place, config: NodeConfig) -> str:
         system_prompt_of(config.model),
         ends_of(network.generation_config),
         ours=place.source in TINY,
+        thinking=config.model.thinking == "on",
     )
     context = context_of(network.config) or MAX_CONTEXT_TOKENS
     return modelfile(chat, config.generate.temperature, work_of(config).new_tokens, context)

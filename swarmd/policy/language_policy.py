@@ -124,6 +124,7 @@ class LanguagePolicy:
             system_prompt_of(config.model),
             ends_of(network.generation_config),
             ours=tiny,
+            thinking=config.model.thinking == "on",
         )
         sampling = Sampling(
             limit=work.new_tokens,

@@ -100,6 +100,7 @@ class TrainedModel:
             system_prompt_of(model),
             ends_of(network.generation_config),
             ours=identity.source in TINY,
+            thinking=model.thinking == "on",
         )
         if identity.lora_rank is not None:
             network = with_adapter(network, identity.lora_rank, seed=0)

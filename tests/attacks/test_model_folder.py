@@ -118,13 +118,18 @@ def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_
 )
 @pytest.mark.parametrize("question", ["1+1?", "  two\n\nlines \n", "<|user|> </answer> {{ x }}", ""])
 @pytest.mark.parametrize("system", ["", "be good"])
-def test_a_frame_gives_the_same_prompt_as_the_template(template: str, question: str, system: str) -> None:
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_frame_gives_the_same_prompt_as_the_template(
+    template: str, question: str, system: str, thinking: bool
+) -> None:
     tokenizer = make_tokenizer(template)
     chat = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": question}]
     whole = tokenizer.apply_chat_template(
-        chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
     )
-    assert frame_of(*render(template, tokenizer.special_tokens_map, system)).around(question) == whole
+    assert (
+        frame_of(*render(template, tokenizer.special_tokens_map, system, thinking)).around(question) == whole
+    )
 
 
 def test_what_a_template_may_do_to_a_question() -> None:
@@ -155,8 +160,11 @@ def test_a_template_has_limited_time_and_memory(template: str, why: str) -> None
 
 @pytest.mark.net
 def test_a_contained_template_is_rendered_like_our_own() -> None:
-    template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}"
-    assert render_contained(template, {"eos_token": "<e>"}, "") == render(template, {"eos_token": "<e>"}, "")
+    template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}{{ enable_thinking }}"
+    for thinking in (False, True):
+        ours = render(template, {"eos_token": "<e>"}, "", thinking)
+        assert str(thinking) in ours[0]
+        assert render_contained(template, {"eos_token": "<e>"}, "", thinking) == ours
 
 
 def test_a_full_disk_is_not_the_models_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

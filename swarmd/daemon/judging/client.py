@@ -36,7 +36,7 @@ RECEIPT = b"swarmd judge receipt v1"
 MAX_RESPONSE_BYTES = 64 * 1024
 # The longest question of sapo-9 has about 1,000.
 MAX_QUESTION_CHARACTERS = 8_192
-# A judge takes no longer answer.
+# A judge takes no longer answer. Of a longer text the end is sent, where the answer is.
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
 # An honest refusal has about 200.
@@ -292,7 +292,7 @@ class JudgeClient:
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
         # A lone surrogate has no UTF-8.
-        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER_CHARACTERS]
+        text = completion.text.encode("utf-8", "replace").decode()[-MAX_ANSWER_CHARACTERS:]
         given = {"text": text, "ended": completion.ended}
         grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
         if isinstance(grade, NotJudged):

@@ -79,7 +79,7 @@ def frame_of(plain: str, spaced: str) -> ChatFrame:
 
 @cache
 def frame(
-    template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool
+    template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool, thinking: bool
 ) -> ChatFrame:
     """Return the text that a chat template puts around a question. Raises TemplateFails.
 
@@ -87,11 +87,14 @@ def frame(
         special_tokens: names and texts, for the template to use.
         system: the system prompt; "" for none.
         ours: the template came with this package, and is rendered in this process.
+        thinking: let the model think first, where its template has that choice.
     """
-    return frame_of(*(render if ours else render_contained)(template, dict(special_tokens), system))
+    return frame_of(*(render if ours else render_contained)(template, dict(special_tokens), system, thinking))
 
 
-def render(template: str, special_tokens: Mapping[str, str], system: str) -> tuple[str, str]:
+def render(
+    template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
+) -> tuple[str, str]:
     """Render the template for QUESTION and for SPACED, as `apply_chat_template` does.
 
     Raises TemplateFails.
@@ -100,9 +103,9 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
 
     head = [{"role": "system", "content": system}] if system else []
     chats = [[*head, {"role": "user", "content": question}] for question in (QUESTION, SPACED)]
-    # enable_thinking: Qwen3's template would let it think for more tokens than we generate; other templates
-    # don't look at it.
-    more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": False}
+    # enable_thinking: Qwen3's template has it think by default, for more tokens than we generate by default;
+    # other templates don't look at it.
+    more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": thinking}
     try:
         (plain, spaced), _ = render_jinja_template(chats, chat_template=template, **more)
     except Exception as error:
@@ -113,12 +116,14 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
     return plain, spaced
 
 
-def render_contained(template: str, special_tokens: Mapping[str, str], system: str) -> tuple[str, str]:
+def render_contained(
+    template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
+) -> tuple[str, str]:
     """Render a chat template in a contained process, within its limits.
 
     Raises TemplateFails.
     """
-    request = json.dumps([template, dict(special_tokens), system])
+    request = json.dumps([template, dict(special_tokens), system, thinking])
     # This time zone needs no file: a template may ask for the date.
     environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "swarmd.policy.models.chat"]
@@ -156,8 +161,9 @@ class Chat:
     """A tokenizer and its chat template. ends: the ids that end an answer when they are sampled."""
 
     def __init__(
-        self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *, ours: bool = False
-    ) -> None:
+        self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *,
+        ours: bool = False, thinking: bool = False,
+    ) -> None:  # fmt: skip
         """Test the chat template, and fall back to the system prompt inside the question (Gemma 2).
 
         Raises NoModel where the template does not work.
@@ -165,8 +171,9 @@ class Chat:
         Args:
             ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings.
             ours: the template came with this package.
+            thinking: let the model think first (`model.thinking`).
         """
-        self.tokenizer = tokenizer
+        self.tokenizer, self._thinking = tokenizer, thinking
         self.system_prompt = system_prompt
         self._end: int = tokenizer.eos_token_id
         self.ends = ends | {self._end}
@@ -193,7 +200,9 @@ class Chat:
         tokens = {
             name: text for name, text in self.tokenizer.special_tokens_map.items() if isinstance(text, str)
         }
-        return frame(template, tuple(sorted(tokens.items())), system_prompt, ours=ours)
+        return frame(
+            template, tuple(sorted(tokens.items())), system_prompt, ours=ours, thinking=self._thinking
+        )
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render a conversation up to where the next answer begins, in this process.
@@ -223,7 +232,7 @@ class Chat:
     def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
+                list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=self._thinking
             )
         except Exception as error:
             # A template is a program and may raise anything.
@@ -279,7 +288,7 @@ def main() -> None:
     from swarmd.tasks.sandbox import seccomp
     from swarmd.tasks.sandbox.containment import limit_resources
 
-    template, special_tokens, system = json.load(sys.stdin)
+    template, special_tokens, system, thinking = json.load(sys.stdin)
     for first in WARM_UP:
         # Warm up, so that everything is imported.
         with contextlib.suppress(TemplateFails):
@@ -289,7 +298,7 @@ def main() -> None:
     limit_resources()
     seccomp.install()
     try:
-        reply: dict[str, Any] = {"texts": render(template, special_tokens, system)}
+        reply: dict[str, Any] = {"texts": render(template, special_tokens, system, thinking)}
     except TemplateFails as failed:
         reply = {"error": str(failed)}
     print(json.dumps(reply), flush=True)

@@ -33,7 +33,8 @@ from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import optimizer
 from swarmd.tasks.curriculum import CURRICULA, SAPO_9
 
-NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
+# What generate.max_new_tokens = 0 stands for.
+NEW_TOKENS_TINY, NEW_TOKENS, NEW_TOKENS_THINKING = 16, 256, 4096
 
 # What has a short name, largest first, chosen on 2026-11-25 (docs/engines.md says for which cards). As
 # `shape_of` finds it, so that one can be recommended without a network and without transformers, whose import
@@ -158,11 +159,11 @@ def work_of(config: NodeConfig) -> Workload:
             "prompt_tokens": prompt_tokens(asked, lambda text: around + estimated_tokens(text)),
         }
         lengths["mean_prompt_tokens"] = around + sum(map(estimated_tokens, asked)) // len(asked)
-    default = NEW_TOKENS_TINY if tiny else NEW_TOKENS
+    default = NEW_TOKENS_THINKING if config.model.thinking == "on" else NEW_TOKENS
     return Workload(
         questions=max(1, config.round.local),
         completions=config.round.completions,
-        new_tokens=config.generate.max_new_tokens or default,
+        new_tokens=config.generate.max_new_tokens or (NEW_TOKENS_TINY if tiny else default),
         micro_batch_tokens=config.train.micro_batch_tokens,
         optimizer=config.train.optimizer,
         precision=config.train.precision,
@@ -192,7 +193,7 @@ def fit(
     try:
         tokenizer = load_tokenizer(place, skeleton)
         if work.asked:
-            chat = Chat(tokenizer, system_prompt_of(config))
+            chat = Chat(tokenizer, system_prompt_of(config), thinking=config.thinking == "on")
             work = replace(work, prompt_tokens=prompt_tokens(work.asked, lambda text: len(chat.prompt(text))))
     except NoModel as error:
         fault = str(error)

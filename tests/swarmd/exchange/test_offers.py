@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from p2p.blobs.blobs import MAX_BLOB_BYTES, content_id, pack
 from p2p.identity import Identity, public_key_of
 from p2p.types import Envelope, PeerId, Reason
-from swarmd.exchange import offers
+from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import OFFER_BYTES, Board, Offered
 from swarmd.types import Completion, Rollout, TaskRef
 
@@ -86,6 +86,18 @@ def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
     decoded = offers.decode(envelope(offer), SPECIALTIES)
     assert not isinstance(decoded, Reason) and [o.id for o in decoded] == [content_id(blob)]
     assert offers.encode([huge], 1, "m", SPECIALTIES) == ([], [])
+
+
+def test_eight_completions_of_the_greatest_length_fit_a_blob() -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randrange(2, 9))) for _ in range(2000)]
+    texts = [" ".join(rng.choices(words, k=20_000))[: wire.MAX_TEXT_CHARACTERS] for _ in range(8)]
+    assert {len(text) for text in texts} == {wire.MAX_TEXT_CHARACTERS}
+    thought = Rollout(TaskRef("bf", 3), tuple(Completion(text, True) for text in texts), ME)
+    (offer,), (blob,) = offers.encode([thought], 1, "m", SPECIALTIES)
+    (item,) = offers.decode(envelope(offer), SPECIALTIES)
+    found = offers.decode_blob(blob, item)
+    assert not isinstance(found, Reason) and found[1] == thought
 
 
 GOOD = [1, 1, [0], [1], [1], bytes(12)]

@@ -123,7 +123,7 @@ def test_numbers_written_the_long_way_are_refused() -> None:
         ([1, 1, "m", [["bf", 1, [["x", True]]]] * 65], Reason.UNDECODABLE),
         ([1, 1, "m" * 97, [["bf", 1, [["x", True]]]]], Reason.UNDECODABLE),
         ([1, 1, "m", [["b" * 97, 1, [["x", True]]]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", 1, [["x" * 16_385, True]]]]], Reason.TOO_LONG),
+        ([1, 1, "m", [["bf", 1, [["x" * 65_537, True]]]]], Reason.TOO_LONG),
         ([1, 1, "m", [["bf", 1, [["x", True, 1.0]]]]], Reason.UNDECODABLE),
         ([1, 1, "m", [["bf", True, [["x", True]]]]], Reason.UNDECODABLE),
     ],
