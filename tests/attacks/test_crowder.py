@@ -129,8 +129,8 @@ def test_an_author_on_another_connection_is_still_forwarded(
     tmp_path: Path, connections: int, machines: bool
 ) -> None:
     """B's mesh has six places: more connections than it has, of one network group and of many."""
-    result = attack(tmp_path, connections, rate=100.0, seconds=15.0, machines=machines)
-    assert result.written > 800 and result.passed_on > 300  # most of what is passed on is the attacker's
+    result = attack(tmp_path, connections, rate=100.0, seconds=9.0, machines=machines)
+    assert result.written > 500 and result.passed_on > 200  # most of what is passed on is the attacker's
     assert result.missed <= 0.05 and result.middle_missed == 0
 
 

@@ -268,7 +268,7 @@ class Life:
 
 @pytest.mark.net
 def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
-    result = attack(tmp_path, seconds=20.0, rate=300.0)
+    result = attack(tmp_path, seconds=10.0, rate=300.0)
     assert result.missed <= 0.01 and result.admitted > 1000 and result.disk < 1.0
 
 
@@ -276,7 +276,7 @@ def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
 @pytest.mark.p2pd
 def test_hivemind_nodes_hear_each_other_despite_the_attack_and_a_restart(tmp_path: Path) -> None:
     """After a clean restart frames are old up to the latest that was admitted, by AHEAD_S at most."""
-    seconds, margin = 20.0, 1.0  # of the margin, for the start
+    seconds, margin = 12.0, 1.0  # of the margin, for the start
     result = attack(tmp_path, "hivemind", "clean", seconds=seconds, rate=300.0)
     assert result.deaf <= AHEAD_S + margin
     assert result.missed <= 0.03 + (AHEAD_S + margin) / (2 * seconds)  # one of the two nodes restarts
