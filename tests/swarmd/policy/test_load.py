@@ -45,6 +45,7 @@ def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> Non
         "dtype": "float32",
         "parameters": load(folders["llama"]).parameters,
         "lora": None,
+        "keeps_first": True,
     }
     json.dumps(dict(policy.description))
 
