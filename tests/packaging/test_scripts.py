@@ -383,7 +383,11 @@ def imported(folders: str) -> set[str]:
 @pytest.mark.parametrize(
     "project, folders, extras",
     [
-        (".", "swarmd p2p", ["", "8bit", "parquet", "plot", "qr", "trackio", "wandb", "tensorboard", "trl"]),
+        (
+            ".",
+            "swarmd p2p",
+            ["", "8bit", "math", "parquet", "plot", "qr", "trackio", "wandb", "tensorboard", "trl"],
+        ),
         (".", "judge", ["judge", "parquet", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
@@ -393,7 +397,7 @@ def imported(folders: str) -> set[str]:
 def test_imports_and_declared_dependencies_agree(project: str, folders: str, extras: list[str]) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
-    tested = ("judge", "judge-postgres", "parquet", "plot", "qr", "tensorboard", "trl")
+    tested = ("judge", "judge-postgres", "math", "parquet", "plot", "qr", "tensorboard", "trl")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
     assert wanted - may - UNSEEN - BY_HAND == set(), "imported and not declared"
     assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"
