@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def environment_of(peer: str, folder: Path) -> Path:
             f" one, run\n{lines}\nand give the folder with --environment."
         ) from error
     return python
+
+
+def beside(python: Path) -> dict[str, str]:
+    """Return variables with which our Python finds an environment's packages behind its own.
+
+    Nothing is looked for on the local network, and torch has one thread.
+    """
+    (theirs,) = python.parents[1].glob("lib/python3*/site-packages")
+    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
+    quiet = {"SWARMD_SWARM_MDNS": "off", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return os.environ | quiet | {"PYTHONPATH": path}
 
 
 def holds(folder: Path, peer: str) -> bool:

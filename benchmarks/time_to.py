@@ -4,7 +4,7 @@
 
 tiny-latent, a torch thread each, eight questions of eight completions a round everywhere, rate 6e-4; in a
 swarm up to 16 of others' rollouts on top (8/16). TRL is a published package in an environment of its own
-(`build/environments`). A swarm is played by the lab, as nodes share (offers); a node's time is its share of
+(`build/peers`). A swarm is played by the lab, as nodes share (offers); a node's time is its share of
 that process. Neither evaluation nor the verifier is counted. Draws the curves, and writes their figures
 beside the picture's name as CSV. --from-csv draws those again.
 """
@@ -13,23 +13,23 @@ import argparse
 import csv
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.environments import ROOT, default_environment, environment_of
+from benchmarks.environments import ROOT, beside, default_environment, environment_of
+from benchmarks.trl_swarm import SETTINGS
 
 TARGET = 0.4
-RATE, ROUNDS, EVERY = 6e-4, 400, 10
+ROUNDS, EVERY = 400, 10
 QUESTIONS, ANSWERS = 216, 4
 ARMS = {
     "trl": "TRL alone",
@@ -54,12 +54,14 @@ def swarm_curve(nodes: int, seed: int) -> Iterator[tuple[float, float]]:
     given = {
         "model": {"name": "tiny-latent", "device": "cpu", "threads": 1},
         "round": {"local": 8, "external": 16 if nodes > 1 else 0},
-        "train": {"learning_rate": RATE},
+        "train": {"learning_rate": SETTINGS["learning_rate"]},
         "swarm": {"engine": "none"},
     }
     config = NodeConfig.model_validate(given)
-    with Verifier(curriculum_of(config)) as verifier:
-        swarm = PlayedSwarm(Setting("time-to", (config,) * nodes), seed, verifier)
+    with (
+        Verifier(curriculum_of(config)) as verifier,
+        closing(PlayedSwarm(Setting("time-to", (config,) * nodes), seed, verifier)) as swarm,
+    ):
         held_out = open_tasks(swarm.curriculum, verifier).draw_held_out(
             QUESTIONS, random.Random(QUESTIONS_SEED)
         )
@@ -72,7 +74,6 @@ def swarm_curve(nodes: int, seed: int) -> Iterator[tuple[float, float]]:
             if number % EVERY == 0:
                 right = swarm.evaluate(held_out, ANSWERS, number)["right"]
                 yield spent, fmean(fmean(node) for node in right) / ANSWERS
-        swarm.close()
 
 
 def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
@@ -128,15 +129,10 @@ def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
                     print(json.dumps(curve[-1]), flush=True)
                     control.should_training_stop = curve[-1][1] >= TARGET
 
-        settings: dict[str, Any] = {"epsilon_high": 0.28, "lr_scheduler_type": "constant"}
-        settings |= {"learning_rate": RATE, "per_device_train_batch_size": 64, "num_generations": 8}
-        settings |= {"max_completion_length": 16, "gradient_checkpointing": False, "use_cpu": True}
-        settings |= {"bf16": False, "seed": seed, "report_to": [], "save_strategy": "no"}
-        settings |= {"disable_tqdm": True, "shuffle_dataset": False, "max_steps": ROUNDS}
         trainer = GRPOTrainer(
             model,
             reward_func(swarm),
-            GRPOConfig(output_dir=f"{folder}/trl", **settings),
+            GRPOConfig(output_dir=f"{folder}/trl", max_steps=ROUNDS, seed=seed, **SETTINGS),
             dataset(swarm, 8 * ROUNDS, ""),
             processing_class=tokenizer,
             callbacks=[Watch()],
@@ -147,13 +143,8 @@ def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
 
 def played(arm: str, seed: int, python: Path) -> Curve:
     """Return the curve of one run, which is a process of its own and ends at the target."""
-    (theirs,) = python.parents[1].glob("lib/python3*/site-packages")
-    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
-    quiet = {"SWARMD_SWARM_MDNS": "off", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    if arm == "trl":
-        quiet["PYTHONPATH"] = path
     command = [sys.executable, "-m", "benchmarks.time_to", "--run", arm, str(seed)]
-    done = subprocess.run(command, env=os.environ | quiet, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, env=beside(python), cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{ARMS[arm]}, seed {seed}, failed:\n{done.stderr[-3000:]}")
     curve = [tuple(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")]

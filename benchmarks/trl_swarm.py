@@ -8,17 +8,23 @@ its own completions, summed over the steps, and its CPU seconds, the verifier's 
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.environments import ROOT, default_environment, environment_of
+from benchmarks.environments import ROOT, beside, default_environment, environment_of
+
+# TRL's, for eight questions of eight completions a step on a CPU.
+SETTINGS: dict[str, Any] = {
+    "epsilon_high": 0.28, "lr_scheduler_type": "constant", "learning_rate": 6e-4,
+    "per_device_train_batch_size": 64, "num_generations": 8, "max_completion_length": 16,
+    "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "shuffle_dataset": False,
+    "report_to": [], "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
+}  # fmt: skip
 
 
 def train(folder: Path, node: int, nodes: int, steps: int, seed: int, *, shares: bool) -> None:
@@ -49,14 +55,10 @@ def train(folder: Path, node: int, nodes: int, steps: int, seed: int, *, shares:
         (mine / "address").rename(meeting)
     while shares and swarm.report()["connected"] < nodes - 1:
         time.sleep(0.1)
-    settings: dict[str, Any] = {"epsilon_high": 0.28, "lr_scheduler_type": "constant", "learning_rate": 6e-4}
-    settings |= {"per_device_train_batch_size": 64, "num_generations": 8, "max_completion_length": 16}
-    settings |= {"gradient_checkpointing": False, "use_cpu": True, "bf16": False, "seed": 1000 * seed + node}
-    settings |= {"report_to": [], "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
     trainer = (SwarmGRPOTrainer if shares else GRPOTrainer)(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_func(swarm),
-        GRPOConfig(output_dir=str(mine / "trl"), max_steps=steps, shuffle_dataset=False, **settings),
+        GRPOConfig(output_dir=str(mine / "trl"), max_steps=steps, seed=1000 * seed + node, **SETTINGS),
         dataset(swarm, 8 * steps, ""),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         **({"swarm": swarm} if shares else {}),
@@ -71,14 +73,6 @@ def train(folder: Path, node: int, nodes: int, steps: int, seed: int, *, shares:
 
 def run(python: Path, nodes: int, steps: int, seed: int, *, shares: bool) -> list[dict[str, float]]:
     """Run all trainers of one seed, and return what each found."""
-    (theirs,) = python.parents[1].glob("lib/python3*/site-packages")
-    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
-    quiet = {
-        "PYTHONPATH": path,
-        "SWARMD_SWARM_MDNS": "off",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for node in range(nodes):
@@ -87,7 +81,7 @@ def run(python: Path, nodes: int, steps: int, seed: int, *, shares: bool) -> lis
             command = [sys.executable, "-m", "benchmarks.trl_swarm", "--node", *words]
             output = sys.stderr if "-v" in sys.argv else subprocess.DEVNULL
             processes.append(
-                subprocess.Popen(command, env=os.environ | quiet, cwd=ROOT, stdout=output, stderr=output)
+                subprocess.Popen(command, env=beside(python), cwd=ROOT, stdout=output, stderr=output)
             )
         codes = [process.wait() for process in processes]
         if any(codes):

@@ -182,8 +182,9 @@ async def evaluation(request: Request, id: PathName) -> Response:
 async def healthz(request: Request) -> Response:
     """Say whether the judge works: 503 where it cannot write its database."""
     service = service_of(request)
-    lessons = service.curriculum
-    found = {"status": "ok", "curriculum": lessons.digest, "scorer": lessons.name, **await service.health()}
+    curriculum = service.curriculum
+    scoring = {"curriculum": curriculum.digest, "scorer": curriculum.name}
+    found = {"status": "ok", **scoring, **await service.health()}
     return JSONResponse(found, headers={"cache-control": "no-store"})
 
 

@@ -1,12 +1,11 @@
 """Scores of peers, and their order on the leaderboard. Pure.
 
 The score is the mean reward, pass@1 where rewards are 0 or 1, over a peer's last WINDOW_QUESTIONS, since a
-model changes while it trains. A question
-that was not answered in time counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the
-lower end of the interval that holds at all moments together (`anytime.always`), so that two lucky answers do
-not beat ninety right ones of a hundred, and so that keys are not worth collecting: of 1,000 keys of a node
-that is right in 60 %, the luckiest is ranked by 0.69, and by Wilson's interval it would be by 0.80. Those
-with fewer than LISTED_ANSWERS answers are not on the board.
+model changes while it trains. A question that was not answered in time counts as wrong: leaving out hard ones
+gains nothing. Peers are ranked by the lower end of the interval that holds at all moments together
+(`anytime.always`), so that two lucky answers do not beat ninety right ones of a hundred, and so that keys are
+not worth collecting: of 1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69, and by
+Wilson's interval it would be by 0.80. Those with fewer than LISTED_ANSWERS answers are not on the board.
 """
 
 from collections.abc import Mapping, Sequence

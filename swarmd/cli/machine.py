@@ -258,12 +258,12 @@ def serve(
 
     import trio
 
-    from swarmd.config.addresses import metrics_address
+    from swarmd.config.addresses import host_and_port
     from swarmd.daemon.page import http, opening
     from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
 
     try:
-        host, port = opening.split_address(metrics_address(listen))
+        host, port = opening.split_address(host_and_port(listen))
     except ValueError as error:
         raise ConfigError(f"--listen {listen}: {error}") from None
     anybody = host not in opening.LOOPBACK

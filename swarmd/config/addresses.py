@@ -79,7 +79,7 @@ def judge_address(text: str) -> str:
     return text if text == "auto" else web_address(text)
 
 
-def metrics_address(text: str) -> str:
+def host_and_port(text: str) -> str:
     """Normalise to host:port, on loopback where only a port is given; "" stays empty.
 
     Raises ValueError.

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from p2p.engines import offered
 from swarmd.config.addresses import (
     bootstrap_address,
+    host_and_port,
     judge_address,
     listen_address,
-    metrics_address,
     web_address,
 )
 from swarmd.config.amounts import checked_percent, checked_rate, checked_size
@@ -279,7 +279,7 @@ class JudgeConfig(_Section):
 
 class MetricsConfig(_Section):
     # Where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere.
-    listen: Annotated[str, AfterValidator(metrics_address), Field(description="host:port, or a port")] = ""
+    listen: Annotated[str, AfterValidator(host_and_port), Field(description="host:port, or a port")] = ""
     report_to: Annotated[
         tuple[Literal["trackio", "wandb", "tensorboard"], ...],
         Field(description='a list of "trackio", "wandb", "tensorboard"'),

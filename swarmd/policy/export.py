@@ -30,9 +30,8 @@ from swarmd.errors import ConfigError, SwarmdError, Unreachable
 from swarmd.policy.inference.modelfile import MAX_CONTEXT_TOKENS, modelfile
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of, has_other_parts, read_config
-from swarmd.policy.models.chat import Chat, ends_of
 from swarmd.policy.models.device import DTYPES
-from swarmd.policy.models.fit import system_prompt_of, work_of
+from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.models.lora import fold
@@ -382,13 +381,7 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
 
 
 def _modelfile(network: Any, place: hub.Place, config: NodeConfig) -> str:
-    chat = Chat(
-        load_tokenizer(place, network),
-        system_prompt_of(config.model),
-        ends_of(network.generation_config),
-        ours=place.source in TINY,
-        thinking=config.model.thinking == "on",
-    )
+    chat = chat_of(config.model, place.source, load_tokenizer(place, network), network)
     context = context_of(network.config) or MAX_CONTEXT_TOKENS
     return modelfile(chat, config.generate.temperature, work_of(config).new_tokens, context)
 

@@ -22,7 +22,7 @@ from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import Chat, ends_of
+from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
     choose_device,
@@ -33,10 +33,9 @@ from swarmd.policy.models.device import (
     seeded,
     use_threads,
 )
-from swarmd.policy.models.fit import measures_start, system_prompt_of, work_of
+from swarmd.policy.models.fit import chat_of, measures_start, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.progress import Download
-from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
@@ -117,15 +116,8 @@ class LanguagePolicy:
         # A large model's steps are long enough without this, and its memory is short.
         if loaded.parameters <= LORA_FROM_PARAMETERS:
             keep_freed_memory(loaded.device)
-        tiny = config.model.name in TINY
         network: Any = loaded.network
-        chat = Chat(
-            loaded.tokenizer,
-            system_prompt_of(config.model),
-            ends_of(network.generation_config),
-            ours=tiny,
-            thinking=config.model.thinking == "on",
-        )
+        chat = chat_of(config.model, config.model.name, loaded.tokenizer, network)
         sampling = Sampling(
             limit=work.new_tokens,
             context=context_of(network.config) or NO_LIMIT_TOKENS,

@@ -138,8 +138,10 @@ def load(source: str) -> LoadedPlugin:
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
         found = lines(content) if path.suffix == ".parquet" else content
-        same = mathematics(same_answer) if path.suffix == ".parquet" or _of_hub(path) else same_answer
-        return LoadedPlugin(QuestionFile(found, same), _slug(path), _digest("questions", content))
+        # Who compares otherwise has another digest: a copy outside of the hub's cache is another's tasks.
+        data_set = path.suffix == ".parquet" or bool(_of_hub(path))
+        same, kind = (mathematics(same_answer), "data set") if data_set else (same_answer, "questions")
+        return LoadedPlugin(QuestionFile(found, same), _slug(path), _digest(kind, content))
     if path.suffix == ".py":
         content = _read(path)
         return LoadedPlugin(_run_file(path, content), _slug(path), _digest("file", content))

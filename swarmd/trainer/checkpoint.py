@@ -114,7 +114,7 @@ class Checkpoints:
         files: name and content of each that the policy saves; held one at a time. Raises DiskFull where there
         is no room, CheckpointRefused where the state folder may not hold more: nothing is lost then.
         """
-        final = self.folder / _name(state.round)
+        final = self.folder / folder_name(state.round)
         partial = self.folder / f"partial-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -319,7 +319,8 @@ def _set_aside(path: Path, error: Exception) -> str:
     return f"checkpoint {path.name} is damaged ({error}); set aside as {aside.name}, using the one before it"
 
 
-def _name(round_number: int) -> str:
+def folder_name(round_number: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"round-{round_number:08d}"
 
 
@@ -366,7 +367,7 @@ def _verify(folder: Path, needs: Set[str]) -> None:
 
 def _check(state: RunState, folder: Path) -> None:
     """Raise ValueError where the state cannot be that of this checkpoint."""
-    if _name(state.round) != folder.name:
+    if folder_name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
     of_each = (state.uses, state.last_uses, state.since)
     if any(len(each) != len(state.pool) for each in of_each) or any(

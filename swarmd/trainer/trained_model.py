@@ -17,14 +17,13 @@ from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.inference.select import NO_LIMIT_TOKENS
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import Chat, TemplateFails, ends_of
+from swarmd.policy.models.chat import TemplateFails
 from swarmd.policy.models.device import choose_device, seeded
-from swarmd.policy.models.fit import system_prompt_of, work_of
+from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.load import with_adapter
-from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training.policy_files import ModelIdentity, described
-from swarmd.trainer.checkpoint import saved_in
+from swarmd.trainer.checkpoint import folder_name, saved_in
 from swarmd.trainer.snapshot import read_snapshot
 
 Message = Mapping[str, str]  # role and content
@@ -82,7 +81,7 @@ class TrainedModel:
     def renew(self) -> bool:
         """Take up the newest checkpoint; return whether it is another than before."""
         newest = saved_in(self._state_dir / "checkpoints")[-1:]
-        if newest and newest[0].name == f"round-{self.round:08d}":
+        if newest and newest[0].name == folder_name(self.round):
             return False
         run = read_snapshot(self._state_dir, FILES)
         identity = described(run.files["policy.json"])
@@ -95,13 +94,7 @@ class TrainedModel:
     def _load(self, identity: ModelIdentity) -> None:
         place, model = hub.locate(identity.source, identity.revision), self._config.model
         network: Any = base_network(place, identity)
-        self.chat = Chat(
-            load_tokenizer(place, network),
-            system_prompt_of(model),
-            ends_of(network.generation_config),
-            ours=identity.source in TINY,
-            thinking=model.thinking == "on",
-        )
+        self.chat = chat_of(model, identity.source, load_tokenizer(place, network), network)
         if identity.lora_rank is not None:
             network = with_adapter(network, identity.lora_rank, seed=0)
         self._device = choose_device(model.device)
@@ -141,7 +134,7 @@ class TrainedModel:
             nonlocal text, said
             ids.append(int(token[0]))
             text = self.chat.read(ids, ended=False).text
-            if (ends := [at for stop in settings.stop if (at := text.find(stop)) >= 0]) != []:
+            if ends := [at for stop in settings.stop if (at := text.find(stop)) >= 0]:
                 text = text[: min(ends)]
                 raise _Stopped
             # The end of it may be half of a letter, or the beginning of a stop.

@@ -306,8 +306,8 @@ class Trainer:
         self.link.compares = False
         (task,) = self.parts.tasks.draw(1, random.Random())
         answers = self.policy.answer(task.question), self.policy.first_answer(task.question)
-        (grades,) = self.verifier.judge([(task.ref, answers)])
-        now, first = ((answer.text, grade.reward) for answer, grade in zip(answers, grades, strict=True))
+        (scores,) = self.verifier.judge([(task.ref, answers)])
+        now, first = ((answer.text, score.reward) for answer, score in zip(answers, scores, strict=True))
         self.link.tell(link.ComparedAnswers(task.question, self.round, now, first))
 
     def _pause(self) -> None:

@@ -6,6 +6,7 @@ so.
 
 import os
 import signal
+import subprocess
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +30,21 @@ ALL = {
 }
 
 
+def joined(
+    stack: ExitStack, folder: Path, bootstrap: list[str], *words: str, **settings: str
+) -> tuple["subprocess.Popen[str]", list[str]]:
+    """Start a node, and return it and the words with which others join by it."""
+    pace = ["--pace", "2", "--state-dir", str(folder), "--json"]
+    node = started(stack, "join", *COMMON, *pace, *bootstrap, *words, **ALL, **settings)
+    first_line(node)
+    output = node.stdout
+    assert output is not None
+    # A node waits where nobody reads its lines
+    threading.Thread(target=output.read, daemon=True).start()
+    status = until(folder, lambda status: bool(status["addresses"]), node)
+    return node, bootstrap or ["--bootstrap", status["addresses"][0]]
+
+
 def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp_path: Path) -> None:
     (tmp_path / "least.py").write_text("def reward(facts, answer, score):\n    return 0.75 - score / 2\n")
     rewards = {"usual": "", "own": str(tmp_path / "least.py")}
@@ -36,14 +52,7 @@ def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp
         bootstrap: list[str] = []
         nodes = {}
         for name, reward in rewards.items():
-            words = ["--pace", "2", "--state-dir", str(tmp_path / name), "--json", *bootstrap]
-            nodes[name] = started(stack, "join", *COMMON, *words, **ALL, SWARMD_TASKS_REWARD=reward)
-            first_line(nodes[name])
-            output = nodes[name].stdout
-            assert output is not None
-            threading.Thread(target=output.read, daemon=True).start()
-            status = until(tmp_path / name, lambda status: bool(status["addresses"]), nodes[name])
-            bootstrap = bootstrap or ["--bootstrap", status["addresses"][0]]
+            nodes[name], bootstrap = joined(stack, tmp_path / name, bootstrap, SWARMD_TASKS_REWARD=reward)
         for name, node in nodes.items():
             until(tmp_path / name, lambda status: status["last"]["external"] > 0, node)
         usual, own = (read_metrics(tmp_path / name / "metrics.jsonl") for name in rewards)
@@ -59,24 +68,7 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
         nodes = {}
         bootstrap: list[str] = []
         for name, own in (("first", EXAMPLE), ("second", copy)):
-            words = [
-                "join",
-                *COMMON,
-                "--pace",
-                "2",
-                "--state-dir",
-                str(tmp_path / name),
-                "--json",
-                *bootstrap,
-            ]
-            nodes[name] = started(stack, *words, "--curriculum", str(own), **ALL)
-            first_line(nodes[name])
-            output = nodes[name].stdout
-            assert output is not None
-            # A node waits where nobody reads its lines
-            threading.Thread(target=output.read, daemon=True).start()
-            status = until(tmp_path / name, lambda status: bool(status["addresses"]), nodes[name])
-            bootstrap = bootstrap or ["--bootstrap", status["addresses"][0]]
+            nodes[name], bootstrap = joined(stack, tmp_path / name, bootstrap, "--curriculum", str(own))
         until(
             tmp_path / "second",
             lambda status: status["last"]["external"] > 0 and status["peers"] == 1,

@@ -7,7 +7,7 @@ choices) is refused by name. `system_fingerprint` names the checkpoint that answ
 import time
 from collections.abc import Callable
 from functools import partial
-from secrets import token_hex
+from secrets import randbits, token_hex
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -75,7 +75,7 @@ class _Completion(msgspec.Struct):
         from swarmd.trainer.trained_model import AnswerSettings
 
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        seed = int.from_bytes(bytes.fromhex(token_hex(4))) if self.seed is None else self.seed % 2**32
+        seed = randbits(32) if self.seed is None else self.seed % 2**32
         most = self.max_completion_tokens or self.max_tokens
         return AnswerSettings(self.temperature, most, tuple(filter(None, stop)), seed)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from swarmd.policy.attention import adopt
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
-from swarmd.policy.models.device import sent
+from swarmd.policy.models.device import to_device
 
 # Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
 COMPACT_AT: Final = 0.98
@@ -148,7 +148,7 @@ def decode_rows(
         if not left:
             break
         if len(left) <= COMPACT_AT * len(alive):
-            keep = sent(left, device)
+            keep = to_device(left, device)
             row, token, alive = row[keep], token[keep], alive[keep]
             rows.keep(left)
         if between:

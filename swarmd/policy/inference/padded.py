@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from swarmd.policy.models.device import sent
+from swarmd.policy.models.device import to_device
 
 # The probability that may be elsewhere: more than rounding moves.
 MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02})
@@ -48,7 +48,7 @@ class PaddedRows:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order."""
-        places = sent(rows, self._mask.device)
+        places = to_device(rows, self._mask.device)
         self._mask = self._mask[places]
         # Recurrent layers know no other way to choose rows; it is named for beam search, and takes a row any
         # number of times.

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
-from swarmd.policy.models.device import sent
-from swarmd.policy.training.recurrent import State, Step
+from swarmd.policy.models.device import to_device
+from swarmd.policy.models.recurrent import State, Step
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.
 PREFILL_TOKENS: Final = 8192
@@ -50,7 +50,7 @@ class SharedPrefix:
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         # Both here and on the device, so that nothing waits for the device to know who is left.
         self._sizes = [len(p) for p in prompts]
-        self._lengths = sent(self._sizes, device)  # [Q]
+        self._lengths = to_device(self._sizes, device)  # [Q]
         self._width = max(self._sizes)  # P
         # Layer -> keys and values [Q, K, P, D], padded on the right
         self._prefix: dict[int, tuple[Tensor, Tensor]] = {}
@@ -112,9 +112,10 @@ class SharedPrefix:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order: ascending."""
-        self._choose(sent(rows, self._device))
+        self._choose(to_device(rows, self._device))
         before = [self._slots[row] for row in rows]
-        slots = sent([before[row] for row in self._regroup([self._asked[row] for row in rows])], self._device)
+        order = self._regroup([self._asked[row] for row in rows])
+        slots = to_device([before[row] for row in order], self._device)
         self._own = {
             layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()
         }
@@ -217,7 +218,7 @@ class SharedPrefix:
         """
         counts = Counter(asked)
         if len(counts) < len(self._sizes):
-            there = sent(list(counts), self._device)
+            there = to_device(list(counts), self._device)
             self._sizes = [self._sizes[question] for question in counts]
             self._lengths, self._width = self._lengths[there], max(self._sizes)
             self._prefix = {
@@ -234,7 +235,7 @@ class SharedPrefix:
             order[slot] = row
         self._ragged = len(asked) < len(order)
         self._question, self._slot, self._row = (
-            sent(x, self._device) for x in (self._asked, self._slots, order)
+            to_device(x, self._device) for x in (self._asked, self._slots, order)
         )
         self._masks.clear()
         return order

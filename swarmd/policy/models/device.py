@@ -213,7 +213,7 @@ def keep_freed_memory(device: torch.device) -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, 2**26) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def sent(values: Sequence[int], device: torch.device) -> torch.Tensor:
+def to_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return these numbers as a tensor on the device, without waiting until the device has done its work."""
     return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
 

@@ -20,7 +20,7 @@ import torch
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
-from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
+from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat, ends_of
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
     choose_device,
@@ -218,6 +218,20 @@ def system_prompt_of(config: ModelConfig) -> str:
     if config.system_prompt is not None:
         return config.system_prompt
     return "" if config.name in TINY else SYSTEM_PROMPT
+
+
+def chat_of(config: ModelConfig, source: str, tokenizer: Any, network: Any) -> Chat:
+    """Return the chat of a loaded network, as it is configured. Raises NoModel.
+
+    source: the name of the network's weights.
+    """
+    return Chat(
+        tokenizer,
+        system_prompt_of(config),
+        ends_of(network.generation_config),
+        ours=source in TINY,
+        thinking=config.thinking == "on",
+    )
 
 
 def plan_on(

@@ -102,3 +102,13 @@ def test_what_is_no_data_set_or_not_there_is_named(hub: Path) -> None:
     for wrong in ("hf:openai/gsm8k", f"hf:openai/gsm8k@{COMMIT}", "hf:openai/gsm8k@main/a.parquet"):
         with pytest.raises(ValueError, match="has a commit and a file"):
             curriculum_name(wrong)
+
+
+def test_a_copy_outside_of_the_cache_is_of_another_swarm(hub: Path, tmp_path: Path) -> None:
+    """Its answers are compared letter by letter: the same answer would be right here and wrong there."""
+    lines = '{"question": "Half of one?", "answer": "1/2"}\n{"question": "A third?", "answer": "1/3"}\n'
+    copy = tmp_path / "train.jsonl"
+    for path in (hub / "train.jsonl", copy):
+        path.write_text(lines)
+    digests = {swarm_digest(find_curriculum(source)) for source in (name("train.jsonl"), str(copy))}
+    assert len(digests) == 2

@@ -5,7 +5,7 @@ import re
 import pytest
 import trio
 
-from swarmd.config.addresses import metrics_address
+from swarmd.config.addresses import host_and_port
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.page.prometheus import exposition
 from swarmd.errors import SwarmdError
@@ -50,10 +50,10 @@ def test_an_address_is_a_port_or_a_host_with_one() -> None:
         ("0.0.0.0:80", "0.0.0.0:80"),
         ("[::1]:1", "[::1]:1"),
     ):
-        assert metrics_address(text) == means
+        assert host_and_port(text) == means
     for text in ("x", "0", "70000", "host:", "h o:1", "http://127.0.0.1:9464", "999.0.0.1:1", "-1"):
         with pytest.raises(ValueError, match="neither host:port nor a port"):
-            metrics_address(text)
+            host_and_port(text)
 
 
 @pytest.mark.net
