@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from swarmd.policy.models.recurrent import RECURRENT, State, Step, read_streams
+from swarmd.policy.recurrent import RECURRENT, State, Step, read_streams
 
 NAME: Final = "swarmd"
 # Architectures whose log-probabilities and gradients on a stream were compared with transformers' own

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 from swarmd.policy.models.device import to_device
-from swarmd.policy.models.recurrent import State, Step
+from swarmd.policy.recurrent import State, Step
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.
 PREFILL_TOKENS: Final = 8192
