@@ -25,6 +25,7 @@ from swarmd import link
 from swarmd.daemon.judging.client import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
+    MAX_ANSWER_CHARACTERS,
     MAX_RESPONSE_BYTES,
     BadJudgeUrl,
     Graded,
@@ -187,6 +188,21 @@ async def test_an_evaluation() -> None:
     assert b'"model":"tiny"' in seen[0]  # a folder's path is private
     assert b"/home/me" not in seen[0]
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
+
+
+async def test_of_a_longer_answer_the_end_is_sent() -> None:
+    """It is where the answer is; a judge takes no longer text."""
+    seen = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        seen.append(json.loads(request.partition(b"\r\n\r\n")[2]))
+        await stream.send_all(honest(request))
+
+    text = "thinking " * MAX_ANSWER_CHARACTERS + "<answer>2</answer>"
+    async with judge(handle) as url:
+        await client(url).answer(OPEN, Completion(text, True))
+    ((sent,),) = (request["answers"] for request in seen)
+    assert sent["text"] == text[-MAX_ANSWER_CHARACTERS:]
 
 
 async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from judge.figures.intervals import Interval, pass_at, wilson
-from judge.figures.leaderboard import CURVE_POINTS, curve_numbers
+from judge.figures.leaderboard import CURVE_POINTS, ScoreTally, by_specialty, curve_numbers, tally
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,9 @@ def test_pass_at_k_is_the_share_of_the_draws_with_a_right_answer() -> None:
     for bad in [(0, 3, 1), (4, 3, 1), (1, 3, 4)]:
         with pytest.raises(ValueError, match="pass@"):
             pass_at(*bad)
+
+
+def test_a_score_is_the_mean_reward() -> None:
+    answers = [("add", 0.25), ("add", 1.0), ("count", 0.5)]
+    assert tally(answers) == ScoreTally(1.75, 3)
+    assert by_specialty(answers) == {"add": ScoreTally(1.25, 2), "count": ScoreTally(0.5, 1)}

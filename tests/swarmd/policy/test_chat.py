@@ -1,9 +1,13 @@
 """Questions to prompts, ids to text and back."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
+from swarmd.policy.models.fit import chat_of
 from swarmd.types import Completion
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
@@ -21,6 +25,16 @@ def test_prompt_is_the_template_with_the_system_prompt(template: str, system: st
     tokenizer = make_tokenizer(template)
     assert tokenizer.decode(Chat(tokenizer, system, ours=True).prompt("1+1?")) == prompt
     assert "<answer>" in SYSTEM_PROMPT and "</answer>" in SYSTEM_PROMPT
+
+
+def test_a_model_thinks_where_it_is_configured_to() -> None:
+    network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+    prompts = [
+        tokenizer.decode(chat_of(config, "own", tokenizer, network).prompt("1+1?"))
+        for tokenizer in [make_tokenizer(THINKING)]
+        for config in (ModelConfig(), ModelConfig(thinking="on"))
+    ]
+    assert [prompt.endswith("<think>") for prompt in prompts] == [False, True]
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{# nothing #}"])
