@@ -43,29 +43,6 @@ def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int
     assert (decoded.round, decoded.model, list(decoded.rollouts)) == (number, model, rollouts)
 
 
-def test_version_1_is_frozen() -> None:
-    """Other implementations rely on these bytes, so a change here needs a new version."""
-    rollouts = [
-        Rollout(
-            TaskRef("basic_arithmetic", 7),
-            (Completion("<answer>3</answer>", True), Completion("¬", False)),
-            ME,
-        )
-    ]
-    golden = bytes.fromhex(
-        "940103a474696e799193b062617369635f61726974686d65746963079292b23c616e737765723e333c2f616e737765723ec392a2c2acc2"
-    )
-    assert wire.encode(rollouts, 3, "tiny") == golden
-    assert msgpack.unpackb(golden) == [
-        1,
-        3,
-        "tiny",
-        [["basic_arithmetic", 7, [["<answer>3</answer>", True], ["¬", False]]]],
-    ]
-    decoded = wire.decode(golden, ME)
-    assert isinstance(decoded, wire.RolloutSet) and list(decoded.rollouts) == rollouts
-
-
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_reason_and_never_an_exception(body: bytes) -> None:
     assert isinstance(wire.decode(body, ME), Reason)
@@ -104,32 +81,8 @@ def test_flipped_bits_and_cuts_never_raise_and_never_pass_unseen() -> None:
     assert wire.decode(body + b"\0", ME) is Reason.UNDECODABLE
 
 
-def test_numbers_written_the_long_way_are_refused() -> None:
-    """msgpack can say 7 in five ways; only the shortest has the content id that everybody else computes."""
-    body = wire.encode([rollout(7)], 1, "m")
-    at = body.index(b"\xa2bf\x07") + 3
-    assert wire.decode(body[:at] + b"\xcc\x07" + body[at + 1 :], ME) is Reason.UNDECODABLE
-
-
-@pytest.mark.parametrize(
-    "document, reason",
-    [
-        ([2, 1, "m", {"new": 1}], Reason.WRONG_VERSION),  # a later one is told apart from garbage
-        ([1, 1, "m", []], Reason.UNDECODABLE),
-        ([1, -1, "m", [["bf", 1, [["x", True]]]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", -1, [["x", True]]]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", 1, []]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", 1, [["x", True]] * 65]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", 1, [["x", True]]]] * 65], Reason.UNDECODABLE),
-        ([1, 1, "m" * 97, [["bf", 1, [["x", True]]]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["b" * 97, 1, [["x", True]]]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", 1, [["x" * 65_537, True]]]]], Reason.TOO_LONG),
-        ([1, 1, "m", [["bf", 1, [["x", True, 1.0]]]]], Reason.UNDECODABLE),
-        ([1, 1, "m", [["bf", True, [["x", True]]]]], Reason.UNDECODABLE),
-    ],
-)
-def test_malformed_sets_are_refused(document: list[object], reason: Reason) -> None:
-    assert wire.decode(msgpack.packb(document), ME) is reason
+def test_a_completion_over_the_limit_is_refused() -> None:
+    assert wire.decode(msgpack.packb([1, 1, "m", [["bf", 1, [["x" * 65_537, True]]]]]), ME) is Reason.TOO_LONG
 
 
 MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)

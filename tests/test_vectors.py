@@ -1,0 +1,44 @@
+"""docs/vectors is what our codecs write, and our decoders take the good and refuse the bad as it says."""
+
+import json
+
+import msgpack
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from tests import vectors
+
+
+def stored(name: str) -> vectors.Vectors:
+    read: vectors.Vectors = json.loads((vectors.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return read
+
+
+@pytest.mark.parametrize("name", vectors.FILES)
+def test_version_1_is_frozen(name: str) -> None:
+    """If this fails, the wire has changed: nodes of before and after would not understand each other."""
+    assert (vectors.FOLDER / f"{name}.json").read_text(encoding="utf-8") == vectors.text(name)
+
+
+@pytest.mark.parametrize("name", vectors.FILES)
+def test_the_good_are_taken_and_the_bad_refused_for_the_stated_reason(name: str) -> None:
+    entries = [*stored(name)["good"], *stored(name)["bad"]]
+    said = [(entry.get("wrong"), entry.get("reason", "")) for entry in entries]
+    found = vectors.reasons(name, entries)
+    assert list(zip([wrong for wrong, _ in said], found, strict=True)) == said
+
+
+@pytest.mark.parametrize(("name", "field"), [("frames", "frame"), ("rollouts", "body"), ("offers", "body")])
+def test_values_are_the_shortest_msgpack_by_another_library(name: str, field: str) -> None:
+    for entry in stored(name)["good"]:
+        document = msgpack.unpackb(bytes.fromhex(entry[field]))
+        assert vectors.readable(document) == entry["value"]
+        assert msgpack.packb(document).hex() == entry[field]
+
+
+def test_frames_are_signed_as_the_page_says() -> None:
+    for entry in stored("frames")["good"]:
+        frame = bytes.fromhex(entry["frame"])
+        author = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["value"][3]))
+        # Raises where it does not hold.
+        author.verify(frame[-64:], b"swarmd\x00\x0fswarmd frame v1" + frame[:-66])
