@@ -17,7 +17,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from swarmd.daemon.guest.limits import LIVE, changed
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.programs import Programs
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
@@ -105,9 +106,8 @@ class Daemon:
     def __init__(
         self, config: NodeConfig, folder: Path, view: View, works: Callable[[], None] = lambda: None
     ) -> None:
-        self.config, self.view, self._works = config, view, works
-        self.exit_code = 0
-        self.limits = config.limits  # the current limits, which the user can change
+        self.config, self.view, self._works, self._folder = config, view, works, folder
+        self.exit_code, self.limits = 0, config.limits  # limits: the current ones, which the user can change
         check_installed(config.metrics.report_to)
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
         self.engine = chosen_engine(config)
@@ -155,18 +155,14 @@ class Daemon:
             config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu
         )
         self.judging = judging_of(
-            self.member, config, curriculum, folder, self._device, self.child.tell, view.talk
+            self.member, config, curriculum, folder, self.status.device, self.child.tell, view.talk
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
-        self._folder = folder
+        self.programs = Programs(config, self.identity.peer_id, self._on_trainer_message, self._count)
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
         self._nursery: trio.Nursery | None = None
         self._listens = trio.Event()  # set once others can reach us
-
-    def _device(self) -> str:
-        """Return the device that the model runs on; "" until it is loaded."""
-        return str((self.status.model or {}).get("device", ""))
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -191,6 +187,7 @@ class Daemon:
             "limit": self._on_limit,
             "stop": self._on_stop,
             "compare": self.comparison.on_compare,
+            **self.programs.handlers,
         }
         opening = PageOpening(nursery, handlers)
         handlers["ui"] = opening.on_ui
@@ -257,6 +254,7 @@ class Daemon:
 
     def _hand_on(self, received: ReceivedBody) -> None:
         self.child.tell(received)
+        self.programs.put(received)
 
     async def _report_swarm(self) -> None:
         connected: set[PeerId] = set()
@@ -318,10 +316,7 @@ class Daemon:
 
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
-        self.given.rollouts += done.shared if self.member.peers() else 0
-        for author, specialty in done.used:
-            self.status.roster.useful(PeerId(author), specialty)
-        self.acknowledger.used(PeerId(author) for author, _ in done.used)
+        self._count(done.shared, [(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
         self.choice.begin(done.lead)
         self.gatherer.next_round(done.line["round"] + 1)
@@ -335,6 +330,12 @@ class Daemon:
         # The judged weights are saved first, so ask only where another save is affordable.
         if done.affordable and not self.member.away and self._nursery is not None:
             self._nursery.start_soon(self.judging.ask, done.line["round"])
+
+    def _count(self, shared: int, used: Sequence[tuple[PeerId, str]]) -> None:
+        self.given.rollouts += shared if self.member.peers() else 0
+        for author, specialty in used:
+            self.status.roster.useful(author, specialty)
+        self.acknowledger.used(author for author, _ in used)
 
     def _on_trainer_exit(self, death: Death) -> None:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"

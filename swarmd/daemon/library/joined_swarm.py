@@ -33,7 +33,8 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import read_invitation
 from swarmd.config.sources import resolve
 from swarmd.daemon.library.network import MAX_HELD, Network
-from swarmd.errors import SwarmdError
+from swarmd.daemon.library.node_network import NodeNetwork, settings_of_node
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, require_same_swarm
@@ -131,7 +132,8 @@ def join(
         external: others' rollouts that you can use between two calls of `collect`, at most.
         completions: answers to one question that you can use, at most.
         seed: of the questions that are drawn.
-        folder: keeps the key and who was met. One program at a time; by default one beside the node's.
+        folder: keeps the key and who was met. One program at a time; by default one beside the node's. Where
+            a node runs in it, the program joins through it, with its key and its settings.
         config: a configuration file, as `swarmd join --config`; SWARMD_* variables count, too.
         author: what others are told in place of a model's name.
 
@@ -139,6 +141,16 @@ def join(
         swarmd.errors.SwarmdError: the settings cannot be used, or the swarm cannot be joined; says why, and
             what to do.
     """
+    place = Path(folder).expanduser().absolute() if folder is not None else None
+    rank = int(os.environ.get("RANK") or 0) if int(os.environ.get("WORLD_SIZE") or 1) > 1 else 0
+    if place and (found := settings_of_node(place)) is not None:
+        if invitation or name or curriculum or bootstrap or listen or external or completions or config:
+            raise ConfigError(
+                f"a node runs in {place}, and its settings count. Leave out what you set beside folder, seed"
+                " and author, or name another folder."
+            )
+        found = found.model_copy(update={"seed": seed})
+        return JoinedSwarm(found, None, author) if rank else JoinedSwarm(found, place, author).open()
     accepted = read_invitation(invitation) if invitation else None
     flags: dict[str, object] = {"swarm": name, "curriculum": curriculum, "bootstrap": tuple(bootstrap)}
     flags |= {"listen": tuple(listen), "external": external, "seed": seed}
@@ -147,10 +159,10 @@ def join(
     settings = resolve(path, os.environ | wanted, flags, accepted.settings() if accepted else {}).config
     if accepted:
         require_same_swarm(accepted, curriculum_of(settings))
-    if int(os.environ.get("RANK") or 0) > 0 and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if rank:
         return JoinedSwarm(settings, None, author)
-    place = Path(folder) if folder is not None else default_state_dir().with_name("library")
-    return JoinedSwarm(settings, StateFolder.open(place), author).open()
+    state = StateFolder.open(place or default_state_dir().with_name("library"))
+    return JoinedSwarm(settings, state, author).open()
 
 
 class JoinedSwarm:
@@ -162,7 +174,7 @@ class JoinedSwarm:
     def __init__(
         self,
         config: NodeConfig,
-        state: StateFolder | None,
+        state: StateFolder | Path | None,
         author: str,
         *,
         share: str | None = None,
@@ -171,9 +183,9 @@ class JoinedSwarm:
     ) -> None:
         """Build the member, without running it.
 
-        state: closed with the swarm; None for a rank that does not join. share: of SHARES, in place of the
-        configured one. talk: gets events. stopped: called by a thread when `swarmd stop` asks for it, or an
-        error has ended the network's; by default the swarm is left.
+        state: closed with the swarm; a path: the folder of a running node; None for a rank that does not
+        join. share: of SHARES, in place of the configured one. talk: gets events. stopped: called by a thread
+        when `swarmd stop` asks for it, or an error has ended the network's; by default the swarm is left.
 
         Raises ConfigError where the configuration cannot be used.
         """
@@ -186,18 +198,23 @@ class JoinedSwarm:
         self._closed, self._round, self._collected = False, 1, 0
         self._given: deque[_Given] = deque(maxlen=MAX_HELD)
         self._scorer = threading.Thread(target=self._score_all, name="swarmd-scorer", daemon=True)
-        self._network: Network | None = None
+        self._network: Network | NodeNetwork | None = None
         if state is None:
             return
+        common = author, self._changed, talk, stopped or self._close_soon
         try:
-            self._network = Network(config, state, author, self._changed, talk, stopped or self._close_soon)
+            if isinstance(state, Path):
+                self._network = NodeNetwork(config, state, *common)
+            else:
+                self._network = Network(config, state, *common)
         except BaseException:
-            state.close()
+            if isinstance(state, StateFolder):
+                state.close()
             raise
         exchange = RolloutExchange(self._network, author, curriculum)
         sharing = Sharing(config.sharing)
         self._parts = ReceivingParts(
-            me=self._network.identity.peer_id,
+            me=self._network.peer_id,
             tasks=self.tasks.source,
             reward=self._verifier,
             swarm=exchange,
@@ -228,7 +245,7 @@ class JoinedSwarm:
     # What the program uses.
 
     @property
-    def network(self) -> Network | None:
+    def network(self) -> Network | NodeNetwork | None:
         """The member of the swarm; None where this process is none: another rank, a forked child, closed."""
         network = self._network
         # Of a forked child no thread lives
@@ -302,12 +319,13 @@ class JoinedSwarm:
         with self._changed:
             first, self._closed = not self._closed, True
             self._changed.notify_all()
-        if first and self._network is not None and self._state is not None:
+        if first and self._network is not None:
             atexit.unregister(self.close)
             if self._scorer.is_alive():
                 self._scorer.join(CLOSE_S)
             self._network.leave()
-            self._state.close()
+            if isinstance(self._state, StateFolder):
+                self._state.close()
         self._verifier.close()
 
     def __enter__(self) -> Self:
@@ -342,7 +360,11 @@ class JoinedSwarm:
         threading.Thread(target=self.close, name="swarmd-close").start()
 
     def _collect(
-        self, network: Network, count: int, wait: float, unfit: Callable[[ScoredGroup], str | None]
+        self,
+        network: Network | NodeNetwork,
+        count: int,
+        wait: float,
+        unfit: Callable[[ScoredGroup], str | None],
     ) -> Sequence[ScoredGroup]:
         parts, pool = self._parts, self._parts.pool
         fitting = Fitting(lambda scored: unfit(_group(scored, scored.rewards)))

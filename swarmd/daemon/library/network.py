@@ -72,6 +72,7 @@ class Network:
         self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
         self._curriculum, self.topic = curriculum, topic_of(config.swarm, curriculum)
         self.identity = Identity.load_or_create(state.path / IDENTITY_FILE)
+        self.peer_id = self.identity.peer_id
         self.member = sharing_member(
             self._engine, self.identity, self.topic, config.swarm, state.path, self._on_envelope
         )
@@ -266,8 +267,8 @@ class Network:
             if self.error is None
             else str(self.error),
             "remedy": "" if self.error is None else "join again; the program's own work goes on without it",
-            "peer_id": self.identity.peer_id,
-            "name": nickname(self.identity.peer_id),
+            "peer_id": self.peer_id,
+            "name": nickname(self.peer_id),
             "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
             "engine": {"name": self._engine.name, "why": self._engine.why},
             "pid": os.getpid(),

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
-MAX_REQUEST_BYTES = 64 * 1024
+# A blob or a body of a program's, as base64.
+MAX_REQUEST_BYTES = 512 * 1024
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 _MAX_SOCKET_PATH_BYTES = 100
 # More connections are closed as they come.

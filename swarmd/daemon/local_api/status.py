@@ -59,9 +59,13 @@ class StatusBoard:
         self.external: deque[int] = deque(maxlen=KEPT_REWARDS)
         self.roster = Roster()
 
+    def device(self) -> str:
+        """Return the device that the model runs on; "" until it is loaded."""
+        return str(self.model.get("device", ""))
+
     def on_gpu(self) -> bool:
         """Return whether it trains on a CUDA device now."""
-        return self.state == "training" and str(self.model.get("device", "")).startswith("cuda")
+        return self.state == "training" and self.device().startswith("cuda")
 
     def say(self, state: str, cause: str, remedy: str) -> None:
         if (state, cause) != (self.state, self.cause):

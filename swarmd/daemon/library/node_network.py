@@ -1,0 +1,155 @@
+"""A program's way into the swarm through a running node: what `network.py` is for one with a key of its own.
+
+A thread asks the node's control API twice a second (`local_api.programs`). The node chooses and fetches, by
+the pace of its own rounds; this program scores what came itself.
+"""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p.admission.fair_queue import FairQueue
+from p2p.types import PeerId, Reason, ReceivedBody
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.local_api import control
+from swarmd.daemon.local_api.programs import Shared
+from swarmd.errors import SwarmdError, Unreachable
+from swarmd.exchange.rollout_exchange import share
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.types import Lead, Rollout
+
+EVERY_S = 0.5
+# Rollouts that wait for the next time; the oldest go.
+MAX_HELD = 64
+
+log = logging.getLogger(__name__)
+
+
+def settings_of_node(folder: Path) -> NodeConfig | None:
+    """Return the settings of the node that runs in this state folder; None where none does.
+
+    Raises Unreachable where one starts or stops.
+    """
+    try:
+        return NodeConfig.model_validate_json(control.call(folder, "settings")["config"])
+    except Unreachable:
+        raise
+    except SwarmdError:
+        return None  # it may be a program's folder: who opens it says so
+
+
+class NodeNetwork:
+    """What `Network` is, through the node that runs in this folder."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        folder: Path,
+        author: str,
+        changed: threading.Condition,
+        talk: Callable[[str], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._folder, self._author, self._changed, self._talk, self._stop = (
+            folder,
+            author,
+            changed,
+            talk,
+            stop,
+        )
+        self._specialties = curriculum_of(config).specialties
+        found = control.call(folder, "settings")
+        self.peer_id, self._number = PeerId(found["peer_id"]), int(found["number"])
+        self._bodies: FairQueue[ReceivedBody] = FairQueue()
+        self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
+        self._used: deque[tuple[PeerId, str]] = deque(maxlen=1024)
+        self.error: BaseException | None = None
+        self.ready, self._leaving = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="swarmd-node", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.ready.set()
+
+    @property
+    def lives(self) -> bool:
+        return self.error is None and self._thread.is_alive()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `received` would return something. Hold `changed`."""
+        return len(self._bodies) > 0
+
+    def offer(self, rollout: Rollout, round_number: int) -> None:
+        self._waiting.append((rollout, round_number))
+
+    def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:  # noqa: ARG002
+        self._used.extend(used)
+
+    def received(self) -> Sequence[ReceivedBody]:
+        with self._changed:
+            return self._bodies.drain()
+
+    def publish(self, kind: str, body: bytes) -> None:
+        self._hand_over(Shared(link.Publish(kind, body)))
+
+    def hold(self, blob: bytes) -> None:
+        self._hand_over(Shared(link.Hold(blob)))
+
+    def report(self, author: PeerId, reason: Reason) -> None:
+        """Do nothing: the node's trainer gets the same, and charges its author."""
+
+    def refused(self) -> Mapping[Reason, int]:
+        return {}
+
+    def status(self) -> dict[str, Any]:
+        """Return the node's status document."""
+        if self.lives:
+            with contextlib.suppress(SwarmdError):
+                return control.call(self._folder, "status")
+        cause, remedy = str(self.error or "the program has left"), "start the node, and join again"
+        return {"schema": 1, "role": "library", "state": "left", "cause": cause, "remedy": remedy}
+
+    def leave(self) -> None:
+        """Hand over what waits, and end the thread."""
+        self._leaving.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._leaving.wait(EVERY_S):
+                with contextlib.suppress(Unreachable):  # it is busy, or stops
+                    self._exchange()
+            self._exchange()
+        except Exception as error:
+            self.error = error
+            log.warning("the node was left: %s", error)
+            self._talk(f"the node was left: {error}")
+            self._stop()
+
+    def _exchange(self) -> None:
+        if waiting := [self._waiting.popleft() for _ in range(len(self._waiting))]:
+            # Always as offers: those of one time are sent together with the node's own, at its pace.
+            rollouts = [rollout for rollout, _ in waiting]
+            count = share(self, rollouts, waiting[-1][1], self._author, self._specialties, whole=0)
+            self._hand_over(Shared(rollouts=count))
+        if used := [self._used.popleft() for _ in range(len(self._used))]:
+            self._hand_over(Shared(used=used))
+        found = control.call(self._folder, "received", after=self._number)
+        bodies = msgspec.convert(found["bodies"], list[ReceivedBody])
+        with self._changed:
+            self._number = int(found["number"])
+            for body in bodies:
+                self._bodies.put(body)
+            self._changed.notify_all()
+
+    def _hand_over(self, shared: Shared) -> None:
+        control.call(self._folder, "share", **msgspec.to_builtins(shared))
