@@ -1,9 +1,13 @@
 """The peers' published packages, each in an environment of its own, made where it is missing."""
 
+import io
+import json
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import urllib.request
 import venv
 from pathlib import Path
 
@@ -25,6 +29,9 @@ PACKAGES = {
         ["--no-deps", "gensyn-genrl==0.3.0"],
     ],
 }
+
+# Packages that are read, not run: their Python files alone, from the source distribution on PyPI.
+SOURCES = {"vllm-sources": "vllm==0.33.0"}
 
 
 def default_environment(peer: str) -> Path:
@@ -54,6 +61,25 @@ def environment_of(peer: str, folder: Path) -> Path:
     return python
 
 
+def sources_of(name: str, folder: Path) -> Path:
+    """Return a folder that holds the Python files of a package of SOURCES; fetch them where missing."""
+    package, version = SOURCES[name].split("==")
+    found = folder / version
+    if not found.is_dir():
+        index = urllib.request.Request(
+            f"https://pypi.org/simple/{package}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
+        )  # PEP 691
+        with urllib.request.urlopen(index) as reply:
+            files = {each["filename"]: each["url"] for each in json.load(reply)["files"]}
+        url = files[f"{package}-{version}.tar.gz"]
+        print(f"fetching {url}", file=sys.stderr)
+        with urllib.request.urlopen(url) as reply, tarfile.open(fileobj=io.BytesIO(reply.read())) as archive:
+            parts = [each for each in archive.getmembers() if each.name.endswith(".py")]
+            archive.extractall(folder, parts, filter="data")
+        (folder / f"{package}-{version}").rename(found)
+    return found
+
+
 def beside(python: Path) -> dict[str, str]:
     """Return variables with which our Python finds an environment's packages behind its own.
 
@@ -73,4 +99,5 @@ def holds(folder: Path, peer: str) -> bool:
 
 if __name__ == "__main__":
     for named in sys.argv[1:]:
-        print(environment_of(named, default_environment(named)))
+        make = sources_of if named in SOURCES else environment_of
+        print(make(named, default_environment(named)))
