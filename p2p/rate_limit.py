@@ -3,9 +3,10 @@
 Pure; `now` is an argument, in seconds.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+
+from p2p.latest import Latest
 
 LONGEST_BAN_S = 16 * 60.0
 _DAY_S = 24 * 3600.0
@@ -50,20 +51,16 @@ class TokenBuckets(Generic[K]):
     """
 
     def __init__(self, rate: float, burst: float, most: int = _MAX_PEERS) -> None:
-        self.rate, self.burst, self._most = rate, burst, most
-        self._buckets: OrderedDict[K, TokenBucket] = OrderedDict()
+        self.rate, self.burst = rate, burst
+        self._buckets: Latest[K, TokenBucket] = Latest(most)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def of(self, key: K, now: float) -> TokenBucket:
         """Return the bucket of this key; a new one is full."""
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = TokenBucket(self.rate, self.burst, now)
-            if len(self._buckets) > self._most:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
+        bucket = self._buckets.get(key) or TokenBucket(self.rate, self.burst, now)
+        self._buckets[key] = bucket
         return bucket
 
     def forget(self, key: K) -> None:
@@ -92,9 +89,9 @@ class RateLimit:
             TokenBuckets[str](rate, burst),
             TokenBuckets[str](broken_rate, broken_burst),
         )
-        self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
+        self._banned: Latest[str, float] = Latest(_MAX_PEERS)  # peer -> until
         # Peer -> how often its bucket was empty, end of the last ban
-        self._again: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._again: Latest[str, tuple[int, float]] = Latest(_MAX_PEERS)
 
     def banned(self, peer: str, now: float) -> bool:
         until = self._banned.get(peer)
@@ -115,8 +112,6 @@ class RateLimit:
     def ban(self, peer: str, now: float, seconds: float) -> None:
         """Ban the peer, unless it has a longer ban already."""
         self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
-        if len(self._banned) > _MAX_PEERS:
-            self._banned.popitem(last=False)
 
     def ban_again(self, peer: str, now: float) -> float:
         """Ban the peer for twice as long as the last time. Returns the seconds."""
@@ -125,7 +120,4 @@ class RateLimit:
         seconds = min(LONGEST_BAN_S, self.ban_seconds * float(1 << times))
         self.ban(peer, now, seconds)
         self._again[peer] = (min(times + 1, 16), now + seconds)
-        self._again.move_to_end(peer)
-        if len(self._again) > _MAX_PEERS:
-            self._again.popitem(last=False)
         return seconds

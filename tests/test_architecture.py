@@ -56,6 +56,7 @@ LAYERS = {
         "__init__ trl",
     ],
     "p2p": [
+        "latest",
         "errors topic durable rate_limit",
         "types sequence",
         "identity",
@@ -94,7 +95,7 @@ PURE = """
     swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/limits.py
     judge/types.py judge/figures/*.py judge/evaluation/sessions.py judge/evaluation/receipts.py
     judge/api/signing.py judge/verified/weights_check.py judge/verified/messages.py
-    p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
+    p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py p2p/latest.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
     p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/twins.py
     p2p/blobs/blobs.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py

@@ -6,8 +6,8 @@ peer at the same address, behind one router, keeps its connections, and we dial 
 """
 
 import logging
-from collections import OrderedDict
 
+from p2p.latest import Latest
 from p2p.netgroup import machine_of_host
 from p2p.rate_limit import RateLimit
 from p2p.types import PeerId
@@ -27,7 +27,7 @@ class HostBans:
 
     def __init__(self) -> None:
         self._rate_limit = RateLimit(rate=1 / ONE_MORE_S, burst=BANNED_AT_ONCE, ban=FIRST_BAN_S)
-        self._known: OrderedDict[PeerId, None] = OrderedDict()  # banned peers that are counted already
+        self._known: Latest[PeerId, None] = Latest(_KNOWN)  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:
         """Count a banned peer of this host, and ban the host where there were too many.
@@ -39,8 +39,6 @@ class HostBans:
             return
         machine = machine_of_host(host)
         self._known[peer] = None
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
         if not self._rate_limit.pay(machine, now):
             log.warning(
                 "several peers from %s were banned: no new connection from there is accepted for a while",

@@ -12,6 +12,7 @@ from hashlib import sha256
 
 import zstandard
 
+from p2p.latest import Latest
 from p2p.types import PeerId
 
 ID_BYTES = 12
@@ -117,14 +118,11 @@ class Providers:
     """
 
     def __init__(self) -> None:
-        self._heard: OrderedDict[PeerId, None] = OrderedDict()  # the latest last
+        self._heard: Latest[PeerId, None] = Latest(HEARD_AUTHORS)  # the latest last
 
     def note(self, author: PeerId) -> None:
         """Note an author of an admitted frame."""
         self._heard[author] = None
-        self._heard.move_to_end(author)
-        if len(self._heard) > HEARD_AUTHORS:
-            self._heard.popitem(last=False)
 
     def likely(self, named: Iterable[PeerId], connected: Iterable[PeerId]) -> Sequence[PeerId]:
         """Return whom to ask, in order: the named, the connected, then strangers, latest heard first.

@@ -15,7 +15,6 @@ session whose card names the later start (then the larger session) has to leave:
 even where a clock is wrong.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,6 +23,7 @@ from typing import Annotated
 import msgspec
 
 from p2p.identity import SIGNATURE_BYTES, Identity, verify_key
+from p2p.latest import Latest
 from p2p.types import PeerId, PeerRequest
 
 VERSION = 1
@@ -143,7 +143,7 @@ class TwinCards:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         # Peer -> session -> when, card
-        self._left: OrderedDict[PeerId, dict[bytes, tuple[float, bytes]]] = OrderedDict()
+        self._left: Latest[PeerId, dict[bytes, tuple[float, bytes]]] = Latest(MAX_PEERS)
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Return the newest card of another session of the same peer, or NOTHING.
@@ -164,6 +164,4 @@ class TwinCards:
         while len(sessions) > MAX_SESSIONS:
             del sessions[next(iter(sessions))]
         self._left[peer] = sessions
-        if len(self._left) > MAX_PEERS:
-            self._left.popitem(last=False)
         return others[-1][1] if others else NOTHING

@@ -10,13 +10,13 @@ and no gossip, however large the swarm is.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from typing import Annotated
 
 import msgspec
 import trio
 
+from p2p.latest import Latest
 from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
 VERSION = 1
@@ -59,14 +59,12 @@ class Acknowledger:
         self._ask, self._connected = ask, connected
         self._number = int(clock() * 1000)
         # Author -> rollouts; the one used last is at the end
-        self._untold: OrderedDict[PeerId, int] = OrderedDict()
+        self._untold: Latest[PeerId, int] = Latest(MAX_PEERS)
 
     def used(self, authors: Iterable[PeerId]) -> None:
         """Note that one rollout of each author was trained on for the first time."""
         for author in authors:
-            self._untold[author] = self._untold.pop(author, 0) + 1
-        while len(self._untold) > MAX_PEERS:
-            self._untold.popitem(last=False)
+            self._untold[author] = self._untold.get(author, 0) + 1
 
     async def run(self) -> None:
         while True:
@@ -103,7 +101,7 @@ class AcknowledgementCounter:
     def __init__(self) -> None:
         self.rollouts = 0  # rollouts shared since the start
         # Peer -> number of its last message, rollouts
-        self._by: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+        self._by: Latest[PeerId, tuple[int, int]] = Latest(MAX_PEERS)
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         content = PeerRequest.USED.content(message)
@@ -113,12 +111,10 @@ class AcknowledgementCounter:
             return b""
         if said.version != VERSION:
             return b""
-        number, before = self._by.pop(peer, (None, 0))
+        number, before = self._by.get(peer, (None, 0))
         total = min(self.rollouts, before + (said.rollouts if number != said.number else 0))
         if total:
             self._by[peer] = (said.number, total)
-            if len(self._by) > MAX_PEERS:
-                self._by.popitem(last=False)
         return HEARD
 
     def document(self) -> dict[str, int]:

@@ -26,6 +26,7 @@ import msgspec
 from p2p.admission.fair_queue import Holders
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB_BYTES, BadBlob, content_id, pack, unpack
 from p2p.identity import public_key_of
+from p2p.latest import Latest
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
 from swarmd.experience.pool import heard_in, too_old
@@ -224,7 +225,7 @@ class Board:
         self._offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
         self._holders: Holders[bytes] = Holders()
-        self._taken: OrderedDict[bytes, None] = OrderedDict()  # chosen ids, oldest first
+        self._taken: Latest[bytes, None] = Latest(MAX_TAKEN)  # chosen ids, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
         """Put up those that are for training. Returns how many they are."""
@@ -251,8 +252,6 @@ class Board:
         for item in chosen:
             self._drop(item.id)
             self._taken[item.id] = None
-        while len(self._taken) > MAX_TAKEN:
-            self._taken.popitem(last=False)
         return chosen
 
     def reopen(self, item: Offered) -> None:

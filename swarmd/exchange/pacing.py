@@ -25,9 +25,10 @@ The constants are measured by `benchmarks.simulation`; docs/p2p.md has the figur
 
 import math
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from statistics import median_low
 
+from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.exchange import offers
 
@@ -72,7 +73,7 @@ class Heard:
         self._recent_of: Counter[PeerId] = Counter()
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # groups of the authors in _past_of
-        self._proven: OrderedDict[PeerId, None] = OrderedDict()
+        self._proven: Latest[PeerId, None] = Latest(MAX_PROVEN)
         # Fetches of the LONG_S seconds from authors that never served before; came it?
         self._tries: deque[tuple[float, bool]] = deque()
         self._now = 0.0
@@ -92,9 +93,6 @@ class Heard:
             self._tries.append((self._now, served))
         if served:
             self._proven[author] = None
-            self._proven.move_to_end(author)
-            if len(self._proven) > MAX_PROVEN:
-                self._proven.popitem(last=False)
         elif known:
             del self._proven[author]
 

@@ -1,11 +1,12 @@
 """Exchanges rollouts over a Transport: shares ours, collects others'. Never waits for the network."""
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from p2p.blobs.blobs import MAX_BLOB_BYTES, MAX_CONTENT_BYTES
+from p2p.latest import Latest
 from p2p.types import PeerId, Reason, Sender, Transport
 from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import Curriculum
@@ -64,8 +65,8 @@ class RolloutExchange:
         self.transport, self.model, self.curriculum, self._whole = transport, model, curriculum, whole
         self.shared = 0  # rollouts shared so far
         # Author -> (its last round, its model), as it says itself
-        self.authors: dict[PeerId, tuple[int, str]] = {}
-        self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
+        self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)
+        self._known: Latest[PeerId, Author] = Latest(MAX_AUTHORS)
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         specialties = self.curriculum.specialties
@@ -88,7 +89,7 @@ class RolloutExchange:
                 self.transport.report(received.author, decoded)
                 continue
             self.authors[received.author] = (decoded.round, decoded.model)
-            self._know(Author(received.author, received.group))
+            self._known[received.author] = Author(received.author, received.group)
             good = [
                 replace(r, heard=received.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)
             ]
@@ -105,11 +106,3 @@ class RolloutExchange:
     def charge(self, authors: Iterable[PeerId]) -> None:
         for author in authors:
             self.transport.report(author, Reason.USELESS)
-
-    def _know(self, author: Author) -> None:
-        """Remember the author, forgetting the one heard least recently: a flood of names fills no memory."""
-        self._known[author.id] = author
-        self._known.move_to_end(author.id)
-        if len(self._known) > MAX_AUTHORS:
-            forgotten, _ = self._known.popitem(last=False)
-            self.authors.pop(forgotten, None)

@@ -20,11 +20,11 @@ set aside: its offers are not chosen for a while, each time twice as long. One s
 
 import math
 import random
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p.blobs.fetch import HolderReply
+from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered
 
@@ -66,7 +66,7 @@ class Serving:
         self._share = max(1, int(STRANGERS_SHARE * wanted))
         self._places = self._share  # places for strangers in this round
         self._strangers = STRANGERS_CREDIT
-        self._authors: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._authors: Latest[PeerId, _Record] = Latest(MAX_AUTHORS)
         self._tried: set[PeerId] = set()  # authors on trial that were tried in this round
 
     def next_round(self) -> None:
@@ -186,10 +186,6 @@ class Serving:
         )
 
     def _record(self, author: PeerId) -> _Record:
-        record = self._authors.get(author)
-        if record is None:
-            record = self._authors[author] = _Record()
-        self._authors.move_to_end(author)
-        if len(self._authors) > MAX_AUTHORS:
-            self._authors.popitem(last=False)
+        record = self._authors.get(author) or _Record()
+        self._authors[author] = record
         return record

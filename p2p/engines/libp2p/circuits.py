@@ -6,7 +6,6 @@ says yes to any address of a peer that is connected, as it takes that connection
 
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from p2p.address import Endpoint, parse_bootstrap
 from p2p.engines.libp2p.network import Circuit, circuit, close_socket, direct, remote_address, remote_host
 from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, drop, receive, send
 from p2p.errors import BadAddress
+from p2p.latest import Latest
 from p2p.nat.dial_back import ask_members, can_be_dialled
 from p2p.netgroup import LOCAL, group_of_host, is_public
 from p2p.peers.addressbook import AddressBook
@@ -84,7 +84,7 @@ class Circuits:
         self._seen_at: Sequence[str] = ()
         self._reserved: dict[PeerId, _Reservation] = {}
         # Peer -> relays that it says it is at
-        self._announced: OrderedDict[PeerId, Sequence[str]] = OrderedDict()
+        self._announced: Latest[PeerId, Sequence[str]] = Latest(ANNOUNCED_PEERS)
         self._under_way: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._inbound = 0
 
@@ -98,9 +98,6 @@ class Circuits:
             :RESERVATIONS
         ]:
             self._announced[peer] = relays
-            self._announced.move_to_end(peer)
-            if len(self._announced) > ANNOUNCED_PEERS:
-                self._announced.popitem(last=False)
 
     async def reach(self, peer: PeerId) -> bool:
         """Make sure that the peer is connected.

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from p2p.engines.libp2p.rpcs import (
     UnfinishedRpcs,
     ingress,
 )
+from p2p.latest import Latest
 from p2p.netgroup import share_group_of_host
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
@@ -226,7 +227,7 @@ class Router(GossipSub):  # type: ignore[misc]
     def __init__(self, score: Score) -> None:
         self._score = score
         # Message id -> network group, connection, author
-        self._came_by: OrderedDict[bytes, tuple[Hashable, ...]] = OrderedDict()
+        self._came_by: Latest[bytes, tuple[Hashable, ...]] = Latest(NOTED_MESSAGES)
         super().__init__(
             protocols=MESHSUB,
             degree=DEGREE,
@@ -357,8 +358,6 @@ class Router(GossipSub):  # type: ignore[misc]
     async def publish(self, msg_forwarder: Any, pubsub_msg: Any) -> None:
         by: Ingress = (self.group_of(msg_forwarder), msg_forwarder)
         self._came_by[self.pubsub.get_message_id(pubsub_msg)] = (*by, pubsub_msg.from_id)
-        if len(self._came_by) > NOTED_MESSAGES:
-            self._came_by.popitem(last=False)
         before = ingress.set(by)
         try:
             await super().publish(msg_forwarder, pubsub_msg)
