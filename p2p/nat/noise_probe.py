@@ -8,17 +8,13 @@ Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), gith
 The protocol is chosen by multistream-select 1.0: github.com/multiformats/multistream-select.
 """
 
-import hmac
 import os
 import socket
-from collections.abc import Callable
-from hashlib import sha256
 
 import trio
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from noise.connection import Keypair, NoiseConnection
 
 from p2p.identity import KEY_BYTES, peer_id_of
 from p2p.types import PeerId
@@ -26,7 +22,6 @@ from p2p.types import PeerId
 # The time for all of it.
 PROBE_TIMEOUT_S = 5.0
 _CHOICE = b"\x13/multistream/1.0.0\n\x07/noise\n"  # each line after its length
-_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
 _SIGNED = b"noise-libp2p-static-key:"
 _KEY_HEADER = bytes.fromhex("08011220")  # libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow
 # What encryption adds.
@@ -51,24 +46,18 @@ class Stranger(Exception):
 
 
 class Handshake:
-    """The initiator's side of Noise XX, up to the responder's proof. Sans I/O.
+    """The initiator's side of Noise XX, up to the responder's proof. Sans I/O."""
 
-    secret: 32 fresh random bytes.
-    """
-
-    def __init__(self, secret: bytes) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(secret)
-        self._chain = _NAME
-        # The hash of the protocol's name; the prologue is empty.
-        self._hash = sha256(_NAME).digest()
-        self._cipher = b""
+    def __init__(self) -> None:
+        self._noise = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
+        self._noise.set_as_initiator()
+        # Our own key would be told in the third message only, which is never sent.
+        self._noise.set_keypair_from_private_bytes(Keypair.STATIC, os.urandom(KEY_BYTES))
+        self._noise.start_handshake()
 
     def first(self) -> bytes:
         """Return the first message: -> e, with an empty payload."""
-        ephemeral = self._key.public_key().public_bytes_raw()
-        self._mix_hash(ephemeral)
-        self._mix_hash(b"")
-        return ephemeral
+        return bytes(self._noise.write_message())
 
     def whose(self, message: bytes) -> PeerId:
         """Check the second message and return the peer that signed the connection's key. Raises Stranger.
@@ -78,40 +67,21 @@ class Handshake:
         if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG_BYTES:
             raise Stranger("its handshake is too short")
         try:
-            self._mix_hash(message[:KEY_BYTES])
-            self._mix_key(message[:KEY_BYTES])
-            static = self._decrypt(message[KEY_BYTES : 2 * KEY_BYTES + _TAG_BYTES])
-            self._mix_key(static)
-            return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG_BYTES :]), static)
+            payload = self._noise.read_message(message)
+            return _proved(bytes(payload), self._noise.noise_protocol.handshake_state.rs.public_bytes)
         except (InvalidTag, InvalidSignature, ValueError) as error:
             # A ValueError means a point of low order, or a malformed payload.
             raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
-
-    def _mix_hash(self, data: bytes) -> None:
-        self._hash = sha256(self._hash + data).digest()
-
-    def _mix_key(self, public: bytes) -> None:
-        shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
-        temporary = hmac.digest(self._chain, shared, "sha256")
-        self._chain = hmac.digest(temporary, b"\x01", "sha256")
-        self._cipher = hmac.digest(temporary, self._chain + b"\x02", "sha256")
-
-    def _decrypt(self, data: bytes) -> bytes:
-        """Decrypt with nonce zero, as each key is used once here."""
-        plain = ChaCha20Poly1305(self._cipher).decrypt(bytes(12), data, self._hash)
-        self._mix_hash(data)
-        return plain
 
 
 async def knock(
     host: str,
     port: int,
     *,
-    secret: Callable[[], bytes] = lambda: os.urandom(32),
     patience: float = PROBE_TIMEOUT_S,
 ) -> PeerId:
     """Return the peer that listens there. `host` may be a name. Raises Silent or Stranger."""
-    handshake = Handshake(secret())
+    handshake = Handshake()
     first = handshake.first()
     with trio.move_on_after(patience):
         try:

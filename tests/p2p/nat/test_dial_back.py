@@ -295,7 +295,7 @@ def sign(message: bytes) -> bytes:
 
 
 def test_a_signature_over_the_connections_key_is_believed() -> None:
-    handshake = Handshake(b"\1" * 32)
+    handshake = Handshake()
     responder = Responder(handshake.first())
     signature = sign(b"noise-libp2p-static-key:" + responder.public)
     assert handshake.whose(responder.says(KEY + field(2, signature) + field(4, b"extensions"))) == ME.peer_id
@@ -328,7 +328,7 @@ def test_a_signature_over_the_connections_key_is_believed() -> None:
     ],
 )
 def test_a_signature_over_another_key_is_not_believed(payload: Callable[[bytes], bytes]) -> None:
-    handshake = Handshake(b"\1" * 32)
+    handshake = Handshake()
     responder = Responder(handshake.first())
     with pytest.raises(Stranger):
         handshake.whose(responder.says(payload(responder.public)))
