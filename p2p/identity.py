@@ -10,6 +10,7 @@ import stat
 from hashlib import sha256
 from pathlib import Path
 
+import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -23,8 +24,6 @@ SIGNATURE_BYTES = 64
 _PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 bytes follow
 # Identity multihash (code 0, 36 bytes) of libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow.
 _PEER_ID_HEADER = bytes.fromhex("002408011220")
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_BASE58_VALUE = {letter: value for value, letter in enumerate(_BASE58)}
 _PEER_ID_CHARACTERS = 52  # the length of every Ed25519 peer id
 # Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such
 # keys hold for messages that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for
@@ -147,13 +146,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
     """Return libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
     if len(public_key) != KEY_BYTES:
         raise ValueError(f"an Ed25519 public key has {KEY_BYTES} bytes, not {len(public_key)}")
-    number = int.from_bytes(_PEER_ID_HEADER + public_key, "big")
-    letters = []
-    while number:
-        number, digit = divmod(number, 58)
-        letters.append(_BASE58[digit])
-    # "1" stands for the header's one leading zero byte.
-    return PeerId("1" + "".join(reversed(letters)))
+    return PeerId(base58.b58encode(_PEER_ID_HEADER + public_key).decode())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -161,14 +154,11 @@ def public_key_of(peer_id: str) -> bytes:
     """Return the raw 32-byte public key in a peer id. Raises ValueError on all but Ed25519 peer ids."""
     if len(peer_id) != _PEER_ID_CHARACTERS or not peer_id.startswith("1"):
         raise ValueError("not an Ed25519 peer id: it has 52 letters and starts with 12D3Koo")
-    number = 0
-    for letter in peer_id:
-        if (value := _BASE58_VALUE.get(letter)) is None:
-            raise ValueError(f"not a peer id: {letter!r} is no base58 letter")
-        number = number * 58 + value
-    length = len(_PEER_ID_HEADER) + KEY_BYTES
-    raw = number.to_bytes(length, "big") if number < 256**length else b""
-    if not raw.startswith(_PEER_ID_HEADER):
+    try:
+        raw = base58.b58decode(peer_id)
+    except ValueError as error:
+        raise ValueError(f"not a peer id: {error}") from None
+    if len(raw) != len(_PEER_ID_HEADER) + KEY_BYTES or not raw.startswith(_PEER_ID_HEADER):
         raise ValueError("not an Ed25519 peer id")
     return raw[len(_PEER_ID_HEADER) :]
 
