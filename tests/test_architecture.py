@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ MOST_ROOMS = {
 }
 
 
+@cache
 def files(*folders: str) -> Mapping[str, ast.Module]:
     """Return every module below these folders, by its path from the root."""
     found = [
@@ -139,8 +141,13 @@ def files(*folders: str) -> Mapping[str, ast.Module]:
     return {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in found}
 
 
-OURS = files(*PACKAGES)
-PLUGINS = files("engines")  # packages of their own
+def ours() -> Mapping[str, ast.Module]:
+    return files(*PACKAGES)
+
+
+def plugins() -> Mapping[str, ast.Module]:
+    """Packages of their own."""
+    return files("engines")
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -169,7 +176,7 @@ def test_imports_follow_the_arrows() -> None:
     }
 
     def faults() -> Iterator[str]:
-        for path, tree in OURS.items():
+        for path, tree in ours().items():
             here, *rest = Path(path).with_suffix("").parts
             for name in imported(tree):
                 there, *inner = name.split(".")
@@ -194,7 +201,7 @@ def test_a_module_with_arrows_of_its_own_is_imported_by_nobody() -> None:
     alone = {path.removesuffix(".py").replace("/", ".") for path in ALLOWED_HERE}
     none(
         f"{path} imports {name}"
-        for path, tree in OURS.items()
+        for path, tree in ours().items()
         for name in imported(tree)
         if name.startswith(tuple(alone))
     )
@@ -203,7 +210,7 @@ def test_a_module_with_arrows_of_its_own_is_imported_by_nobody() -> None:
 def test_no_module_imports_itself_by_way_of_others() -> None:
     modules = {
         path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
-        for path, tree in OURS.items()
+        for path, tree in ours().items()
     }
     arrows = {
         name: {
@@ -224,16 +231,16 @@ def test_pure_modules_do_no_io() -> None:
     none(
         f"{path} imports {found}"
         for path in sorted(pure)
-        if (found := tops((OURS | PLUGINS)[path]) & (IO | {"torch"}))
+        if (found := tops((ours() | plugins())[path]) & (IO | {"torch"}))
     )
     # It names torch's types, and loads no torch: see below
-    assert not tops(OURS["swarmd/policy/training/losses.py"]) & IO
+    assert not tops(ours()["swarmd/policy/training/losses.py"]) & IO
 
 
 def test_only_the_policy_imports_torch() -> None:
     none(
         f"{path} imports {found}"
-        for path, tree in OURS.items()
+        for path, tree in ours().items()
         if "/policy/" not in path and path != "swarmd/trl.py" and (found := tops(tree) & MODELS)
     )
 
@@ -274,7 +281,7 @@ def test_an_engine_of_its_own_package_knows_the_interface_alone() -> None:
     allowed = {"vllm": ("swarmd.policy.inference.engine.", "swarmd.errors."), "hivemind": ("p2p.",)}
     none(
         f"{path} imports {name}"
-        for path, tree in PLUGINS.items()
+        for path, tree in plugins().items()
         for name in imported(tree)
         if name.split(".")[0] in PACKAGES and not name.startswith(allowed[path.split("/")[1]])
     )
@@ -282,7 +289,7 @@ def test_an_engine_of_its_own_package_knows_the_interface_alone() -> None:
 
 def test_nothing_is_evaluated_or_unpickled() -> None:
     def faults() -> Iterator[str]:
-        for path, tree in (OURS | PLUGINS).items():
+        for path, tree in (ours() | plugins()).items():
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call):
                     name = ast.unparse(node.func)
@@ -305,14 +312,14 @@ def test_rooms_and_files_stay_small() -> None:
         ]
         return sum(p.name not in {"__init__.py", "__main__.py", "__pycache__"} for p in entries)
 
-    folders = {str(parent) for path in OURS for parent in Path(path).parents} - {"."}
+    folders = {str(parent) for path in ours() for parent in Path(path).parents} - {"."}
     none(
         f"{folder} has {found} rooms"
         for folder in sorted(folders)
         if (found := rooms(folder)) > MOST_ROOMS.get(folder, ROOMS)
     )
     lengths = {
-        path: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for path, tree in OURS.items()
+        path: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for path, tree in ours().items()
     }
     none(f"{path} has {count} statements" for path, count in lengths.items() if count > LONGEST)
 
@@ -320,7 +327,7 @@ def test_rooms_and_files_stay_small() -> None:
 def test_one_class_name_is_one_class() -> None:
     names = Counter(
         node.name
-        for tree in OURS.values()
+        for tree in ours().values()
         for node in tree.body
         if isinstance(node, ast.ClassDef)
         if node.name[0] != "_"
@@ -331,7 +338,7 @@ def test_one_class_name_is_one_class() -> None:
 def test_documents_and_comments_name_files_that_are_there() -> None:
     folders = (*PACKAGES, "engines", "benchmarks", "tests", "docs", "packaging")
     there = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in OURS)]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ours())]
     none(
         f"{document.relative_to(ROOT)} names {named}"
         for document in documents
