@@ -47,7 +47,6 @@ LAYERS = {
         "errors types terminal",
         "protocols config state",
         "tasks experience link",
-        "workers",
         "exchange policy",
         "trainer",
         "daemon",

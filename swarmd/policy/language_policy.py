@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,9 +68,6 @@ class LanguagePolicy:
         sampling: Sampling,
         generator: torch.Generator,
         driver: Driver,
-        step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step,
-        *,
-        versions: bool = False,
     ) -> None:
         """Take the parts that `open` has made.
 
@@ -87,8 +83,7 @@ class LanguagePolicy:
             sampling,
             generator,
         )
-        self._loss, self._rows, self._driver, self._step = loss, rows, driver, step
-        self._versions = versions
+        self._loss, self._rows, self._driver = loss, rows, driver
 
     @classmethod
     def open(
@@ -98,7 +93,6 @@ class LanguagePolicy:
         free: Callable[[torch.device], int] = free_memory,
         report: Callable[[Download], None] = lambda _: None,
         rest: Callable[[], object] = lambda: None,
-        between: Callable[[], int] | None = None,
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready.
 
@@ -150,7 +144,7 @@ class LanguagePolicy:
             Learner(loaded.network, learning, loaded.device, seed, rest),
             seeded(loaded.device, seed),
         )
-        engine = open_engine(config, loaded, sampling, rest=rest, between=between)
+        engine = open_engine(config, loaded, sampling, rest=rest)
         return cls(
             loaded,
             chat,
@@ -159,8 +153,7 @@ class LanguagePolicy:
             rows,
             sampling,
             generator,
-            Driver(engine, loaded, rest, between),
-            versions=between is not None,
+            Driver(engine, loaded, rest),
         )
 
     @property
@@ -203,11 +196,7 @@ class LanguagePolicy:
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
-                Tokens(
-                    tuple(s.ids for s in samples),
-                    tuple(s.logprobs for s in samples),
-                    tuple(s.versions for s in samples) if self._versions else (),
-                ),
+                Tokens(tuple(s.ids for s in samples), tuple(s.logprobs for s in samples)),
             )
             for samples in answers
         ]
@@ -240,7 +229,7 @@ class LanguagePolicy:
             return UpdateReport()
         self._driver.sleep()
         self._learner.rest()
-        return replace(self._step(self._learner, rows), useful=sum(map(any, given)))
+        return replace(self._learner.step(rows), useful=sum(map(any, given)))
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return our tokens of each rollout's completions, with the current policy's log-probabilities.
@@ -274,12 +263,6 @@ class LanguagePolicy:
             if reward > 0 and len(self._chat.encode(answer, room + 1)) > room:
                 return ANSWER_TOO_LONG
         return None
-
-    def stepping(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> "LanguagePolicy":
-        """Return this policy with another step: where one is more than one process's."""
-        other = copy(self)
-        other._step = step
-        return other
 
     @property
     def network(self) -> nn.Module:

@@ -20,18 +20,12 @@ log = logging.getLogger(__name__)
 class OwnEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        tokens: int,
-        rest: Callable[[], object] = lambda: None,
-        between: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, network: nn.Module, tokens: int, rest: Callable[[], object] = lambda: None) -> None:
         """Wrap a network.
 
         tokens: how many tokens' keys and values are held at once; fewer once memory was short.
         """
-        self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
+        self._network, self._tokens, self._rest = network, tokens, rest
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
@@ -42,16 +36,7 @@ class OwnEngine(BuiltInEngine):
         """
         while True:
             try:
-                return decode(
-                    self._network,
-                    prompts,
-                    copies,
-                    sampling,
-                    generator,
-                    self._tokens,
-                    self._between,
-                    self._rest,
-                )
+                return decode(self._network, prompts, copies, sampling, generator, self._tokens, self._rest)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise

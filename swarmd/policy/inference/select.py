@@ -201,7 +201,6 @@ def open_engine(
     sampling: Sampling,
     memory_file: Path | None = None,
     rest: Callable[[], object] = lambda: None,
-    between: Callable[[], int] | None = None,
 ) -> InferenceEngine:
     """Open the configured inference engine. Raises NoEngine and EngineFailed.
 
@@ -213,7 +212,7 @@ def open_engine(
         tried = loaded.device.type == "cuda"
         name = quickest(loaded, sampling, tokens, memory_file or cache_file()) if tried else "own"
     if name == "own":
-        return OwnEngine(loaded.network, tokens, rest, between)
+        return OwnEngine(loaded.network, tokens, rest)
     if name == "continuous":
         return ContinuousEngine(loaded.network, tokens, rest)
     return open_plugin(name, _asked(config, loaded, sampling))

@@ -274,12 +274,10 @@ class Recording:
         self.asked.append("close")
 
 
-def policy_with(
-    folder: Path, between: Callable[[], int] | None = None, **changes: Any
-) -> tuple[Any, Recording]:
-    policy = open_policy(folder, between=between)
+def policy_with(folder: Path, **changes: Any) -> tuple[Any, Recording]:
+    policy = open_policy(folder)
     engine = Recording(policy.network, **changes)
-    policy._driver = Driver(engine, policy._loaded, between=between)
+    policy._driver = Driver(engine, policy._loaded)
     return policy, engine
 
 
@@ -304,17 +302,6 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
     assert engine.asked == ["sync 0", "generate", "sync 0", "generate"]
     policy.close()
     assert engine.asked[-1] == "close"
-
-
-def test_tokens_name_the_version_of_weights_changed_from_outside(
-    folders: dict[str, Path],
-) -> None:
-    versions = iter([4, 4, 7])
-    policy, engine = policy_with(folders["qwen2"], lambda: next(versions))
-    seen = [policy.generate(["a"], 2)[0].tokens for _ in range(3)]
-    assert engine.asked == ["sync 4", "generate", "generate", "sync 7", "generate"]
-    assert [set(t.versions[0]) for t in seen] == [{4}, {4}, {7}]
-    assert [len(v) for v in seen[0].versions] == [len(i) for i in seen[0].ids]
 
 
 def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]], list[list[Sample]]]:
@@ -461,12 +448,11 @@ def test_the_own_engine_holds_less_when_memory_is_short(
     network = network_of(folders["qwen2"])
     refusals = iter([True, True])
 
-    def refused() -> int:
+    def refused() -> None:
         if next(refusals, False):
             raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
-        return 0
 
-    engine = OwnEngine(network, MANY, between=refused)
+    engine = OwnEngine(network, MANY, rest=refused)
     answers = engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     assert [[s.ids for s in a] for a in answers] == [
         [s.ids for s in a]
@@ -478,10 +464,10 @@ def test_the_own_engine_holds_less_when_memory_is_short(
 
 
 def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path]) -> None:
-    def refused() -> int:
+    def refused() -> None:
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
 
-    engine = OwnEngine(network_of(folders["qwen2"]), MANY, between=refused)
+    engine = OwnEngine(network_of(folders["qwen2"]), MANY, rest=refused)
     with pytest.raises(
         NoModel,
         match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens",

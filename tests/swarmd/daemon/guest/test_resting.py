@@ -31,6 +31,4 @@ def test_training_rests_before_every_micro_batch() -> None:
     batch = [Scored(Rollout(TaskRef("bf", 1), texts, PeerId("p")), "1 + 1 = ?", (1.0, 0.0, 0.0, 0.0), 1)]
     policy.update(batch)
     assert len(rests) == 5  # one a row, and one before
-    policy.stepping(lambda learner, rows: learner.step(rows, lambda *_: None)).update(batch)
-    assert len(rests) == 6
     assert all(later == before + 1 for before, later in pairwise(rests))

@@ -1,1 +1,0 @@
-"""Generator processes, data-parallel trainers, weight sync."""
