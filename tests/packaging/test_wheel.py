@@ -25,7 +25,7 @@ PAGES = [
 UNITS = ROOT / "swarmd/state/units"
 EXPERIMENTS = ROOT / "swarmd/lab/experiments"
 MAX_BYTES = 20 * 1024 * 1024
-NOT_COPIED = (".*", "__pycache__", "build", "dist", "demo-*", "*.egg-info")
+NOT_COPIED = (".*", "__pycache__", "build", "dist", "demo-*", "*.egg-info", "node_modules")
 BUILD = "from setuptools import build_meta as b; print(b.build_wheel('built')); print(b.build_sdist('built'))"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

@@ -1,0 +1,136 @@
+"""js-libp2p in a swarm with our engine: another implementation, written from docs/wire.md and docs/vectors.
+
+npm ci --prefix tests/engines/js     # once, 60 MB; without node or these packages the test is skipped
+"""
+
+import itertools
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.admission.inbox import AdmissionLimits
+from p2p.blobs.blobs import content_id
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.peers import introduction
+from p2p.types import Envelope, PeerId, PeerRequest
+from swarmd.exchange import wire
+from swarmd.testing import TIMEOUT_S, until
+from tests import ROOT, vectors
+from tests.p2p.real import TOPIC, real_engine
+
+PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
+FRAMES, AT_ONCE = 1_000, 50
+# The quotas are another test's. A burst is no longer than ours: of a longer one, which arrives out of order,
+# the latest would be taken for old copies.
+LIMITS = AdmissionLimits(frames_burst=2.0 * FRAMES, via_frames_burst=2.0 * FRAMES)
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("node") is None, reason="needs node"),
+    pytest.mark.skipif(
+        not (PEER.parent / "node_modules").is_dir(), reason="needs `npm ci --prefix tests/engines/js`"
+    ),
+]
+
+
+class JsPeer:
+    """The other peer: says one JSON document a line, and does what it is told."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process, self._text = process, b""
+
+    async def says(self, field: str, wanted: Callable[[Any], bool] = lambda _: True) -> Any:
+        """Read until it says this of that field, and return the whole document."""
+        assert self._process.stdout is not None
+        while True:
+            line, newline, rest = self._text.partition(b"\n")
+            if newline:
+                self._text = rest
+                document = json.loads(line)
+                assert "refused" not in document, document
+                if field in document and wanted(document[field]):
+                    return document
+            else:
+                more = await self._process.stdout.receive_some()
+                assert more, "js-libp2p ended"
+                self._text += more
+
+    async def told(self, command: str, answer: str, argument: object = None) -> Any:
+        assert self._process.stdin is not None
+        line = json.dumps({"command": command, "argument": argument}) + "\n"
+        await self._process.stdin.send_all(line.encode())
+        return (await self.says(answer))[answer]
+
+
+@asynccontextmanager
+async def js_peer(address: str) -> AsyncIterator[JsPeer]:
+    command = ["node", str(PEER), address, str(TOPIC), str(vectors.FOLDER)]
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield JsPeer(process)
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
+    heard: list[Envelope] = []
+    member = Member(
+        Identity.from_seed(bytes([1]) * 32),
+        TOPIC,
+        lambda handlers: real_engine("libp2p", 1, handlers),
+        sequence=itertools.count(int(time.time() * 1000)),
+        clock=time.time,
+        admitted=heard.append,
+        limits=LIMITS,
+    )
+    stored = vectors.blobs()["good"][0]
+    blob = bytes.fromhex(stored["blob"])
+    with trio.fail_after(TIMEOUT_S):
+        await nursery.start(member.run)
+        member.hold(blob)
+        async with js_peer(member.addresses()[0]) as peer:
+            met = await peer.says("me")
+            js = PeerId(met["me"])
+            good, bad = vectors.frames()["good"], vectors.frames()["bad"]
+            reasons = [entry["reason"] for entry in bad]
+            assert met["checked"] == len(good) + reasons.count("bad signature") + reasons.count(
+                "of another swarm"
+            )
+            assert {"/meshsub/1.1.0", "/ipfs/kad/1.0.0", "/ipfs/ping/1.0.0", "/swarmd/ask/1"} <= set(
+                met["protocols"]
+            )
+            assert [peer.id for peer in member.peers()] == [js]
+
+            for sent in range(AT_ONCE, FRAMES + 1, AT_ONCE):
+                for _ in range(AT_ONCE):
+                    member.publish(wire.KIND, b"body")
+                await peer.says("heard", lambda count, sent=sent: count == sent)
+                assert await peer.told("publish", "published", AT_ONCE) == AT_ONCE
+                await until(lambda sent=sent: len(heard) == sent)
+            assert {envelope.author for envelope in heard} == {js} and not member.rejected
+            (shared,) = {envelope.body for envelope in heard}
+            decoded = wire.decode(shared, js)
+            assert isinstance(decoded, wire.RolloutSet) and decoded.model == "tiny"
+
+            await member.engine.announce(TOPIC)
+            assert member.identity.peer_id in await peer.told("find", "found")
+            assert await peer.told("provide", "provided")
+            assert js in await member.engine.find(TOPIC)
+
+            fetch = PeerRequest.BLOBS.message(content_id(blob))
+            assert await peer.told("ask", "answer", fetch.hex()) == stored["blob"]
+            assert await peer.told("ask", "answer", "ff") == ""
+            assert await member.engine.request(js, fetch, len(blob)) == blob
+            assert await member.engine.request(js, introduction.question(TOPIC.name), 100) == b""
+        nursery.cancel_scope.cancel()
