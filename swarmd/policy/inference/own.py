@@ -5,20 +5,23 @@ It shares the weights, so there is nothing to sync.
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import nn
 
 from swarmd.errors import NoModel
 from swarmd.policy.inference.decode import Sample, Sampling, decode
-from swarmd.policy.inference.engine import BuiltInEngine
+from swarmd.policy.inference.engine import Weights
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 
 log = logging.getLogger(__name__)
 
 
-class OwnEngine(BuiltInEngine):
-    """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
+class OwnEngine:
+    """Implements `swarmd.policy.inference.engine.InferenceEngine`; keeps nothing between calls."""
+
+    foreign: Final = False
 
     def __init__(self, network: nn.Module, tokens: int, rest: Callable[[], object] = lambda: None) -> None:
         """Wrap a network.
@@ -41,6 +44,18 @@ class OwnEngine(BuiltInEngine):
                 if not is_out_of_memory(error):
                     raise
             self._ask_less(prompts, copies, sampling, generator.device)
+
+    def sync(self, weights: Weights) -> None:
+        """Do nothing: the weights are the same tensors."""
+
+    def sleep(self) -> None:
+        """Do nothing: keys and values are gone with the last answer."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
     def _ask_less(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device
