@@ -1,5 +1,6 @@
 """Real processes for the attacks: honest nodes on loopback, and what hostile ones have in common."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,20 @@ def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list
     for probe in probes:
         probe.wait_for_peers(nodes - 1, TIMEOUT_S)
     return probes
+
+
+def attacker(
+    stack: ExitStack, folder: Path, module: str, victims: Sequence[str], **options: str | float
+) -> ProbeProcess:
+    """Return a hostile process. At the end it is killed: it reads no orders, so none would make it leave."""
+    given = {
+        name: [] if value is True else [str(value)] for name, value in options.items() if value is not False
+    }
+    more = [word for name, value in given.items() for word in (f"--{name}", *value)]
+    hostile = ProbeProcess(folder / "hostile", module=f"tests.attacks.{module}", bootstrap=victims, more=more)
+    stack.enter_context(hostile)
+    stack.callback(hostile.kill)
+    return hostile
 
 
 def cpu(probe: ProbeProcess) -> float:

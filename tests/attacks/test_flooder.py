@@ -23,7 +23,7 @@ from p2p.rate_limit import RateLimit
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.flooding import KINDS
 from tests.attacks.harness import ENGINES, Attack, show
-from tests.attacks.nodes import cpu, probe_swarm
+from tests.attacks.nodes import attacker, cpu, probe_swarm
 
 RATE = 10_000  # messages a second, to each node
 HONEST_EVERY = 0.5  # seconds between two frames of a node
@@ -51,22 +51,22 @@ class Result:
     restarts: int
 
 
-def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0) -> tuple[int, int]:
+def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0, count: int = 0) -> tuple[int, int]:
     """Frames of honest nodes, times those who should have them, and how many are missing once no more have
-    come for so long.
+    come for so long. count: of each node the last so many, in place of all.
     """
 
-    def count() -> tuple[int, int]:
-        sent = [(probe.peer_id, said["sent"]) for probe in probes for said in probe.said("sent")]
+    def look() -> tuple[int, int]:
+        sent = [(probe.peer_id, said["sent"]) for probe in probes for said in probe.said("sent")[-count:]]
         got = [{(said["author"], said["got"]) for said in probe.said("got")} for probe in probes]
         due = [(frame, n) for frame in sent for n, probe in enumerate(probes) if frame[0] != probe.peer_id]
         return len(due), sum(frame not in got[n] for frame, n in due)
 
-    due, missing = count()
+    due, missing = look()
     until = time.monotonic() + seconds
     while missing and time.monotonic() < until:
         time.sleep(0.2)
-        before, (due, missing) = missing, count()
+        before, (due, missing) = missing, look()
         if missing < before:
             until = time.monotonic() + seconds
     return due, missing
@@ -92,14 +92,13 @@ def attack(
         usual = [
             (cpu(probe) - was) / calm if calm else 0.0 for probe, was in zip(probes, before, strict=True)
         ]
-        options = ["--kind", kind, "--redial", redial, "--seconds", str(seconds), "--rate", str(rate)]
         victims = [probe.addresses[0] for probe in probes]
-        attacker = stack.enter_context(
-            ProbeProcess(folder / "hostile", module="tests.attacks.flooding", bootstrap=victims, more=options)
+        hostile = attacker(
+            stack, folder, "flooding", victims, kind=kind, redial=redial, seconds=seconds, rate=rate
         )
-        attacker.wait_for("ready", 1, TIMEOUT_S)
+        hostile.wait_for("ready", 1, TIMEOUT_S)
         before, since = [cpu(probe) for probe in probes], time.monotonic()
-        attacker.wait_for("done", 1, seconds + 2 * TIMEOUT_S)
+        hostile.wait_for("done", 1, seconds + 2 * TIMEOUT_S)
         took = time.monotonic() - since
         costs = [
             cpu(probe) - was - took * share for probe, was, share in zip(probes, before, usual, strict=True)
@@ -108,7 +107,7 @@ def attack(
             probe.wait_for("sent", honest, TIMEOUT_S)
         due, missing_ones = lost(probes)
         dials = [
-            [said for said in attacker.said("dialled") if said["dialled"] == victim] for victim in victims
+            [said for said in hostile.said("dialled") if said["dialled"] == victim] for victim in victims
         ]
         first, again = [of[0] for of in dials], [dial for of in dials for dial in of[1:]]
         came = [dial for dial in again if not dial["refused"]]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import Attack, show
-from tests.attacks.nodes import cpu, probe_swarm
+from tests.attacks.nodes import attacker, cpu, probe_swarm
 from tests.attacks.test_flooder import lost
 
 EVERY = 0.5  # seconds between two honest frames
@@ -30,40 +29,36 @@ class Result:
 
 
 def attack(
-    folder: Path, connections: int = 6, streams: int = 64, size: int = 300_000, seconds: float = 60.0
+    folder: Path,
+    connections: int = 6,
+    streams: int = 64,
+    size: int = 300_000,
+    seconds: float = 60.0,
+    cuts: int = 60,
 ) -> Result:
     with ExitStack() as stack:
-        victim, honest = probes = probe_swarm(stack, folder, "libp2p", 2)
-        for probe in probes:
-            probe.order(publish=600, count=int(seconds / EVERY), every=EVERY)
+        victim, _ = probes = probe_swarm(stack, folder, "libp2p", 2)
         before, used, begun = victim.resident(), cpu(victim), time.monotonic()
-        more = [
-            "--connections",
-            str(connections),
-            "--streams",
-            str(streams),
-            "--size",
-            str(size),
-            "--seconds",
-            str(seconds),
-        ]
-        hostile = ProbeProcess(
-            folder / "hostile", module="tests.attacks.halving", bootstrap=victim.addresses[:1], more=more
-        )
-        stack.enter_context(hostile)
-        most = before
-        while not hostile.said("done"):
+        options = {"connections": connections, "streams": streams, "size": size, "seconds": seconds}
+        hostile = attacker(stack, folder, "halving", victim.addresses[:1], **options)
+        most, sent = before, 0
+        while not hostile.said("done") and len(hostile.said("cut")) < cuts:
             most = max(most, victim.resident())
-            assert time.monotonic() < begun + seconds + TIMEOUT_S, hostile.errors()
+            now = time.monotonic() - begun
+            assert now < seconds + TIMEOUT_S, hostile.errors()
+            if now > sent * EVERY:
+                sent += 1
+                for probe in probes:
+                    probe.order(publish=600)
             time.sleep(0.1)
         took, spent = time.monotonic() - begun, cpu(victim) - used
-        for probe in (victim, honest):
-            probe.wait_for("sent", int(seconds / EVERY), TIMEOUT_S)
+        for probe in probes:
+            probe.wait_for("sent", sent, TIMEOUT_S)
         due, missing = lost(probes)
-        cuts = [said["cut"] for said in hostile.said("cut")]
+        lived = [said["cut"] for said in hostile.said("cut")]
         halves = sum(said["halves"] for said in hostile.said("halves"))
         result = Result(
-            halves, len(cuts), max(cuts, default=seconds), most - before, spent / took, due, missing
+            halves, len(lived), max(lived, default=seconds), most - before, spent / took, due, missing
         )
     show(
         f"halver, {connections} connections, {streams} streams of {size:,} bytes each, {seconds:g} s", result
@@ -73,7 +68,7 @@ def attack(
 
 @pytest.mark.net
 def test_unfinished_rpcs_are_bounded_and_end(tmp_path: Path) -> None:
-    result = attack(tmp_path, seconds=25.0)
+    result = attack(tmp_path, seconds=TIMEOUT_S, cuts=6)
     assert result.halves >= 384 and result.cuts >= 6
     assert result.cut_off < 15.0
     assert result.mib < 16.0
@@ -82,5 +77,5 @@ def test_unfinished_rpcs_are_bounded_and_end(tmp_path: Path) -> None:
 
 ATTACK = Attack(
     attack, {"cut_off": 15.0, "mib": 16.0, "honest_lost": 0},
-    about={"streams": "of each connection", "size": "bytes announced on each"},
+    about={"streams": "of each connection", "size": "announced on each, in bytes", "cuts": "that end it"},
 )  # fmt: skip

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p import network
 from p2p.engines.libp2p.metering import (
     COST_AT_ONCE,
@@ -32,7 +31,7 @@ from p2p.engines.libp2p.network import ARRIVALS_PER_S, GROUP_FACTOR
 from p2p.rate_limit import RateLimit
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import ENGINES, Attack, show
-from tests.attacks.nodes import cpu, key_of, probe_swarm
+from tests.attacks.nodes import attacker, cpu, key_of, probe_swarm
 from tests.attacks.opening import CONNECTIONS, STREAMS, Count, open_connections, open_streams
 from tests.p2p.real import heard, real_member
 
@@ -129,11 +128,9 @@ def attack(
         before = cpu(victim)
         time.sleep(calm)
         usual = (cpu(victim) - before) / calm
-        options = ["--kind", kind, "--redial", redial, "--seconds", str(seconds)]
-        hostile = ProbeProcess(
-            folder / "hostile", module="tests.attacks.opening", bootstrap=victim.addresses[:1], more=options
-        )
-        stack.enter_context(hostile).wait_for("ready", 1, TIMEOUT_S)
+        options = {"kind": kind, "redial": redial, "seconds": seconds}
+        hostile = attacker(stack, folder, "opening", victim.addresses[:1], **options)
+        hostile.wait_for("ready", 1, TIMEOUT_S)
         before, since = cpu(victim), time.monotonic()
         hostile.wait_for("spent", 1, seconds + TIMEOUT_S)
         took, said = time.monotonic() - since, hostile.said("spent")[0]
