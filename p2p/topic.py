@@ -20,7 +20,7 @@ class Topic:
     """
 
     name: str
-    # Covers all that peers must agree on: curriculum, reasoning-gym version, wire version.
+    # Covers all that peers must agree on: what is asked, and the wire version.
     digest: str
 
     def __post_init__(self) -> None:

@@ -207,7 +207,7 @@ class JudgeService:
                 Refusal(
                     409,
                     f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
-                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge"
+                    f"Join with curriculum = {mine.name!r} and the same version of swarmd, or use a judge"
                     " of your own curriculum. Own tasks need a judge that was started with the same file or"
                     " package.",
                 )

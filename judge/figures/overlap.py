@@ -14,7 +14,7 @@ from collections.abc import Mapping
 TRAINING = 4_000
 
 _NEW_TEXTS: Mapping[str, Mapping[str, float]] = {
-    "33297f0f8bde1cc8": {  # sapo-9, strict or not
+    "3541b25d59826e8c": {  # sapo-9, strict or not
         "arc_1d": 1.0,
         "base_conversion": 1.0,
         "basic_arithmetic": 1.0,
@@ -25,7 +25,7 @@ _NEW_TEXTS: Mapping[str, Mapping[str, float]] = {
         "fraction_simplification": 1.0,
         "propositional_logic": 1.0,
     },
-    "eb080220bdeba630": {  # tiny-9, likewise
+    "da8ff5a97660a718": {  # tiny-9, likewise
         "arc_1d": 1.0,
         "base_conversion": 0.0,
         "basic_arithmetic": 0.0,

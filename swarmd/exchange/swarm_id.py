@@ -28,7 +28,7 @@ def curriculum_of(config: NodeConfig) -> Curriculum:
 
 
 def swarm_digest(of: Curriculum) -> str:
-    """Return 16 hex digits over the curriculum's questions, ReasoningGYM's version and the wire version."""
+    """Return 16 hex digits over the curriculum's questions and the wire version."""
     return hashlib.sha256(f"{of.questions} wire {wire.VERSION}".encode()).hexdigest()[:16]
 
 

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,7 +27,7 @@ HELD_OUT_END = 2**31
 HELD_TEXTS = 16
 # The version of which tasks exist (source.py).
 TASKS_VERSION = 1
-# The version of which answers are right (grading.py, strict.py).
+# The version of which answers are right (grading.py, strict.py, and reasoning-gym's scorers).
 SCORING_VERSION = 1
 # CPU time of an own reward for an answer.
 OWN_REWARD_S = 1.0
@@ -51,6 +50,8 @@ class Curriculum:
     # Offers a second of all nodes together, for rounds of seconds or more. Not in the digest.
     offers_a_second: float = 0.2
     own_reward: OwnReward | None = None
+    # Digest of a sample of the questions that `configs` make (tests/swarmd/tasks/test_source.py).
+    sample: str = ""
 
     # What runs the process that scores, behind `python -m`.
     module: ClassVar[str] = "swarmd.tasks.sandbox.verifier"
@@ -103,19 +104,15 @@ class Curriculum:
         """Return the answer of a completion, checked, or why it cannot be scored."""
         return answers.read(specialty, text)
 
-    # Cached: it is needed with each request, and a package's version is a file to be read.
     @cached_property
     def questions(self) -> str:
-        """16 hex digits of (configurations, TASKS_VERSION, reasoning-gym version).
+        """16 hex digits of (configurations, TASKS_VERSION, the sample of the questions).
 
-        They are part of the swarm's topic: swarms with other digits never meet.
+        They are part of the swarm's topic: swarms with other digits never meet. Versions of reasoning-gym
+        that make the same questions do.
         """
-        document = (
-            json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True)
-            + f" {TASKS_VERSION} "
-            + version("reasoning-gym")
-        )
-        return _sixteen(document)
+        configs = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True)
+        return _sixteen(f"{configs} {TASKS_VERSION} {self.sample}")
 
     @cached_property
     def digest(self) -> str:
@@ -172,6 +169,7 @@ SAPO_9 = Curriculum(
             "binary_matrix",
         )
     ),
+    sample="cd6b686df54caa9c",
 )
 
 # The same nine, easy enough for a model of 860 thousand parameters to learn in minutes.
@@ -217,6 +215,7 @@ TINY_9 = Curriculum(
             "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
         }
     ),
+    sample="49d7931d4d3ffd7e",
     # Other specialties have a few hundred texts at most.
     held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),
     offers_a_second=20.0,  # rounds take a fraction of a second, on one machine or network

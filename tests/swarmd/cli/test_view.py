@@ -110,8 +110,7 @@ REFUSED = (
     "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
 )
 REMEDY = (
-    "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own"
-    " curriculum."
+    "Join with curriculum = 'tiny-9' and the same version of swarmd, or use a judge of your own curriculum."
 )
 TROUBLE = {
     "cause": "no peer is heard: no bootstrap address is set, and no member was found on the local network",

@@ -4,12 +4,14 @@ And none that costs minutes.
 """
 
 import decimal
+import hashlib
 import locale
 import os
 import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 
 import pytest
 import reasoning_gym
@@ -23,6 +25,8 @@ from swarmd.testing import TIMEOUT_S
 from tests import ROOT
 
 COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
+
+SAMPLED = range(0, HELD_OUT_END, HELD_OUT_END // 32)
 
 FINGERPRINT = """
 import hashlib, json, sys
@@ -38,6 +42,10 @@ for name, c in sorted(CURRICULA.items()):
     document = json.dumps(told, sort_keys=True, default=repr)
     print(name, c.digest, hashlib.sha256(document.encode()).hexdigest())
 """
+
+
+def digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def fingerprint(hash_seed: str, order: str, **extra: str) -> str:
@@ -60,17 +68,31 @@ def test_other_processes_make_the_same_tasks() -> None:
     assert fingerprint("random", "forwards", LANG="de_DE.UTF-8") == first
 
 
+@pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
+def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -> None:
+    """Where questions differ, the curriculum's `sample` has to: such nodes must not meet.
+
+    Where answers alone do, raise SCORING_VERSION.
+    """
+    tasks = tasks_of(name)
+    refs = [TaskRef(specialty, n) for specialty in tasks.curriculum.specialties for n in SAMPLED]
+    made = [task for task in map(tasks.task, refs) if task is not None]
+    answers = {"sapo-9": "5b8758b9e9306666", "tiny-9": "0ba2e4cb42882b2a"}
+    assert digest(task.question for task in made) == tasks.curriculum.sample
+    assert digest(str(task.entry["answer"]) for task in made) == answers[name]
+
+
 def test_the_digest_is_what_it_was() -> None:
-    """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS or the
-    configurations say why.
+    """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS, the
+    configurations or the sample say why.
 
     The second digest is the judges': that changes with SCORING too.
     """
     assert {name: (c.questions, c.digest) for name, c in CURRICULA.items()} == {
-        "sapo-9": ("33297f0f8bde1cc8", "4666611774e4a377"),
-        "tiny-9": ("eb080220bdeba630", "c7b5a7c892d0d81d"),
-        "sapo-9-strict": ("33297f0f8bde1cc8", "4397b8e6810f484a"),
-        "tiny-9-strict": ("eb080220bdeba630", "63fc5d835bee1579"),
+        "sapo-9": ("3541b25d59826e8c", "86507d2136b005d5"),
+        "tiny-9": ("da8ff5a97660a718", "644c079777f1e3f6"),
+        "sapo-9-strict": ("3541b25d59826e8c", "fbab07273bb2713a"),
+        "tiny-9-strict": ("da8ff5a97660a718", "e93700488c4becc2"),
     }
 
 
