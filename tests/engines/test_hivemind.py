@@ -164,7 +164,7 @@ async def test_p2pd_dies_with_a_parent_killed_during_its_start(tmp_path: Path) -
     """p2pd ends itself when nobody speaks to it within the time for its start."""
     program = (
         "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from"
-        " p2p.identity import Identity\np2pd.START_TIMEOUT = 2\nprocess ="
+        " p2p.identity import Identity\np2pd.START_TIMEOUT_S = 1\nprocess ="
         f" p2pd._start(Path({str(tmp_path)!r}), Identity.from_seed(bytes(32)),"
         " ['-hostAddrs=/ip4/127.0.0.1/tcp/0'])\nprint(process.pid, flush=True); os.kill(os.getpid(),"
         " signal.SIGKILL)\n"
