@@ -82,6 +82,13 @@ class SelectivePolicy(Protocol):
         """Return why the policy cannot be trained on this rollout, for operators, or None if it can."""
 
 
+class Answers(Protocol):
+    """Generation in processes of its own, beside the rounds (`[workers]`)."""
+
+    def collect(self) -> Sequence[tuple[Task, Generation]]:
+        """Return newly finished rollouts, as many as a round takes, each once; never wait."""
+
+
 class Sampler(Protocol):
     def __call__(
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random

@@ -75,6 +75,8 @@ class Tokens:
 
     ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
+    # Updates behind the weights that each token was drawn from; (): one policy drew them all.
+    versions: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class Figure:
 
 # What a round's seconds are spent on.
 STAGES: Mapping[str, str] = {
-    "generate": "answering our own questions",
+    "generate": "answering our own questions; with `[workers]` waiting for generators",
     "score": "rewards from the verifier, and drawing batches",
     "share": "encoding our rollouts and handing them to the daemon",
     "collect": "decoding the rollouts of others that are here",

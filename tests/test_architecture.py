@@ -47,6 +47,7 @@ LAYERS = {
         "errors types terminal",
         "protocols config state",
         "tasks experience link",
+        "workers",
         "exchange policy",
         "trainer",
         "daemon",

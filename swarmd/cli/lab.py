@@ -25,6 +25,7 @@ app = typer.Typer(
 # How often the line of progress is drawn on a terminal, and elsewhere.
 REDRAW_S = 0.5
 REDRAW_ELSEWHERE_S = 30.0
+RANKS = (sys.executable, "-m", "swarmd.lab.ranks")  # plays a run with `--engine torch`
 # Results of each node and round, about.
 BYTES_PER_ROUND = 80
 
@@ -44,6 +45,12 @@ def run(
         int | None, typer.Option(help="Runs at a time, one core each.", min=1, max=256, show_default="1")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")
+    ] = "local",
+    engine: Annotated[
+        str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")
+    ] = "memory",
     judge: Annotated[
         bool, typer.Option("--judge", help="The nodes ask a real judge, and the report draws its figure.")
     ] = False,
@@ -62,14 +69,27 @@ def run(
 
     from swarmd.lab.experiment import read_experiment
 
+    if executor not in ("local", "ray"):
+        raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
+    if engine not in ("memory", "torch") or (engine, executor) == ("torch", "ray"):
+        raise typer.BadParameter(
+            f"memory, or torch without --executor ray; not {engine}", param_hint="--engine"
+        )
+    if jobs and executor == "ray":
+        raise typer.BadParameter(
+            "not with --executor ray: there as many runs are played as the cluster has cores",
+            param_hint="--jobs",
+        )
+    if judge and (engine, executor) != ("memory", "local"):
+        raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
     wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
     folder = out or Path(wanted.name)
-    results = _opened(wanted, folder, resume)
+    results = _opened(wanted, folder, resume, engine)
     _check_room(results)
     tell(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}")
     try:
-        _play(results, jobs or 1, judge)
+        _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
         # Report what ended the runs, rather than a failure to write the report.
         with contextlib.suppress(SwarmdError):
@@ -82,16 +102,20 @@ def run(
     _report_what_is_there(results)
 
 
-def _play(results: "Results", jobs: int, judge: bool) -> None:
+def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool) -> None:
     from swarmd.lab.runs import play_all
 
-    if judge:
+    if executor == "ray":
+        from swarmd.lab.ray_executor import play_on_ray  # it loads torch
+
+        play_on_ray(results, _Teller())
+    elif judge:
         from swarmd.lab.judged import judging  # it loads torch
 
         with judging(results) as command:
             play_all(results, jobs, _Teller(), command)
     else:
-        play_all(results, jobs, _Teller())
+        play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
 
 
 @app.command(epilog="Example: swarmd lab report sapo-table")
@@ -167,14 +191,14 @@ def _file(given: str) -> Path:
     return shipped if not path.is_file() and shipped.is_file() else path
 
 
-def _opened(wanted: "Experiment", folder: Path, resume: bool) -> "Results":
+def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "Results":
     from swarmd.lab.results import FILE, Results
 
     if resume and (folder / FILE).exists():
         results = Results.open(folder)
-        results.resume(wanted)
+        results.resume(wanted, engine)
         return results
-    return Results.create(folder, wanted)
+    return Results.create(folder, wanted, engine)
 
 
 def _check_room(results: "Results") -> None:

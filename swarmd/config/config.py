@@ -90,9 +90,9 @@ class GenerateConfig(_Section):
         str,
         Field(
             pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$",
-            description="own or the name of an installed engine",
+            description="auto, own, continuous or the name of an installed engine",
         ),
-    ] = "own"
+    ] = "auto"  # auto: the quicker of the built-in ones on CUDA, own elsewhere
     # For an engine that is a program of its own:
     engine_url: Annotated[
         str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")
@@ -173,6 +173,14 @@ class GateConfig(_Section):
     margin: Annotated[float, Field(ge=1, le=100)] = 1.5
 
 
+class WorkersConfig(_Section):
+    # W: processes that answer; on CUDA each has a device, as far as there are enough.
+    generators: Annotated[int, Field(ge=1, le=64)] = 1
+    trainers: Annotated[int, Field(ge=1, le=64)] = 1  # T: processes that share every update
+    # on: the generator is a process of its own even where there is one of each.
+    apart: Literal["auto", "on"] = "auto"
+
+
 class CheckpointConfig(_Section):
     every: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # seconds: what kill -9 loses at most
     # In 10^9 bytes: where checkpoints would write more, they come less often.
@@ -192,8 +200,8 @@ class LimitsConfig(_Section):
 
     # The share of all cores of the machine together, over minutes; all processes of the node count.
     cpu: _Percent = "100 %"
-    priority: Literal["low", "normal"] = "low"  # for the CPU and the disk, of the trainer
-    # The share of a CUDA device's memory that torch may take.
+    priority: Literal["low", "normal"] = "low"  # for the CPU and the disk, of the trainer and its workers
+    # The share of a CUDA device's memory that torch may take, workers on the device together.
     gpu_memory: _Percent = "100 %"
     up: _Rate = ""  # bytes a second to other nodes; libp2p alone can keep it
     down: _Rate = ""  # the same from other nodes
@@ -287,6 +295,7 @@ class NodeConfig(_Section):
     sharing: SharingConfig = SharingConfig()
     replay: ReplayConfig = ReplayConfig()
     gate: GateConfig = GateConfig()
+    workers: WorkersConfig = WorkersConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     limits: LimitsConfig = LimitsConfig()
     when: WhenConfig = WhenConfig()

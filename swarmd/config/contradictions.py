@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from swarmd.config.amounts import percent
 from swarmd.config.config import NodeConfig
 
+OUR_ENGINES = ("auto", "own", "continuous")
+
 
 def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     """Yield one line for each contradiction: where, which keys, why, and what to do."""
@@ -36,7 +38,7 @@ def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
                 f' {config.swarm.engine!r}: libp2p alone limits its rate. Set swarm.engine to "libp2p" or'
                 ' "auto", or leave it out'
             )
-    if generate.engine != "own" and generate.engine_memory > percent(limits.gpu_memory):
+    if generate.engine not in OUR_ENGINES and generate.engine_memory > percent(limits.gpu_memory):
         yield (
             f"{origins['limits.gpu_memory']}: limits.gpu_memory: {limits.gpu_memory!r} is less than"
             f" generate.engine_memory, {generate.engine_memory:g}, which {generate.engine} takes alone. Lower"

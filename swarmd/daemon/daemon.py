@@ -48,7 +48,7 @@ from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.publishing import Publisher
 from swarmd.daemon.trainer_process import TrainerChild, run_tracker
-from swarmd.daemon.watchdog import Death, Stuck
+from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
@@ -59,6 +59,7 @@ from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFold
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
 from swarmd.state.tracking import check_installed
+from swarmd.workers.restarts import Death
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ import psutil
 import trio
 
 from swarmd import link
-from swarmd.daemon.watchdog import EXIT_TIMEOUT_S, Death, Deaths, Stuck, Watchdog, exit_words
+from swarmd.daemon.watchdog import Stuck, Watchdog
 from swarmd.state.logs import LOG_BYTES
+from swarmd.workers.restarts import EXIT_TIMEOUT_S, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
 

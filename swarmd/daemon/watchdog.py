@@ -1,4 +1,4 @@
-"""Watchdog: tells a stuck trainer from a slow one, and when to restart one that died. Pure.
+"""Watchdog: tells a stuck trainer from a slow one. Pure.
 
 There are two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its
 loop does (`link.Alive`): where it is silent, it is stopped, or the machine is overloaded. And rounds end: a
@@ -14,10 +14,6 @@ from typing import Final
 
 from swarmd import link
 
-# Deaths in a row without progress between them.
-HOPELESS_DEATHS = 5
-# A child that has not exited so long after its connection was closed is killed.
-EXIT_TIMEOUT_S = 10.0
 # What one check may add.
 MAX_COUNTED_S: Final = 2.0
 _RECENT_ROUNDS: Final = 20
@@ -120,48 +116,3 @@ class Watchdog:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
-
-
-@dataclass(frozen=True)
-class Death:
-    """The unexpected end of a child process."""
-
-    cause: str
-    count: int  # deaths in a row, this one included
-    backoff: float  # seconds before the next start
-
-    @property
-    def hopeless(self) -> bool:
-        return self.count >= HOPELESS_DEATHS
-
-
-class Deaths:
-    """Counts deaths in a row without progress between them."""
-
-    def __init__(self) -> None:
-        self._furthest = self._count = 0
-
-    def progress(self, reached: int) -> None:
-        """Record how far the work has come, which starts the count of failures anew.
-
-        Only progress beyond the furthest point counts, so that a child that resumes from a checkpoint and
-        always dies at the same place is not restarted for ever.
-        """
-        if reached > self._furthest:
-            self._furthest, self._count = reached, 0
-
-    def died(self, cause: str) -> Death:
-        """Record a death and return when to restart.
-
-        The first restart is immediate: one killed process says nothing about the next. Later ones wait twice
-        as long each time.
-        """
-        self._count += 1
-        return Death(cause, self._count, 0.0 if self._count == 1 else 2.0 ** (self._count - 1))
-
-
-def exit_words(status: int) -> str:
-    """Describe an exit status of `subprocess` in words."""
-    if status < 0:
-        return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
-    return f"exit {status}"

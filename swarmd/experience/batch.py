@@ -103,12 +103,15 @@ class BatchBuilder:
 
     A rollout that a filter refuses leaves the pool, and another is drawn in its place, at most MAX_DRAWS
     times; then the batch is smaller. Only what was drawn is checked, and once a batch.
+
+    built: told each batch.
     """
 
     sample: Sampler
     pool: Pool
     me: PeerId
     filters: Sequence[Filter] = ()
+    built: Callable[[Sequence[Scored]], object] = lambda _: None
 
     def __call__(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         """Return the batch. local: our own rollouts of this round."""
@@ -123,6 +126,7 @@ class BatchBuilder:
             if not refused:
                 break
             self.pool.drop(refused)
+        self.built(batch)
         return batch
 
     def _filter(self, theirs: Sequence[Scored], passed: dict[Key, Scored]) -> set[Key]:

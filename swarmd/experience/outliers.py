@@ -202,7 +202,10 @@ def part(scored: Scored, which: Sequence[int]) -> Scored:
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
     tokens = scored.tokens
     if tokens is not None:
-        tokens = Tokens(tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which))
+        versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
+        tokens = Tokens(
+            tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions
+        )
     return replace(
         scored,
         rollout=rollout,

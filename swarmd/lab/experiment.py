@@ -59,7 +59,7 @@ from swarmd.errors import SwarmdError
 MAX_FILE_BYTES = 1024 * 1024
 MAX_SETTINGS = 256
 # Sections that a node may set.
-SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "checkpoint", "judge"}
+SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}
 
 
 class BadExperiment(SwarmdError):

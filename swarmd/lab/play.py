@@ -99,11 +99,15 @@ class NotedExchange(RolloutExchange):
 class PlayedSwarm:
     """The nodes of one run. On one machine a run depends on setting and seed alone."""
 
-    def __init__(self, setting: Setting, seed: int, reward: Reward) -> None:
+    def __init__(
+        self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
+        exchange: Callable[..., NotedExchange] = NotedExchange, places: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
         """Build the nodes of one setting.
 
         Args:
             reward: scores completions of the setting's curriculum (`Verifier`).
+            places: of the nodes that are played here; None for all.
 
         Raises:
             NoModel: a node's model cannot be loaded.
@@ -122,10 +126,14 @@ class PlayedSwarm:
         self._now = EPOCH_S
         self._order = random.Random(f"{seed} order")
         self._reward = reward
-        self._memory, self._seed = MemorySwarm(seed), seed
-        self._topic = Topic("lab", swarm_digest(self.curriculum))
+        self._memory, self._topic, self._seed = (
+            network or MemorySwarm(seed),
+            Topic("lab", swarm_digest(self.curriculum)),
+            seed,
+        )
         self._memory.loss = setting.loss
-        self._exchange = partial(NotedExchange, delay=setting.delay)
+        self._exchange = partial(exchange, delay=setting.delay)
+        self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self._absences = Absences(
             len(configs), setting.present, setting.away, random.Random(f"{seed} absences")
@@ -136,7 +144,8 @@ class PlayedSwarm:
         self.policies: list[LanguagePolicy] = []
         self._exchanges: list[NotedExchange] = []
         self._fetching: list[FetchingMember] = []  # empty where sets are gossiped whole
-        for number, config in enumerate(configs):
+        for number in self._places:
+            config = configs[number]
             me, joined = self._join(number, config, whole=setting.whole)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, me, joined, policy, reward))
@@ -260,7 +269,7 @@ class PlayedSwarm:
         The lists are by node, then by question. Nothing is trained.
         """
         right, marked = [], []
-        for number, policy in enumerate(self.policies):
+        for number, policy in zip(self._places, self.policies, strict=True):
             given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
             rewards = self._reward(
                 [(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)]
@@ -270,6 +279,10 @@ class PlayedSwarm:
                 sum(MARK in completion.text for answer in given for completion in answer.completions)
             )
         return {"answers": answers, "right": right} | ({"marked": marked} if self.hostile else {})
+
+    def cpu(self) -> float:
+        """Return the CPU seconds since the process began."""
+        return time.process_time()
 
     def close(self) -> None:
         for policy in self.policies:
@@ -317,7 +330,7 @@ def lines_of(
         )
         try:
             behind, spent = saves.resume(swarm) if saves else (0, 0.0)
-            begun = time.process_time() - spent
+            begun = swarm.cpu() - spent
             if questions and not behind:
                 yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluate_answers, 0)}
             for number in range(behind + 1, experiment.rounds + 1):
@@ -325,7 +338,7 @@ def lines_of(
                 every = experiment.evaluate_every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
                     line["evaluation"] = swarm.evaluate(questions, experiment.evaluate_answers, number)
-                cpu = time.process_time() - begun
+                cpu = swarm.cpu() - begun
                 # CPU seconds so far: the only figure that differs when the run is played again.
                 line["cpu"] = round(cpu, 3)
                 yield line

@@ -38,6 +38,7 @@ from swarmd.tasks.own import OwnCurriculum
 SCHEMA = 1
 FILE = "experiment.json"
 JUDGE = "judge.json"
+MEMORY = "memory"  # the engine that plays all nodes of a run in one process
 PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
 TABLE = "rounds.parquet"
 # Columns of the table: type and meaning. Those after `round` are figures of one node in one round.
@@ -148,7 +149,7 @@ class Results:
         self.folder, self.experiment, self.versions = folder, experiment, versions
 
     @classmethod
-    def create(cls, folder: Path, experiment: Experiment) -> Self:
+    def create(cls, folder: Path, experiment: Experiment, engine: str = MEMORY) -> Self:
         """Begin a folder. Raises BadResults where it holds something already, or cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +163,7 @@ class Results:
                 )
         except OSError as error:
             raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
-        made = cls(folder, experiment, versions(experiment))
+        made = cls(folder, experiment, versions(experiment, engine))
         made._write()
         return made
 
@@ -193,7 +194,7 @@ class Results:
                 f"{path} is damaged ({told}). Run the experiment again into another folder."
             ) from error
 
-    def resume(self, experiment: Experiment) -> None:
+    def resume(self, experiment: Experiment, engine: str = MEMORY) -> None:
         """Prepare the folder to go on with this experiment, which may want more seeds than before.
 
         Raises BadResults where the folder is of another experiment, or was played by other versions.
@@ -209,11 +210,11 @@ class Results:
                 f"{self.folder} is of another experiment, or of this one with other settings. Give another"
                 " folder with --out."
             )
-        now = versions(experiment)
+        then, now = (
+            {"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine))
+        )
         if changed := "; ".join(
-            f"{name} {old}, now {now.get(name)}"
-            for name, old in self.versions.items()
-            if now.get(name) != old
+            f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old
         ):
             raise BadResults(
                 f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder"
@@ -380,12 +381,12 @@ def _card(results: Results, runs: int, rows: int) -> str:
     )
 
 
-def versions(experiment: Experiment) -> Mapping[str, str]:
-    """Return versions of Python and packages, the digest of own tasks.
+def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
+    """Return versions of Python and packages, the digest of own tasks, and the engine.
 
     Raises ConfigError where own tasks cannot be used.
     """
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "engine": engine}
     nodes = [node for setting in experiment.settings for node in setting.nodes]
     for node in {node.swarm.curriculum: node for node in nodes}.values():
         curriculum = curriculum_of(node)

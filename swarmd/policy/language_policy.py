@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,9 @@ class LanguagePolicy:
         sampling: Sampling,
         generator: torch.Generator,
         driver: Driver,
+        step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step,
+        *,
+        versions: bool = False,
     ) -> None:
         """Take the parts that `open` has made.
 
@@ -83,7 +87,8 @@ class LanguagePolicy:
             sampling,
             generator,
         )
-        self._loss, self._rows, self._driver = loss, rows, driver
+        self._loss, self._rows, self._driver, self._step = loss, rows, driver, step
+        self._versions = versions
 
     @classmethod
     def open(
@@ -93,6 +98,7 @@ class LanguagePolicy:
         free: Callable[[torch.device], int] = free_memory,
         report: Callable[[Download], None] = lambda _: None,
         rest: Callable[[], object] = lambda: None,
+        between: Callable[[], int] | None = None,
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready.
 
@@ -144,7 +150,7 @@ class LanguagePolicy:
             Learner(loaded.network, learning, loaded.device, seed, rest),
             seeded(loaded.device, seed),
         )
-        engine = open_engine(config, loaded, sampling, rest=rest)
+        engine = open_engine(config, loaded, sampling, rest=rest, between=between)
         return cls(
             loaded,
             chat,
@@ -153,7 +159,8 @@ class LanguagePolicy:
             rows,
             sampling,
             generator,
-            Driver(engine, loaded, rest),
+            Driver(engine, loaded, rest, between),
+            versions=between is not None,
         )
 
     @property
@@ -196,7 +203,11 @@ class LanguagePolicy:
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
-                Tokens(tuple(s.ids for s in samples), tuple(s.logprobs for s in samples)),
+                Tokens(
+                    tuple(s.ids for s in samples),
+                    tuple(s.logprobs for s in samples),
+                    tuple(s.versions for s in samples) if self._versions else (),
+                ),
             )
             for samples in answers
         ]
@@ -229,7 +240,7 @@ class LanguagePolicy:
             return UpdateReport()
         self._driver.sleep()
         self._learner.rest()
-        return replace(self._learner.step(rows), useful=sum(map(any, given)))
+        return replace(self._step(self._learner, rows), useful=sum(map(any, given)))
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Return our tokens of each rollout's completions, with the current policy's log-probabilities.
@@ -263,6 +274,12 @@ class LanguagePolicy:
             if reward > 0 and len(self._chat.encode(answer, room + 1)) > room:
                 return ANSWER_TOO_LONG
         return None
+
+    def stepping(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> "LanguagePolicy":
+        """Return this policy with another step: where one is more than one process's."""
+        other = copy(self)
+        other._step = step
+        return other
 
     @property
     def network(self) -> nn.Module:

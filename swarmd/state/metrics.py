@@ -33,6 +33,44 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersReport:
+    """The state of the processes beside the trainer."""
+
+    generators_alive: Annotated[int, Figure("generators.alive", "generators that can answer")]
+    generators: Annotated[int, Figure("generators.of", "generators wanted")]
+    generator_restarts: Annotated[
+        int, Figure("generators.restarts", "generators started again since the trainer's start")
+    ]
+    generator_pids: Annotated[Sequence[int], Figure("generators.pids", "their processes")]
+    trainers_alive: Annotated[int, Figure("trainers.alive", "trainers at work, rank 0 among them")]
+    trainers: Annotated[int, Figure("trainers.of", "trainers wanted")]
+    trainer_restarts: Annotated[
+        int, Figure("trainers.restarts", "trainers started again since the trainer's start")
+    ]
+    trainer_pids: Annotated[Sequence[int], Figure("trainers.pids", "their processes, without rank 0")]
+    version: Annotated[
+        int | None,
+        Figure("version", "updates that led to the newest weights; `null`: none were handed out yet"),
+    ]
+    lag_mean: Annotated[
+        float, Figure("lag.mean", "age of the weights that drew our own tokens trained on; mean", "updates")
+    ]
+    lag_max: Annotated[int, Figure("lag.max", "the same, largest", "updates")]
+    tokens_per_second: Annotated[
+        float | None, Figure("tokens_per_second", "tokens that all generators make", "1/s")
+    ]
+    in_flight: Annotated[int, Figure("questions.in_flight", "questions that generators have in hand")]
+    put_back: Annotated[
+        int, Figure("questions.put_back", "questions asked again, because their generator died")
+    ]
+    given_up: Annotated[
+        int, Figure("questions.given_up", "questions that cost three generators, and are not asked again")
+    ]
+    waiting: Annotated[int, Figure("waiting", "finished rollouts that wait for a round")]
+    overtaken: Annotated[int, Figure("overtaken", "finished rollouts dropped for fresher ones")]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """The fields that the node adds to the line of a round."""
 
@@ -56,6 +94,9 @@ class NodeReport:
     gamma: Annotated[
         float | None,
         Figure("gamma", "the round's cost over that of one that generates all it trains on; `null`: unknown"),
+    ] = None
+    workers: Annotated[
+        WorkersReport | None, Figure("workers", "processes beside the trainer; `null` without `[workers]`")
     ] = None
 
 

@@ -14,7 +14,8 @@ The parts know each other by the protocols of `swarmd/protocols.py`, and no part
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +31,12 @@ from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.policy_files import CheckpointDamaged
-from swarmd.protocols import LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
+from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.parts import RoundParts
+from swarmd.types import Scored
 
 
 def build(
@@ -100,6 +102,18 @@ def build(
         remember=remember,
         fitting=fitting,
         gate=gate,
+    )
+
+
+def beside_generators(
+    parts: RoundParts, policy: Policy, generators: Answers, built: Callable[[Sequence[Scored]], object]
+) -> RoundParts:
+    """Return the parts for rounds whose answers come from generators.
+
+    policy: whose update is a step of all trainers. built: told each batch.
+    """
+    return replace(
+        parts, policy=policy, generators=generators, build_batch=replace(parts.build_batch, built=built)
     )
 
 

@@ -11,7 +11,7 @@ from swarmd.experience.outliers import Gate
 from swarmd.experience.pool import Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.strategies import Sharing
-from swarmd.protocols import Policy, Reward, Swarm, TaskSource
+from swarmd.protocols import Answers, Policy, Reward, Swarm, TaskSource
 from swarmd.types import Scored, Tokens
 
 
@@ -56,3 +56,4 @@ class RoundParts(ReceivingParts):
     fitting: Fitting | None = None
     # The filter for text that may be trained on; None: all that has an advantage.
     gate: Gate | None = None
+    generators: Answers | None = None  # None: a round generates its own answers

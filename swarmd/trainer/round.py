@@ -66,16 +66,26 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
     2503.14476).
     """
     local: list[Scored] = []
-    for again in range(1 + parts.resample):
+    for again in range(1 if parts.generators else 1 + parts.resample):
         missing = parts.questions - sum(s.informative for s in local)
         if again and not missing:
             break
-        tasks = parts.tasks.draw(missing, parts.task_rng)
-        with watch("generate"):
-            answers = parts.policy.generate([task.question for task in tasks], parts.completions)
+        tasks, answers = _answered(parts, watch, missing)
         with watch("score"):
             local += _score_own(t, parts, tasks, answers)
     return local
+
+
+def _answered(
+    parts: RoundParts, watch: "_Stopwatch", questions: int
+) -> tuple[Sequence[Task], Sequence[Generation]]:
+    """Return our own questions, answered now, or by generators beside the rounds since the last round."""
+    if parts.generators is None:
+        tasks = parts.tasks.draw(questions, parts.task_rng)
+        with watch("generate"):
+            return tasks, parts.policy.generate([task.question for task in tasks], parts.completions)
+    finished = parts.generators.collect()
+    return [task for task, _ in finished], [answers for _, answers in finished]
 
 
 def _step(parts: RoundParts, watch: "_Stopwatch", local: Sequence[Scored]) -> Step:

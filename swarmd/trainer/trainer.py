@@ -6,6 +6,7 @@
     verifier     scores answers, in a contained process
     parts        what a round runs on, built of the above by `node.build`
     saver, timetable, metrics    checkpoints in a thread, when they are due, and the line of each round
+    workers      `[workers]`: generators and further trainers; None in one process
 
 `open_trainer` builds them all; none knows the trainer. A round is never cut: stop, pause, saves and the
 judge's questions are looked at between rounds.
@@ -13,11 +14,12 @@ judge's questions are looked at between rounds.
 
 import itertools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +40,18 @@ from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
-from swarmd.trainer.node import build, resume, run_state
+from swarmd.trainer.node import beside_generators, build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer_link import TrainerLink
+from swarmd.trainer.workers import (
+    WorkerGroup,
+    check_workers,
+    for_trainer,
+    free_for_trainer,
+    is_apart,
+    open_workers,
+)
 from swarmd.types import RoundReport
 
 log = logging.getLogger(__name__)
@@ -49,6 +59,8 @@ log = logging.getLogger(__name__)
 RETRY_FULL_DISK_S = 10.0
 # A wait that the daemon can end at any moment.
 MAX_WAIT_S = 60.0
+# How often the daemon's messages are read while waiting for generators.
+POLL_S = 0.1
 # A policy's state up to this size is copied, to be saved while the next round generates. A larger one is
 # saved before it.
 MAX_COPIED_BYTES = 2**28
@@ -75,6 +87,8 @@ class Trainer:
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # whether waiting for others' rollouts was reported
     slowed: bool = False  # whether it was reported that checkpoints come less often than configured
+    workers: WorkerGroup | None = None  # other processes that generate or train (`[workers]`)
+    waited: float = 0.0  # seconds waited for their rollouts since the last round
 
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave.
@@ -90,7 +104,7 @@ class Trainer:
             if self.link.paused:
                 self._pause()
                 continue
-            if self.config.round.local == 0 and not self._others_are_here():
+            if not self._supplied():
                 continue
             begun = time.monotonic()
             self._one_round()
@@ -123,7 +137,9 @@ class Trainer:
                 self.parts.schedule.drift_limit,
                 guard.resting,
             )
-        mu, gamma = reuse_figures(report)
+        mu, gamma = reuse_figures(report, self.workers.seconds_per_rollout() if self.workers else None)
+        if self.workers:
+            report = with_waiting(report, self.waited)
         judged = self.link.judged
         figures = NodeReport(
             time=time.time(),
@@ -133,9 +149,10 @@ class Trainer:
             pool_external_share=self.parts.pool.external_share,
             mu=mu,
             gamma=gamma,
+            workers=self.workers.report(time.monotonic()) if self.workers else None,
         )
         line = metrics_line(report, figures)
-        self.save_seconds = 0.0
+        self.waited, self.save_seconds = 0.0, 0.0
         # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again.
         # None is missing or double.
         self._write_when_room(partial(self.metrics.append, line))
@@ -146,6 +163,30 @@ class Trainer:
         self.link.tell(
             link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, used, lead)
         )
+
+    def _supplied(self) -> bool:
+        """Whether there is something to train on.
+
+        Waits a moment for generators beside us where there is not, or not enough.
+
+        With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets
+        reuse rest, a round has as many rollouts of our own as in one process.
+        """
+        if self.config.round.local == 0:
+            return self._others_are_here()
+        if self.workers is None:
+            return True
+        reuse = (
+            self.config.replay.mode == "on"
+            and not self.parts.schedule.resting
+            and any(s.informative for s in self.parts.pool)
+        )
+        begun = time.monotonic()
+        there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL_S)
+        self.waited += time.monotonic() - begun
+        if not there:
+            self._between_rounds()
+        return there
 
     def _others_are_here(self) -> bool:
         """Whether others' rollouts can make a round, where we ask nothing ourselves.
@@ -175,6 +216,10 @@ class Trainer:
         return (
             min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
         )
+
+    def _let_generators(self, rest: bool) -> None:
+        if self.workers is not None:
+            self.workers.generators.rest(rest, "the round's pace")
 
     def _between_rounds(self) -> None:
         """Save what is due and answer the judge; called between rounds and wherever the loop waits."""
@@ -273,8 +318,10 @@ class Trainer:
     def _rest(self, until: float) -> None:
         """Leave the machine to others for what is left of the round's pace."""
         while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
+            self._let_generators(rest=True)
             self.link.wait(self._until_save(left))
             self._between_rounds()
+        self._let_generators(rest=False)
 
 
 @contextmanager
@@ -294,7 +341,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
             remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
             daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
 
-    policy = LanguagePolicy.open(config, start.seed, report=report, rest=daemon.rest)
+    policy = _open_policy(config, start.seed, report, daemon.rest)
     with closing(policy), Saver(checkpoints) as saver:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
@@ -305,10 +352,36 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         timetable = Timetable(
             config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic()
         )
-        yield Trainer(
-            config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, saver, metrics,
-            behind, timetable, saved=behind, durable=behind,
-        )  # fmt: skip
+        with _open_workers(config, policy, start.seed, state_dir, parts) as workers:
+            if workers is not None:
+                parts = beside_generators(parts, workers.policy, workers.generators, workers.lag.note)
+                daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
+            yield Trainer(
+                config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, saver, metrics,
+                behind, timetable, saved=behind, durable=behind, workers=workers,
+            )  # fmt: skip
+
+
+def _open_policy(
+    config: NodeConfig, seed: int, report: Callable[[Download], None], rest: Callable[[], object]
+) -> LanguagePolicy:
+    if not is_apart(config):
+        return LanguagePolicy.open(config, seed, report=report, rest=rest)
+    check_workers(config)
+    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report, rest)
+
+
+@contextmanager
+def _open_workers(
+    config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, parts: RoundParts
+) -> Iterator[WorkerGroup | None]:
+    if not is_apart(config):
+        yield None
+        return
+    with open_workers(
+        config, policy, seed, state_dir, partial(parts.tasks.draw, rng=parts.task_rng)
+    ) as workers:
+        yield workers
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
@@ -320,16 +393,25 @@ def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
     )
 
 
-def reuse_figures(report: RoundReport) -> tuple[float | None, float | None]:
+def with_waiting(report: RoundReport, waited: float) -> RoundReport:
+    """Return the report of a round whose rollouts others generate: its seconds are those it waited.
+
+    Without new rollouts it has no mean reward.
+    """
+    reward = report.reward_mean if report.generated else math.nan
+    return replace(report, seconds={**report.seconds, "generate": waited}, reward_mean=reward)
+
+
+def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple[float | None, float | None]:
     """mu and gamma of one round (section 2 of the replay paper; `experience/replay_theory.py`).
 
     None where the round cannot tell.
 
     What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they
-    cost nothing, here as there.
+    cost nothing, here as there. generating: seconds that a rollout took, where that was beside the round.
     """
     trained, train = report.local + report.external, report.seconds["train"]
-    generate = report.seconds["generate"]
+    generate = report.seconds["generate"] if generating is None else generating * report.generated
     if not (report.generated and trained and report.update.tokens and generate > 0 and train > 0):
         return None, None
     mu = (generate / report.generated) / (train / trained)

@@ -31,6 +31,7 @@ class TrainerLink:
         self.compares = False  # whether a CompareRequest waits
         self.judged: link.JudgeScore | None = None
         self.pause: link.Pause | None = None
+        self._on_rest: Callable[[bool], None] = lambda _: None
         self.rested = 0.0  # seconds that `rest` took, in all
 
     def open(self) -> link.StartTrainer:
@@ -104,6 +105,16 @@ class TrainerLink:
     def must_rest(self) -> bool:
         return self.pause is not None and not self.stopping
 
+    def rest_along(self, on_rest: Callable[[bool], None]) -> None:
+        """Have workers beside the loop rest with it.
+
+        on_rest: told now, and from now on by the reading thread, whether to rest.
+        """
+        with self._changed:
+            # Held, so that nothing is said in between.
+            self._on_rest = on_rest
+            on_rest(self.must_rest)
+
     def rest(self) -> None:
         """Wait while the node is paused, or over its share of the CPU, unless it stops.
 
@@ -172,6 +183,8 @@ class TrainerLink:
                 self.stopping = True
             case link.StartTrainer():
                 self._start = message
+        if isinstance(message, link.Pause | link.Resume | link.Stop):
+            self._on_rest(self.must_rest)
 
     def _write(self) -> None:
         while True:

@@ -99,8 +99,10 @@ def test_pause_and_resume(ends: Ends) -> None:
 
 def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
     daemon, trainer, *_ = ends
+    rests: list[bool] = []
+    trainer.rest_along(rests.append)
     trainer.rest()  # at once: nobody said anything
-    assert trainer.rested == 0
+    assert trainer.rested == 0 and rests == [False]
 
     def during(*messages: link.ToTrainer) -> threading.Thread:
         daemon.sendall(b"".join(map(link.pack, messages)))
@@ -123,6 +125,23 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
     resting.join(TIMEOUT_S)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
+    assert rests == [False, True, True, True, False, True, False]
+
+
+def test_workers_that_rest_along_learn_the_present_state_first(ends: Ends) -> None:
+    """A pause that comes in just then is not undone by the first word."""
+    daemon, trainer, *_ = ends
+    rests: list[bool] = []
+
+    def told(resting: bool) -> None:
+        if not resting:
+            daemon.sendall(link.pack(link.Pause()))
+            time.sleep(0.05)  # it comes in
+        rests.append(resting)
+
+    trainer.rest_along(told)
+    wait_until(lambda: len(rests) == 2)
+    assert rests == [False, True]
 
 
 def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:

@@ -29,6 +29,7 @@ from swarmd.daemon.local_api.status_words import (
     peers_words,
     recent,
     so_far,
+    workers_words,
 )
 from swarmd.terminal import printable
 
@@ -206,6 +207,8 @@ def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, list[Text
     facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))
     if judge:
         facts.append(("judge", _parts(judge_words(judge), ": ")))
+    if last and last.get("workers"):
+        facts.append(("workers", _parts(workers_words(last["workers"]), ", ")))
     if trainer.get("restarts"):
         facts.append(("trainer", [Text(f"restarts: {trainer['restarts']}", style="yellow")]))
     return facts

@@ -148,6 +148,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
             if trainer
             else ("", "")
         ),
+        ("workers", workers_words(last.get("workers") or {}) if last else ""),
         *(("away", away_words(each)) for each in document.get("away") or ()),
         ("budget", budget_words(document.get("usage") or {})),
         ("cost", cost_words(document.get("usage") or {})),
@@ -188,6 +189,20 @@ def learnt_words(peer: Mapping[str, Any]) -> str:
 def peers_words(document: Mapping[str, Any]) -> str:
     """Say how many peers are heard, and how many are connected: most are heard through others."""
     return f"{document.get('peers', 0)} heard, {document.get('connected', 0)} connected"
+
+
+def workers_words(workers: Mapping[str, Any]) -> str:
+    """Describe the worker processes and the age of the weights that drew our rollouts; "" without workers."""
+    if not workers:
+        return ""
+    kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
+    parts = [f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds]
+    restarts = sum(there["restarts"] for _, there in kinds)
+    parts.append(f"{number(workers['tokens_per_second'])} tokens/s")
+    parts.append(f"version {workers['version']}")
+    parts.append(f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}")
+    parts += [f"restarts: {restarts}"] * bool(restarts)
+    return printable(", ".join(parts))
 
 
 def exchange_words(exchange: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from swarmd.daemon.local_api.status_words import (
     peers_words,
     round_sentence,
     trouble_sentence,
+    workers_words,
 )
 from swarmd.terminal import printable
 
@@ -220,6 +221,7 @@ def _round(document: Document) -> str:
         ),
         ("Reward", mean_reward_words(document)),
         ("Shared", _shared(list(document.get("external") or ()))),
+        ("Workers", workers_words(last.get("workers") or {}) if last else ""),
         # Last, as the style sheet keeps room for its longest form, so that nothing below jumps.
         ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
     ]

@@ -1,1 +1,1 @@
-"""Inference engines: decoding with a shared prefix cache, plug-ins."""
+"""Inference engines: decoding with a shared prefix cache, continuous batching, plug-ins."""

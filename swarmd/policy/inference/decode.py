@@ -38,6 +38,8 @@ class Sample:
     ids: tuple[int, ...]  # with the end-of-sequence where it was drawn
     logprobs: tuple[float, ...]
     ended: bool
+    # The version of the weights that each token was drawn from, where `between` tells it.
+    versions: tuple[int, ...] = ()
 
 
 def decode(
@@ -47,6 +49,7 @@ def decode(
     sampling: Sampling,
     generator: torch.Generator,
     cache_tokens: int,
+    between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
 ) -> list[list[Sample]]:
@@ -55,7 +58,10 @@ def decode(
     Args:
         cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the
             least. A prompt that fills the context gets empty samples.
-        rest: called before each forward pass; may wait.
+        between: called before each forward pass; returns the version of the weights, which it may have
+            changed in place: keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section
+            4), nothing else that comes of weights may outlive a pass.
+        rest: called before each pass, too; may wait.
         drawn: called with each step's tokens, one for each row that goes on; may raise to end the decoding.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
@@ -66,10 +72,10 @@ def decode(
             room = [min(sampling.limit, sampling.context - len(p)) for p in asked for _ in range(copies)]
             rows: Rows
             if shared:
-                rows = SharedPrefix(network, asked, copies, max(room), device)
+                rows = SharedPrefix(network, asked, copies, max(room), device, frozen=between is None)
             else:
                 rows = PaddedRows(network, asked, copies, device)
-            samples = decode_rows(rows, room, sampling, generator, rest, drawn)
+            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
@@ -112,13 +118,14 @@ def decode_rows(
     room: Sequence[int],
     sampling: Sampling,
     generator: torch.Generator,
+    between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
 ) -> list[Sample]:
     """Decode rows until they end or are full.
 
     The device is waited for once a token, to see which rows are left. room: how many tokens each row may
-    become. rest, drawn: see `decode`.
+    become. between, rest, drawn: see `decode`.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
@@ -128,6 +135,7 @@ def decode_rows(
     row = torch.arange(total, device=device)  # the row of `ids` for each batch row's tokens
     alive = torch.ones(total, dtype=torch.bool, device=device)
 
+    versions = [between()] if between else []  # version of the weights at each step
     rest()
     logits = rows.first()
     for step in range(steps):
@@ -143,9 +151,13 @@ def decode_rows(
             keep = to_device(left, device)
             row, token, alive = row[keep], token[keep], alive[keep]
             rows.keep(left)
+        if between:
+            versions.append(between())
         rest()
         logits = rows.next(token)
-    return [_sample(r, p, sampling.ends) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+    return [
+        _sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -181,6 +193,11 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     return (stride * STRIDE_TOKENS + place.minimum(last))[:, 0]
 
 
-def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int]) -> Sample:
+def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:
     length = ids.index(-1) if -1 in ids else len(ids)
-    return Sample(tuple(ids[:length]), tuple(logprobs[:length]), length > 0 and ids[length - 1] in ends)
+    return Sample(
+        tuple(ids[:length]),
+        tuple(logprobs[:length]),
+        length > 0 and ids[length - 1] in ends,
+        tuple(versions[:length]),
+    )

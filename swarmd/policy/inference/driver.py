@@ -5,7 +5,7 @@ model.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,9 +73,13 @@ class Driver:
     """Keeps an engine answering with the weights that the network has."""
 
     def __init__(
-        self, engine: InferenceEngine, loaded: Loaded, rest: Callable[[], object] = lambda: None
+        self,
+        engine: InferenceEngine,
+        loaded: Loaded,
+        rest: Callable[[], object] = lambda: None,
+        between: Callable[[], int] | None = None,
     ) -> None:
-        self.engine, self._loaded, self._rest = engine, loaded, rest
+        self.engine, self._loaded, self._rest, self._between = engine, loaded, rest, between
         self._synced: int | None = None  # version of the weights the engine has
         self._asleep = False
 
@@ -89,10 +93,15 @@ class Driver:
     ) -> list[list[Sample]]:
         """Generate answers; see `InferenceEngine.generate`.
 
-        version: updates behind the network's weights.
+        Args:
+            version: updates behind the network's weights.
+            between: see `decode`. An engine that cannot take new weights between tokens takes them between
+                calls, and its tokens say so.
         """
         if isinstance(self.engine, OwnEngine):
             return self.engine.generate(prompts, copies, sampling, generator)
+        if self._between is not None:
+            version = self._between()
         self._rest()
         if self._asleep:
             self.engine.wake()
@@ -105,7 +114,9 @@ class Driver:
         if self.engine.foreign:
             vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
             answers = checked(answers, prompts, copies, sampling, vocabulary)
-        return answers
+        if self._between is None:
+            return answers
+        return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
 
     def sleep(self) -> None:
         """Put the engine to sleep: the network is about to be trained."""

@@ -1,6 +1,6 @@
 """The interface of inference engines, which turn prompts into samples (docs/engines.md).
 
-`own` is built in and works on the trainer's own network. Others are packages of their own,
+`own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own,
 found by their entry point in the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives
 an `InferenceEngine`.
 """
@@ -19,6 +19,7 @@ from swarmd.policy.inference.decode import Sample, Sampling
 
 __all__ = [
     "GROUP",
+    "BuiltInEngine",
     "EngineFailed",
     "EngineOptions",
     "InferenceEngine",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 GROUP: Final = "swarmd.engines"
-BUILT_IN: Final = "own"
+BUILT_IN: Final = ("own", "continuous")
 # What train.importance_cap stands for where it is not set and the engine is foreign: C of truncated
 # importance sampling as it is common between vLLM and a trainer (Yao et al. 2025, "Your efficient RL
 # framework secretly brings you off-policy RL training").
@@ -44,7 +45,7 @@ _SLACK: Final = 1e-3
 class NoEngine(SwarmdError):
     """The engine cannot be used.
 
-    Set generate.engine to "own", or install and configure the one you want (docs/engines.md).
+    Set generate.engine to "auto", or install and configure the one you want (docs/engines.md).
     """
 
     exit_code = 3
@@ -122,6 +123,27 @@ class InferenceEngine(Protocol):
         """End everything that was started. Never raises; may be called again."""
 
 
+class BuiltInEngine:
+    """Base of the engines on the trainer's own network, which share its weights.
+
+    They keep nothing between calls.
+    """
+
+    foreign: Final = False
+
+    def sync(self, weights: Weights) -> None:
+        """Do nothing: the weights are the same tensors."""
+
+    def sleep(self) -> None:
+        """Do nothing: keys and values are gone with the last answer."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The options that an engine of another package is built from."""
@@ -147,7 +169,7 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     if name not in offered:
         raise NoEngine(
             f"generate.engine is {name!r}, and no such engine is installed. There are:"
-            f" {', '.join((BUILT_IN, *sorted(offered)))}. Choose one of them, or install the package"
+            f" {', '.join(('auto', *BUILT_IN, *sorted(offered)))}. Choose one of them, or install the package"
             ' that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
         )
     engine = _load(offered[name], asked)
@@ -173,7 +195,7 @@ def _load(point: EntryPoint, asked: EngineOptions) -> InferenceEngine:
         # Somebody else's code may fail in any way while it is imported or built; the operator is told.
         raise NoEngine(
             f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}). "
-            'Install the package anew, or set generate.engine to "own".'
+            'Install the package anew, or set generate.engine to "auto".'
         ) from error
     return engine
 

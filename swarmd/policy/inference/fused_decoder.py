@@ -6,6 +6,7 @@ are the same (tests/swarmd/policy/test_decode.py).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,19 +23,23 @@ MAX_COPY_BYTES: Final = 2**28
 
 
 class Blocks:
-    """The network's layers, read off its modules, adapters beside them.
+    """The network's layers, read off its modules, adapters beside them."""
 
-    Its weights stay as they are while this is in use, so they may be copied.
-    """
+    def __init__(self, network: nn.Module, frozen: bool) -> None:
+        """Read a network's layers.
 
-    def __init__(self, network: nn.Module) -> None:
-        """Read a network's layers. network: one that is `readable`."""
+        network: one that is `readable`. frozen: its weights stay as they are while this is in use, so they
+            may be copied.
+        """
         model: Any = network
         decoder = model.base_model
         size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
-        self._layers = [_Block(layer, i, size <= MAX_COPY_BYTES) for i, layer in enumerate(decoder.layers)]
+        self._layers = [
+            _Block(layer, i, frozen, frozen and size <= MAX_COPY_BYTES)
+            for i, layer in enumerate(decoder.layers)
+        ]
         self._norm: Any = decoder.norm
         self._head: nn.Module = model.get_output_embeddings()
 
@@ -58,7 +63,7 @@ def readable(network: nn.Module) -> bool:
 
 
 class _Block:
-    def __init__(self, layer: Any, index: int, copy: bool) -> None:
+    def __init__(self, layer: Any, index: int, frozen: bool, copy: bool) -> None:
         attention, config = layer.self_attn, layer.self_attn.config
         self._index, self._activation = index, layer.mlp.act_fn
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
@@ -72,10 +77,10 @@ class _Block:
         )
         everywhere = config.sliding_window if config.model_type == "mistral" else None
         self._rules = Rules(attention.scaling, getattr(attention, "sliding_window", everywhere), None)
-        side_by_side = _copied if copy else _in_place
+        side_by_side = _copied if copy else partial(_in_place, frozen=frozen)
         self._project = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
         self._gated = side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj])
-        self._attended, self._down = _added(attention.o_proj), _added(layer.mlp.down_proj)
+        self._attended, self._down = _added(attention.o_proj, frozen), _added(layer.mlp.down_proj, frozen)
 
     def step(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         """Apply one layer.
@@ -117,23 +122,26 @@ def _copied(projections: list[Any]) -> Project:
     return lambda x: adapted(x, weight, bias, down, up)
 
 
-def _in_place(projections: list[Any]) -> Project:
-    each = [_project(p) for p in projections]
+def _in_place(projections: list[Any], *, frozen: bool) -> Project:
+    each = [_project(p, frozen) for p in projections]
     return lambda x: torch.cat([project(x) for project in each], dim=-1)
 
 
-def _project(projection: Any) -> Project:
+def _project(projection: Any, frozen: bool) -> Project:
     layer, factors = _linear(projection), lora_factors(projection)
     if factors is None:
         return lambda x: F.linear(x, layer.weight, layer.bias)
+    if not frozen:
+        # Then the module reads its adapter anew.
+        return projection  # type: ignore[no-any-return]
     return lambda x: adapted(x, layer.weight, layer.bias, *factors)
 
 
-def _added(projection: Any) -> Callable[[Tensor, Tensor], Tensor]:
+def _added(projection: Any, frozen: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Return (x, update) -> x + projection(update), computed in one pass where there is no adapter."""
     layer = _linear(projection)
     if layer is not projection:
-        project = _project(projection)
+        project = _project(projection, frozen)
         return lambda x, update: x + project(update)
 
     def plain(x: Tensor, update: Tensor) -> Tensor:

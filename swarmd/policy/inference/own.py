@@ -5,30 +5,33 @@ It shares the weights, so there is nothing to sync.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 from torch import nn
 
 from swarmd.errors import NoModel
 from swarmd.policy.inference.decode import Sample, Sampling, decode
-from swarmd.policy.inference.engine import Weights
+from swarmd.policy.inference.engine import BuiltInEngine
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 
 log = logging.getLogger(__name__)
 
 
-class OwnEngine:
-    """Implements `swarmd.policy.inference.engine.InferenceEngine`; keeps nothing between calls."""
+class OwnEngine(BuiltInEngine):
+    """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
-    foreign: Final = False
-
-    def __init__(self, network: nn.Module, tokens: int, rest: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        tokens: int,
+        rest: Callable[[], object] = lambda: None,
+        between: Callable[[], int] | None = None,
+    ) -> None:
         """Wrap a network.
 
         tokens: how many tokens' keys and values are held at once; fewer once memory was short.
         """
-        self._network, self._tokens, self._rest = network, tokens, rest
+        self._network, self._tokens, self._rest, self._between = network, tokens, rest, between
 
     def generate(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
@@ -39,23 +42,20 @@ class OwnEngine:
         """
         while True:
             try:
-                return decode(self._network, prompts, copies, sampling, generator, self._tokens, self._rest)
+                return decode(
+                    self._network,
+                    prompts,
+                    copies,
+                    sampling,
+                    generator,
+                    self._tokens,
+                    self._between,
+                    self._rest,
+                )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             self._ask_less(prompts, copies, sampling, generator.device)
-
-    def sync(self, weights: Weights) -> None:
-        """Do nothing: the weights are the same tensors."""
-
-    def sleep(self) -> None:
-        """Do nothing: keys and values are gone with the last answer."""
-
-    def wake(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def _ask_less(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device

@@ -29,12 +29,15 @@ class SharedPrefix:
         copies: int,
         steps: int,
         device: torch.device,
+        *,
+        frozen: bool = True,
     ) -> None:
         """Lay out prompts and their rows; nothing is computed yet.
 
         Args:
             network: adopted.
             steps: tokens of each row, at most.
+            frozen: whether no weight changes before the last.
         """
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = (
@@ -57,7 +60,7 @@ class SharedPrefix:
         self._done = 0  # own tokens whose keys and values are stored
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
         self._regroup([question for question in range(len(prompts)) for _ in range(copies)])
-        self._blocks = Blocks(network) if readable(network) else None
+        self._blocks = Blocks(network, frozen) if readable(network) else None
 
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""

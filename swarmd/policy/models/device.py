@@ -1,11 +1,11 @@
-"""Device and precision of a model, free memory, threads, random generators."""
+"""Device and precision of a model, devices of its processes, free memory, random generators."""
 
 import ctypes
 import os
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from swarmd.config.amounts import percent
-from swarmd.config.config import NodeConfig
+from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models.preflight import no_device
 
@@ -121,22 +121,29 @@ SLOW_AT_BF16: Final = {
 
 
 def limit_memory(config: NodeConfig, device: torch.device) -> None:
-    """Keep torch to `limits.gpu_memory`."""
+    """Keep torch in this process to its part of `limits.gpu_memory`, which a device's processes share."""
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
-        torch.cuda.set_per_process_memory_fraction(share, device.index)
+        workers = config.workers
+        apart = workers.apart == "on" or workers.generators + workers.trainers > 2
+        processes = -(-(workers.generators + workers.trainers) // count_devices()) if apart else 1
+        torch.cuda.set_per_process_memory_fraction(share / processes, device.index)
 
 
-def free_memory(device: torch.device) -> int:
-    """Return roughly how many bytes this process can still allocate on the device."""
+def free_memory(device: torch.device, processes: int = 1) -> int:
+    """Return roughly how many bytes each of `processes` can still allocate on the device."""
     if device.type == "cuda":
         allowed = (
             torch.cuda.get_per_process_memory_fraction(device.index)
             * torch.cuda.get_device_properties(device).total_memory
         )
         return min(
-            int(torch.cuda.mem_get_info(device)[0]),
+            int(torch.cuda.mem_get_info(device)[0]) // processes,
             int(allowed) - torch.cuda.memory_reserved(device),
         )
+    return _free(device) // processes
+
+
+def _free(device: torch.device) -> int:
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return int(psutil.virtual_memory().available)
@@ -165,7 +172,7 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
 
     A second thread makes a small model's round a fifth quicker for a third more CPU, and several such nodes
     often share a machine: one thread. From LORA_FROM_PARAMETERS parameters on a round takes as many cores as
-    `limits.cpu` allows (docs/performance.md).
+    `limits.cpu` allows, shared among the processes of this run (docs/performance.md).
     """
     if config.model.threads:
         return config.model.threads
@@ -174,7 +181,9 @@ def threads_for(config: NodeConfig, parameters: int) -> int:
     cores = psutil.cpu_count(logical=False) or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = min(cores, len(os.sched_getaffinity(0)))
-    return max(1, int(cores * percent(config.limits.cpu)))
+    processes = config.workers.generators + config.workers.trainers
+    apart = config.workers.apart == "on" or processes > 2
+    return max(1, int(cores * percent(config.limits.cpu)) // (processes if apart else 1))
 
 
 def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:
@@ -216,3 +225,35 @@ def seeded(device: torch.device, seed: int) -> torch.Generator:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def device_of(config: ModelConfig) -> str:
+    """Return "cuda", "mps" or "cpu".
+
+    Raises NoModel where the device that is asked for is absent.
+    """
+    return choose_device(config.device).type
+
+
+def count_devices() -> int:
+    """Count the CUDA devices that are visible."""
+    return torch.cuda.device_count()
+
+
+def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
+    """Return the environment in which a child process sees only the device of its place.
+
+    place: counted from the trainer's, 0.
+    """
+    if device_of(config) != "cuda":
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",") if name.strip()] or [
+        str(i) for i in range(torch.cuda.device_count())
+    ]
+    return {"CUDA_VISIBLE_DEVICES": names[place % len(names)]}
+
+
+def free_share(device: torch.device, processes: int) -> int:
+    """Return how many bytes of the device one of `processes` may plan with."""
+    return free_memory(device, processes)

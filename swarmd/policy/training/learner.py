@@ -3,8 +3,8 @@
 What is taken from GRPO (arXiv 2402.03300), and what is changed:
 
 1. Advantages come with the rows (`packing.rows_of`). The learner knows neither groups nor rewards.
-2. One step a batch, so on text just drawn the ratio is 1 and the clip does nothing; replay brings its own
-   old log-probabilities. Text of others has ratio 1 (SAPO, section 3.2).
+2. One step a batch, so on text just drawn the ratio is 1 and the clip does nothing; replay and generators
+   beside the trainer bring their own old log-probabilities. Text of others has ratio 1 (SAPO, section 3.2).
 3. No KL term in the loss; the KL from the start is only measured, every `kl_every` updates.
 4. A step is a sum over micro-batches of loss times weight, so their size changes memory and never the result.
 
@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import torch
@@ -139,6 +140,10 @@ class Sums:
     measured: int = 0  # tokens over which `kl` is taken
 
 
+# Where there are several trainers, makes every rank's gradients and sums those of all.
+Combine = Callable[[Sequence[nn.Parameter], Sums], None]
+
+
 class Learner:
     """The network's trainable weights and their optimizer."""
 
@@ -168,7 +173,7 @@ class Learner:
         self._scale = FIRST_SCALE if self._head.weight.dtype == torch.float16 else 1.0
         self.reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
-    def step(self, rows: Sequence[Row]) -> UpdateReport:
+    def step(self, rows: Sequence[Row], combine: Combine | None = None) -> UpdateReport:
         """Take one step down the rows' weighted loss (`packing.rows_of`).
 
         Where nothing has a gradient, nothing moves. Where loss or gradient is not finite, the step is left
@@ -177,12 +182,16 @@ class Learner:
 
         Raises Diverged after five skipped steps in a row, NoModel when not even one row fits.
         """
-        if not rows:
+        if not rows and combine is None:
             return UpdateReport()
-        sums = self._with_memory(rows, self._accumulate)
+        # With several trainers the others would wait for us within a step, and take us for lost.
+        rest = self.rest if combine is None else None
+        sums = self._with_memory(rows, partial(self._accumulate, rest=rest))
         for weight in self.weights.values() if self._scale != 1 else ():
             if weight.grad is not None:
                 weight.grad.mul_(1 / self._scale)
+        if combine is not None:
+            combine(tuple(self.weights.values()), sums)
         norm = self._clip()
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
             return self._skip(sums.loss, norm)
@@ -253,12 +262,13 @@ class Learner:
             "out of memory in the update: micro-batches of at most %d tokens from now on", self._budget
         )
 
-    def _accumulate(self, groups: Sequence[Sequence[Row]]) -> Sums:
+    def _accumulate(self, groups: Sequence[Sequence[Row]], rest: Callable[[], object] | None) -> Sums:
         sums = Sums()
         references = self._reference_logprobs(groups)
         with recomputing(self._network) if self._recompute else nullcontext():
             for group, reference in zip(groups, references, strict=True):
-                self.rest()
+                if rest is not None:
+                    rest()
                 if self._decoder:
                     self._backward_packed(self._decoder, pack(group, self._device), reference, sums)
                 else:

@@ -12,18 +12,10 @@ from p2p.identity import Identity
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
-from swarmd.daemon.watchdog import (
-    HOPELESS_DEATHS,
-    MAX_COUNTED_S,
-    Death,
-    Deaths,
-    Stuck,
-    StuckLimits,
-    Watchdog,
-    exit_words,
-)
+from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
 from swarmd.state.logs import LOG_BYTES
 from swarmd.testing import TIMEOUT_S
+from swarmd.workers.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 from tests import ROOT
 
 TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
@@ -168,7 +160,9 @@ def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> 
     ]  # fmt: skip
     deaths.progress(14)
     assert deaths.died("out of memory").count == 1
-    assert [exit_words(-9), exit_words(3)] == ["killed by signal 9 (out of memory, perhaps)", "exit 3"]
+    assert [Deaths(longest_backoff=3.0).died("").backoff, exit_words(-9), exit_words(3)] == [
+        0.0, "killed by signal 9 (out of memory, perhaps)", "exit 3",
+    ]  # fmt: skip
 
 
 @pytest.mark.net

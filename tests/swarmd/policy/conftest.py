@@ -185,9 +185,10 @@ def open_policy(
     folder: Path | str,
     seed: int = 0,
     rest: Callable[[], object] = lambda: None,
+    between: Callable[[], int] | None = None,
     **changes: Any,
 ) -> LanguagePolicy:
-    return LanguagePolicy.open(config_of(folder, **changes), seed, rest=rest)
+    return LanguagePolicy.open(config_of(folder, **changes), seed, rest=rest, between=between)
 
 
 def network_of(folder: Path) -> Any:

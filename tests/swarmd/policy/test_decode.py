@@ -9,7 +9,6 @@ import torch
 from transformers import LlamaConfig
 
 from swarmd.policy.attention import NAME, adopt, covers
-from swarmd.policy.inference import fused_decoder
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
 from swarmd.policy.models.device import seeded
 from tests.swarmd.policy.conftest import chat_of, make_model, network_of, open_policy, plain_logprobs
@@ -58,16 +57,34 @@ def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: in
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_weights_too_large_to_copy_are_read_where_they_are(
-    family: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+def test_weights_that_may_change_between_tokens_are_read_where_they_are(
+    family: str, folders: dict[str, Path]
 ) -> None:
-    network, sampling = network_of(folders[family]), Sampling(16, 128, frozenset({0}), 0.0)
-    found = []
-    for largest in (fused_decoder.MAX_COPY_BYTES, 0):
-        monkeypatch.setattr(fused_decoder, "MAX_COPY_BYTES", largest)
-        found.append(decode(network, prompts_of(folders[family]), 2, sampling, seeded(CPU, 0), 9999))
-    for (a, *_), (b, *_) in zip(*found, strict=True):
+    prompts, sampling = prompts_of(folders[family]), Sampling(16, 128, frozenset({0}), 0.0)
+    still, changed = network_of(folders[family]), network_of(folders[family])
+    live, copied = (
+        decode(still, prompts, 2, sampling, seeded(CPU, 0), 9999, hook) for hook in (lambda: 0, None)
+    )
+    for (a, *_), (b, *_) in zip(live, copied, strict=True):
         assert a.ids == b.ids and a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    passes = iter(range(99))
+
+    def between() -> int:
+        if (version := next(passes)) == 3:
+            with torch.no_grad():
+                for name, weight in changed.named_parameters():
+                    # What a copy is made of
+                    if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
+                        weight.mul_(-1.5)
+        return version
+
+    before, after = (
+        decode(n, prompts, 1, sampling, seeded(CPU, 0), 9999, hook)
+        for n, hook in ((still, lambda: 0), (changed, between))
+    )
+    for (a,), (b,) in zip(before, after, strict=True):
+        assert a.logprobs[:3] == pytest.approx(b.logprobs[:3], abs=1e-6)
+        assert a.logprobs[3] != pytest.approx(b.logprobs[3], abs=1e-3)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])

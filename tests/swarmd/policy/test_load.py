@@ -260,6 +260,7 @@ def test_the_dtype_is_as_configured_or_the_quicker_one() -> None:
         ({}, 500_000_000, 8),
         ({"limits": {"cpu": "25 %"}}, 500_000_000, 2),
         ({"limits": {"cpu": "4 %"}}, 500_000_000, 1),
+        ({"workers": {"generators": 3, "trainers": 1}}, 500_000_000, 2),
         ({"model": {"threads": 3}}, 14_000_000, 3),
         ({"model": {"threads": 3}, "limits": {"cpu": "4 %"}}, 500_000_000, 3),
     ],

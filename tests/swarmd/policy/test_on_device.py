@@ -4,7 +4,7 @@ The learner sees what the sampler saw, little memory makes smaller batches, the 
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import release_cached, seeded
+from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.packing import Row
 from swarmd.types import Generation, UpdateReport
@@ -131,6 +132,31 @@ def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_
         torch.testing.assert_close(seen(after, generations), seen(before, generations), atol=1e-4, rtol=0)
         one_round(after)  # with Adam's moments, which came along
         place = "back"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_generator_answers_with_the_trainers_weights_between_two_tokens(
+    device: str, tmp_path: Path
+) -> None:
+    trainer, writer = opened(tmp_path / "model", device), WeightWriter(tmp_path)
+    other = make_model(tmp_path / "other", seed=1)
+    config = config_of(other, device=device)
+    between: list[Callable[[], int]] = []
+    generator = LanguagePolicy.open(config, 0, between=lambda: between[0]())
+    reader = WeightReader(tmp_path, generator.trained)
+    passes = iter(range(99))
+
+    def third() -> int:
+        if next(passes) == 3:
+            writer.publish(7, trainer.trained)
+        return reader()
+
+    between.append(third)
+    (generation,) = generator.generate(["1+1?"], 4)
+    assert generation.tokens.versions[0][:4] == (-1, -1, -1, 7)
+    for name, weight in trainer.trained.items():
+        assert torch.equal(weight, generator.trained[name]), name
+    assert generator.greedy(QUESTIONS) == trainer.greedy(QUESTIONS)
 
 
 @NO_CUDA

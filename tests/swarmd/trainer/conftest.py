@@ -1,9 +1,8 @@
 """Rounds with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
 import itertools
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from p2p.engines.memory import MemorySwarm
@@ -11,7 +10,6 @@ from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.experience.batch import BatchBuilder
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
@@ -32,19 +30,9 @@ def join(
     return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchedBuilder(BatchBuilder):
-    built: Callable[[Sequence[Scored]], object]
-
-    def __call__(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        batch = super().__call__(local, rng)
-        self.built(batch)
-        return batch
-
-
 def watched(node: RoundParts, built: Callable[[Sequence[Scored]], object]) -> RoundParts:
     """Return the node, every batch of which is shown to `built`."""
-    return replace(node, build_batch=WatchedBuilder(**vars(node.build_batch), built=built))
+    return replace(node, build_batch=replace(node.build_batch, built=built))
 
 
 def without_seconds(report: RoundReport) -> RoundReport:

@@ -176,7 +176,7 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
         "tokens": None,
         "whole": [],
     }
-    assert ours["tokens"] == {"ids": [[1, 2], []], "logprobs": [[-0.5, -1.0], []]}
+    assert ours["tokens"] == {"ids": [[1, 2], []], "logprobs": [[-0.5, -1.0], []], "versions": []}
     version, internal, spare = run["task_rng"]
     drawn = random.Random()
     drawn.setstate((version, tuple(internal), spare))

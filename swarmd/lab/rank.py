@@ -1,0 +1,147 @@
+"""One node of a run in a process of its own: `swarmd lab run --engine torch`. Started by `swarmd.lab.ranks`.
+
+All nodes play a round at the same time. Between its answers and its update each gathers the frames of all
+others, which is the exchange of the paper's controlled experiment (SAPO, section 5). So it hears all of this
+round, whole, in each round. Who is away and what hostile peers send depends on the seed alone: each rank
+works that out for itself.
+
+`python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number
+of each finished round.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p.engines.memory import MemorySwarm
+from p2p.errors import OperatorError
+from p2p.types import PeerId
+from swarmd.lab.experiment import Setting
+from swarmd.lab.leash import end_with_parent
+from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
+from swarmd.lab.ranks import LOST_EXIT_CODE
+from swarmd.lab.results import Mark, Results, Run
+from swarmd.policy.parallel.data_parallel import RankLost, Ranks
+from swarmd.protocols import Reward
+from swarmd.tasks.source import Task
+from swarmd.trainer.round import run_round
+from swarmd.types import Rollout, RoundReport
+
+_frames = msgspec.msgpack.Decoder(list[bytes])
+_report = msgspec.msgpack.Decoder(tuple[RoundReport, float])
+
+
+class RankNetwork(MemorySwarm):
+    """The network as one rank has it: its own node, and the hostile peers.
+
+    It keeps what the node sends, for the other ranks.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.sent: list[tuple[PeerId | None, bytes]] = []
+
+    def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
+        self.sent.append((sender, frame))
+        super().inject(frame, sender)
+
+
+class RankExchange(NotedExchange):
+    """An exchange that first gathers the frames of all ranks. gather: called before it collects."""
+
+    def __init__(self, *args: Any, gather: Callable[[], None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gather = gather
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        self._gather()
+        return super().collect()
+
+
+class RankedSwarm(PlayedSwarm):
+    """The swarm of a run with one of its nodes here.
+
+    What it returns is of all nodes, the same on every rank.
+    """
+
+    def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
+        self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
+        super().__init__(
+            replace(setting, whole=True), seed, reward, self._network,
+            partial(RankExchange, gather=self._gather_frames), [ranks.rank],
+        )  # fmt: skip
+        self._began = time.process_time()
+
+    def round(self, number: int) -> dict[str, Any]:
+        gone = self._begin(number)
+        if self._ranks.rank in gone:
+            self._gather_frames()
+        report = NOTHING if self._ranks.rank in gone else run_round(number, self.nodes[0])
+        told = self._ranks.all_gather(msgspec.msgpack.encode((report, time.process_time() - self._began)))
+        reports, seconds = zip(*map(_report.decode, told), strict=True)
+        self._loudness = sum(each.informative for each in reports) / len(reports)
+        self._cpu = sum(seconds)
+        return line_of(number, reports, {peer.me for peer in self.hostile})
+
+    def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
+        own = super().evaluate(questions, answers, seed)
+        told = [msgspec.json.decode(each) for each in self._ranks.all_gather(msgspec.json.encode(own))]
+        return {
+            key: [each[key][0] for each in told] if isinstance(value, list) else value
+            for key, value in own.items()
+        }
+
+    def cpu(self) -> float:
+        """Return the CPU seconds of all ranks, up to the last round."""
+        return self._cpu
+
+    def _gather_frames(self) -> None:
+        sent, self._network.sent = self._network.sent, []
+        own = [frame for sender, frame in sent if sender == self.nodes[0].me]
+        told = self._ranks.all_gather(msgspec.msgpack.encode(own))
+        for place, data in enumerate(told):
+            for frame in _frames.decode(data) if place != self._ranks.rank else ():
+                self._network.inject(frame, self.ids[place])
+
+
+def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
+    experiment = results.experiment
+    with ExitStack() as stack:
+        file = stack.enter_context(results.writing(run)) if ranks.rank == 0 else None
+        if file:
+            file.back_to(Mark())
+        for line in lines_of(
+            experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, ranks=ranks)
+        ):
+            if file:
+                file.append(line)
+                print(line["round"], flush=True)
+
+
+def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
+    folder, setting, seed, rank, meeting = arguments
+    try:
+        results = Results.open(Path(folder))
+        nodes = results.experiment.setting(setting).nodes
+        on_gpus = all(node.model.device.startswith("cuda") for node in nodes)
+        with Ranks(meeting, int(rank), len(nodes), on_gpus=on_gpus) as ranks:
+            play_rank(results, Run(setting, int(seed)), ranks)
+    except RankLost as error:
+        print(f"another node's process is lost: {error}", file=sys.stderr)
+        return LOST_EXIT_CODE
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Starts a process for each node of a run of `swarmd lab run --engine torch`; one failure ends them all.
+
+`python -m swarmd.lab.ranks FOLDER SETTING SEED`. Prints the number of each finished round; where it fails,
+the node and its last words.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from p2p.errors import OperatorError
+from swarmd.lab.leash import end_with_parent
+from swarmd.lab.results import Results
+from swarmd.lab.runs import LAST_CHARACTERS, interrupt_on_signal, last_words
+
+# The exit code of a rank that lost another one: the other has the last words.
+LOST_EXIT_CODE: Final = 75
+
+
+async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, tuple[int, str]]:
+    """Run the ranks; return exit code and last words of those that failed."""
+    failed: dict[int, tuple[int, str]] = {}
+
+    async def run_rank(rank: int, nursery: trio.Nursery) -> None:
+        start = partial(
+            trio.run_process,  # ends the process where this is cancelled
+            [*command, str(rank), meeting],
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+            capture_stderr=True,
+            check=False,
+        )
+        done = await start()
+        if done.returncode:
+            failed[rank] = done.returncode, done.stderr[-LAST_CHARACTERS:].decode(errors="replace").strip()
+            if done.returncode != LOST_EXIT_CODE:
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as outer:
+        await outer.start(interrupt_on_signal)
+        async with trio.open_nursery() as nursery:
+            for rank in range(nodes):
+                nursery.start_soon(run_rank, rank, nursery)
+        outer.cancel_scope.cancel()
+    return {rank: how for rank, how in failed.items() if how[0] != LOST_EXIT_CODE} or failed
+
+
+def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
+    folder, setting, seed = arguments
+    command = [sys.executable, "-m", "swarmd.lab.rank", folder, setting, seed]
+    try:
+        nodes = len(Results.open(Path(folder)).experiment.setting(setting).nodes)
+        with tempfile.TemporaryDirectory(prefix="swarmd-") as private:
+            failed = trio.run(_play, command, nodes, str(Path(private) / "meeting"))
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    for rank, (code, words) in failed.items():
+        print(f"node {rank} of {nodes}: {last_words(code, words)}", file=sys.stderr)
+        return code if code > 0 else 1
+    return 0
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    sys.exit(main())

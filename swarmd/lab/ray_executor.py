@@ -1,0 +1,68 @@
+"""`swarmd lab run --executor ray`: the runs of an experiment on a Ray cluster, each on one core.
+
+It needs the extra `ray`. A worker plays a run and returns its lines; they are written here, when the run is
+whole. swarmd must be installed on every machine.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from swarmd.errors import SwarmdError
+from swarmd.lab.experiment import Experiment
+from swarmd.lab.play import lines_of
+from swarmd.lab.results import Mark, Results, Run
+from swarmd.lab.runs import RunsFailed, RunsProgress
+
+
+class NoRay(SwarmdError):
+    """Ray is not installed here. Run pip install 'swarmd[ray]', or leave --executor out."""
+
+    exit_code = 2
+
+
+def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluster: Any) -> None:
+    """Play the missing runs, as many at a time as the cluster has cores. Raises NoRay, RunsFailed.
+
+    cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
+    on this machine. The rest is as in `runs.play_all`.
+    """
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise NoRay from None
+    missing = results.missing
+    progress = RunsProgress(
+        len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)
+    )
+    failures: dict[Run, str] = {}
+    ray.init(**{"log_to_driver": False, "include_dashboard": False, **cluster})
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=1)(_lines)
+        runs = {remote.remote(results.experiment, run): run for run in missing}
+        while waiting := list(runs):
+            (ready, *_), _ = ray.wait(waiting)
+            run = runs.pop(ready)
+            try:
+                lines = ray.get(ready)
+            except ray.exceptions.RayError as error:
+                failures[run] = str(error).strip().splitlines()[-1]
+                progress.failed += 1
+            else:
+                with results.writing(run) as file:
+                    file.back_to(Mark())
+                    for line in lines:
+                        file.append(line)
+                progress.done += 1
+            told(progress)
+    finally:
+        ray.shutdown()
+    if failures:
+        said = [f"{run.setting}, seed {run.seed}: {words}" for run, words in sorted(failures.items())]
+        raise RunsFailed(
+            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *said])
+        )
+
+
+def _lines(experiment: Experiment, run: Run) -> list[dict[str, Any]]:
+    return list(lines_of(experiment, experiment.setting(run.setting), run.seed))

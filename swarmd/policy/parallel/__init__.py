@@ -1,0 +1,1 @@
+"""Generator processes, data-parallel trainers, weight sync."""

@@ -1,0 +1,387 @@
+"""Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, all ranks take the same step.
+
+A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is
+the batch's gradient. Every rank holds the sum, the same bits, from the same all-reduce, and so the same
+weights and optimizer after each step. torch.distributed moves tensors only (its object collectives pickle);
+rows go over the pipes of the workers, as msgpack.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor, nn
+
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.learner import Learner, Sums
+from swarmd.policy.training.packing import Row, packed_tokens
+from swarmd.types import UpdateReport
+from swarmd.workers.generator_pool import WorkerFailed
+from swarmd.workers.messages import Fatal, Join, Message, Share, Stepped, WorkerReady
+from swarmd.workers.restarts import Deaths
+from swarmd.workers.worker import WorkerProcess
+
+log = logging.getLogger(__name__)
+
+# Gradients that are added up at once.
+BUCKET_BYTES: Final = 2**25
+# How often all weights are compared.
+CHECK_EVERY_UPDATES: Final = 100
+# For all ranks to join, once each has its weights.
+JOIN_TIMEOUT: Final = timedelta(minutes=2)
+# Between the first rank that has its gradients and the last.
+UPDATE_TIMEOUT: Final = timedelta(minutes=30)
+_LOOPBACK: Final = ("lo", "lo0")
+
+_rows = msgspec.msgpack.Decoder(list[Row])
+
+
+def rows_from(share: bytes) -> list[Row]:
+    """Decode `Share.rows`."""
+    return _rows.decode(share)
+
+
+def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+    """Split the rows into a share for each rank, with about as many tokens each.
+
+    Rows of one prompt stay together, and in order.
+    """
+    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row)
+    shares: list[list[Row]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    # The largest groups go first, each to the rank that has least.
+    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):
+        lightest = loads.index(min(loads))
+        shares[lightest] += group
+        loads[lightest] += packed_tokens(group)
+    return shares
+
+
+class RankLost(Exception):
+    """A rank ended while the others waited for it."""
+
+
+def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
+    """Meet the other ranks in a file, over loopback alone; wait for all of them.
+
+    Raises RankLost where one does not come.
+    """
+    interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
+    # A failed meeting stays counted, and under another name we would meet nobody.
+    c10d._world.group_count = 0
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
+    except RuntimeError as error:
+        raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
+    c10d._set_pg_timeout(UPDATE_TIMEOUT)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        if dist.get_backend() == "nccl":
+            # Destroying the group would wait for the lost rank.
+            c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+
+def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
+    """Make every rank's gradients and sums those of all. Raises RankLost where one is gone."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            # This rank had no rows.
+            parameter.grad = torch.zeros_like(parameter)
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([g.flatten() for g in bucket])
+        _add_up(flat, alive)
+        for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+    names = [f.name for f in fields(sums)]
+    total = torch.tensor(
+        [float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device
+    )
+    _add_up(total, alive)
+    for name, value in zip(names, total.tolist(), strict=True):
+        setattr(sums, name, type(getattr(sums, name))(value))
+
+
+def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
+    try:
+        work = dist.all_reduce(tensor, async_op=True)
+        # NCCL would wait for a dead rank for ever; gloo says so itself.
+        while tensor.is_cuda and not work.is_completed():
+            if not alive():
+                raise RankLost("a process ended")
+            time.sleep(2e-4)
+        work.wait()
+    except RuntimeError as error:
+        # Gloo and NCCL raise this for a connection that is broken or silent for too long.
+        raise RankLost("a connection broke") from error
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    held = 0
+    for gradient in gradients:
+        if bucket and (held + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(gradient)
+        held += gradient.nbytes
+    if bucket:
+        yield bucket
+
+
+def digest(learner: Learner) -> int:
+    """Return a checksum of all trained weights, which is the same on every rank."""
+    check = 0
+    for weight in learner.weights.values():
+        check = zlib.crc32(weight.detach().flatten().view(torch.uint8).cpu().numpy().data, check)
+    return check
+
+
+class Trainers:
+    """The other ranks as rank 0 sees them: processes that compute a share of each step.
+
+    Give `step` to `LanguagePolicy.stepping`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        policy: LanguagePolicy,
+        start: Callable[[int], WorkerProcess],
+        folder: Path,
+        check_every: int = CHECK_EVERY_UPDATES,
+    ) -> None:
+        """Prepare to train in `size` ranks, ourselves included.
+
+        start: starts the process of a rank. folder: private, for what the ranks read.
+        """
+        self._size, self._policy, self._start, self._folder, self._check_every = (
+            size,
+            policy,
+            start,
+            folder,
+            check_every,
+        )
+        self._children: list[WorkerProcess] = []
+        self._waiting: list[WorkerProcess] = []  # processes that started and did not join yet
+        self._meetings, self._deaths = 0, Deaths()
+        # What every other rank must answer for the last step.
+        self._expected: Stepped | None = None
+        self.restarts = 0
+
+    def __enter__(self) -> Self:
+        """Start the others, without waiting for them."""
+        self._waiting = [self._start(rank) for rank in range(1, self._size)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._disconnect()
+        for child in self._waiting:
+            child.end()
+
+    @property
+    def alive(self) -> int:
+        """The number of ranks that run, ourselves included."""
+        return 1 + sum(child.alive for child in self._children)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of ranks 1 and up."""
+        return [child.pid for child in self._children]
+
+    def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
+        """Take `Learner.step` shared among the ranks.
+
+        Where a rank dies, all others are started again with our weights and optimizer, and the step is
+        repeated. Raises WorkerFailed.
+        """
+        if not rows:
+            return UpdateReport()
+        while True:
+            try:
+                if not self._children:
+                    self._meet()
+                self._check_last_step()
+                report = self._shared(learner, rows)
+            except RankLost as lost:
+                self._restart(str(lost))
+                continue
+            self._deaths.progress()
+            return report
+
+    def _shared(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
+        own, *others = deal(rows, self._size)
+        check = (learner.updates + 1) % self._check_every == 0
+        for child, share in zip(self._children, others, strict=True):
+            child.send(Share(msgspec.msgpack.encode(share), check))
+        report = learner.step(own, partial(combine, alive=self._all_alive))
+        self._expected = Stepped(learner.updates, digest(learner) if check else None)
+        return report
+
+    def _check_last_step(self) -> None:
+        """Check that each of the others finished the last step with the same result as ours."""
+        expected, self._expected = self._expected, None
+        for child in self._children if expected else ():
+            message = child.receive()
+            if message is None or isinstance(message, Fatal):
+                _raise_failure(message)
+                raise RankLost("it ended between two steps")
+            if message != expected:
+                raise RankLost("its weights are not ours any more")
+
+    def _restart(self, cause: str) -> None:
+        self._await_end()
+        for child in self._children:
+            while not child.alive and (message := child.receive()) is not None:
+                _raise_failure(message)
+        death = self._deaths.died(cause)
+        if death.hopeless:
+            raise WorkerFailed(
+                f"a trainer died {death.count} times in a row without finishing a step: {cause}. See"
+                " trainer.log; where memory is short, lower workers.trainers or take a smaller model.",
+                1,
+            )
+        log.warning(
+            "a trainer is lost (%s): the others are started again with our weights, and the step is repeated",
+            cause,
+        )
+        self._disconnect()
+        time.sleep(death.backoff)
+        self.restarts += self._size - 1
+
+    def _meet(self) -> None:
+        """Send the others our state, and wait for them to join."""
+        self._meetings += 1
+        state, meeting = self._folder / f"state-{self._meetings}", self._folder / f"meeting-{self._meetings}"
+        self._children, self._waiting = (
+            self._waiting or [self._start(rank) for rank in range(1, self._size)],
+            [],
+        )
+        state.mkdir(mode=0o700)
+        try:
+            self._save(state)
+            for child in self._children:
+                message = child.receive()
+                _raise_failure(message)
+                if not isinstance(message, WorkerReady):
+                    raise RankLost("it ended while it was starting")
+            for rank, child in enumerate(self._children, 1):
+                child.send(Join(str(state), str(meeting), rank, self._size))
+            join(str(meeting), 0, self._size, self._policy.device)
+            for child in self._children:
+                # The reply means that it joined, with its weights in place.
+                _raise_failure(child.receive())
+        finally:
+            shutil.rmtree(state, ignore_errors=True)
+            meeting.unlink(missing_ok=True)
+
+    def _save(self, state: Path) -> None:
+        try:
+            self._policy.save(state)
+        except OSError as error:
+            raise WorkerFailed(
+                f"what further trainers begin with cannot be written to {state} ({error.strerror}). Free some"
+                " space there, or set workers.trainers to 1."
+            ) from error
+
+    def _disconnect(self) -> None:
+        self._expected = None
+        for child in self._children:
+            child.kill()
+        leave()
+        for child in self._children:
+            child.end()
+        self._children = []
+
+    def _all_alive(self) -> bool:
+        return all(child.alive for child in self._children)
+
+    def _await_end(self, seconds: float = 2.0) -> None:
+        """Wait for a child to end: its connection breaks before its process does.
+
+        Returns after `seconds` where all stay alive.
+        """
+        until = time.monotonic() + seconds
+        while self._all_alive() and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _raise_failure(message: Message | None) -> None:
+    if isinstance(message, Fatal):
+        raise WorkerFailed(message.message, message.exit_code)
+
+
+class Ranks:
+    """The ranks of one run.
+
+    Use it as a context manager: entering it waits for all of them. Raises RankLost where one is gone.
+
+    It gathers what `all_gather_object` does, but in tensors: that one pickles, and nothing is unpickled here.
+    It uses NCCL where each rank has a GPU of its own, which is then this process's default; gloo otherwise.
+    """
+
+    def __init__(self, meeting: str, rank: int, size: int, *, on_gpus: bool) -> None:
+        """Prepare to meet the other ranks.
+
+        meeting: a file that does not exist yet, the same for all. on_gpus: whether the nodes' models are on
+            GPUs.
+        """
+        self.rank, self.size, self._meeting = rank, size, meeting
+        self.device = torch.device("cpu")
+        if on_gpus and torch.cuda.device_count() >= size:
+            self.device = torch.device("cuda", rank)
+            torch.cuda.set_device(self.device)
+
+    def __enter__(self) -> Self:
+        join(self._meeting, self.rank, self.size, self.device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave()
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes, by rank; wait for all.
+
+        Sizes are exchanged first, then the bytes, padded to the longest.
+        """
+        sizes = [int(size) for size in self._all(torch.tensor([len(data)], device=self.device))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
+        found = self._all(padded.to(self.device))
+        return [bytes(each[:size].cpu().numpy()) for each, size in zip(found, sizes, strict=True)]
+
+    def _all(self, mine: Tensor) -> list[Tensor]:
+        everybody = [torch.empty_like(mine) for _ in range(self.size)]
+        try:
+            dist.all_gather(everybody, mine)
+        except RuntimeError as error:
+            # gloo and NCCL raise this for a broken connection.
+            raise RankLost(str(error).splitlines()[0]) from error
+        return everybody

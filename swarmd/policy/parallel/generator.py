@@ -1,0 +1,48 @@
+"""A generator process: answers questions with the newest weights there are.
+
+It is started as `python -m swarmd.policy.parallel.generator FD`.
+"""
+
+import time
+from functools import partial
+from pathlib import Path
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import free_share
+from swarmd.policy.parallel.weight_sync import WeightReader
+from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady
+from swarmd.workers.worker import WorkerLink, run
+
+
+def generate(begin: Begin, inside: WorkerLink) -> None:
+    """Answer one question after another until the trainer is gone."""
+    config = NodeConfig.model_validate_json(begin.config)
+    rested = 0.0
+
+    def between() -> int:
+        nonlocal rested
+        rested += inside.rest()
+        return pickup()
+
+    free = partial(free_share, processes=begin.sharing)
+    policy = LanguagePolicy.open(config, begin.seed, free, between=between)
+    pickup = WeightReader(Path(begin.folder), policy.trained)
+    inside.send(WorkerReady())
+    while True:
+        asked = inside.questions(config.round.local)
+        inside.rest()
+        begun, rested = time.perf_counter(), 0.0
+        answers = policy.generate([text for _, text in asked], config.round.completions)
+        numbers = [number for number, _ in asked]
+        inside.send(
+            FinishedAnswers(list(zip(numbers, answers, strict=True)), time.perf_counter() - begun - rested)
+        )
+
+
+def main() -> None:
+    run(generate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A further trainer process (rank above 0): computes its shard of each step and takes rank 0's step.
+
+It is started as `python -m swarmd.policy.parallel.rank FD`.
+"""
+
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import free_share
+from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
+from swarmd.workers.messages import Begin, Join, Share, Stepped, WorkerReady
+from swarmd.workers.worker import WorkerLink, run
+
+log = logging.getLogger(__name__)
+
+
+def train(begin: Begin, inside: WorkerLink) -> None:
+    """Take step after step, until the trainer is gone."""
+    config = NodeConfig.model_validate_json(begin.config)
+    policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
+    learner = policy.learner
+    inside.send(WorkerReady())
+    while True:
+        match inside.messages.get():
+            case Join(state, meeting, rank, size):
+                policy.restore(Path(state))
+                join(meeting, rank, size, policy.device)
+                inside.send(WorkerReady())
+            case Share(rows, check):
+                learner.step(rows_from(rows), combine)
+                inside.send(Stepped(learner.updates, digest(learner) if check else None))
+
+
+def main() -> None:
+    try:
+        run(train)
+    except RankLost as lost:
+        # Rank 0 loses touch too, and starts us all again.
+        log.warning("another trainer is lost: %s", lost)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

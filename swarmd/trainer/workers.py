@@ -1,0 +1,245 @@
+"""`[workers]`: starts and joins the generator processes and further trainers.
+
+The trainer stays what it was: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank
+0 of the trainers.
+
+    generators   answer questions without pause and take new weights between two tokens
+                 (policy/parallel/weight_sync.py)
+    trainers     compute shares of every update (policy/parallel/data_parallel.py)
+"""
+
+import os
+import random
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from swarmd.config.config import NodeConfig
+from swarmd.errors import ConfigError
+from swarmd.policy.inference.select import importance_cap
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import count_devices, device_of, environment, free_share
+from swarmd.policy.parallel.data_parallel import Trainers
+from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
+from swarmd.state.metrics import WorkersReport
+from swarmd.types import Scored, Task
+from swarmd.workers.generator_pool import Generators
+from swarmd.workers.messages import Begin
+from swarmd.workers.question_queue import QuestionQueue
+from swarmd.workers.worker import WorkerProcess
+
+# Rounds' questions that a generator has in hand: those it answers and those it turns to next.
+ROUNDS_AHEAD: Final = 2
+# Rollouts that may wait for a trainer that replays. One that does not has one round's waiting beside those in
+# work.
+MAX_STORED: Final = 1024
+# Tokens per second are taken over so many rounds.
+RATE_ROUNDS: Final = 32
+# More processes only wait for each other.
+PROCESSES_PER_CORE: Final = 4
+
+
+def is_apart(config: NodeConfig) -> bool:
+    workers = config.workers
+    return workers.apart == "on" or workers.generators > 1 or workers.trainers > 1
+
+
+def check_workers(config: NodeConfig) -> None:
+    """Raise ConfigError where these workers make no sense here; it says which would."""
+    workers, device = config.workers, device_of(config.model)
+    if config.round.local == 0:
+        raise ConfigError(
+            "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set"
+            " round.local to 1 or more, or leave the section [workers] out."
+        )
+    if workers.trainers > 1 and device == "mps":
+        raise ConfigError(
+            "workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or"
+            " model.device to 'cpu'."
+        )
+    if device == "cuda" and workers.trainers > count_devices():
+        raise ConfigError(
+            f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are"
+            f" {count_devices()}. Set it to that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
+        )
+    processes, cores = workers.generators + workers.trainers, os.cpu_count() or 1
+    if device == "cpu" and processes > PROCESSES_PER_CORE * cores:
+        raise ConfigError(
+            f"workers: {workers.generators} generators and {workers.trainers} trainers are"
+            f" {processes} processes on {cores} cores. Set the two to {cores} together, or to"
+            f" {PROCESSES_PER_CORE * cores} at the very most."
+        )
+
+
+def for_trainer(config: NodeConfig) -> NodeConfig:
+    """Return the configuration of a process that only trains.
+
+    It answers only the judge's questions, so the built-in engine will do.
+    """
+    train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
+    return config.model_copy(
+        update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train}
+    )
+
+
+def for_generator(config: NodeConfig) -> NodeConfig:
+    """Return the configuration of a process that never trains, without the copies of weights of training."""
+    train = config.train.model_copy(update={"kl_every": 0, "precision": "stochastic"})
+    return config.model_copy(update={"train": train})
+
+
+@dataclass
+class LagMeter:
+    """Measures how many updates old the weights were that drew the tokens of our own in a batch."""
+
+    version: Callable[[], int]
+    _means: list[float] = field(default_factory=list)
+    _largest: int = 0
+
+    def note(self, batch: Sequence[Scored]) -> None:
+        now = self.version()
+        for versions in (v for s in batch if s.tokens for v in s.tokens.versions if v):
+            self._means.append(now - fmean(versions))
+            self._largest = max(self._largest, now - min(versions))
+
+    def read(self) -> tuple[float, int]:
+        """Return the mean over completions, and the largest of any token, since the last call."""
+        found = fmean(self._means) if self._means else 0.0, self._largest
+        self._means, self._largest = [], 0
+        return found
+
+
+@dataclass
+class WorkerGroup:
+    policy: LanguagePolicy  # its update is a step of all trainers
+    generators: Generators
+    trainers: Trainers | None
+    handover: WeightWriter
+    lag: LagMeter
+    _size: tuple[int, int]  # generators, trainers
+    # Pairs of tokens generated so far, and the time.
+    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
+
+    def report(self, now: float) -> WorkersReport:
+        """Return the workers' part of the round's line of metrics.jsonl. now: seconds, any epoch."""
+        generators, flow, trainers = self.generators, self.generators.flow, self.trainers
+        self._read.append((flow.tokens, now))
+        (tokens, since), (lag_mean, lag_max) = self._read[0], self.lag.read()
+        wanted, ranks = self._size
+        return WorkersReport(
+            generators_alive=generators.alive,
+            generators=wanted,
+            generator_restarts=generators.restarts,
+            generator_pids=generators.pids,
+            trainers_alive=trainers.alive if trainers else 1,
+            trainers=ranks,
+            trainer_restarts=trainers.restarts if trainers else 0,
+            trainer_pids=trainers.pids if trainers else [],
+            version=self.handover.version,
+            lag_mean=lag_mean,
+            lag_max=lag_max,
+            tokens_per_second=(flow.tokens - tokens) / (now - since) if now > since else None,
+            in_flight=flow.in_flight,
+            put_back=flow.put_back,
+            given_up=flow.given_up,
+            waiting=flow.finished,
+            overtaken=flow.overtaken,
+        )
+
+    def seconds_per_rollout(self) -> float | None:
+        """Return the seconds of one generator's computing a rollout; None before the first."""
+        return self.generators.seconds / self.generators.rollouts if self.generators.rollouts else None
+
+
+@contextmanager
+def open_workers(
+    config: NodeConfig,
+    policy: LanguagePolicy,
+    seed: int,
+    state_dir: Path,
+    draw: Callable[[int], Sequence[Task]],
+) -> Iterator[WorkerGroup]:
+    """Start all workers.
+
+    policy: resumed. draw: draws tasks, from any thread.
+    """
+    workers, asked = config.workers, config.round.local
+    settled = _settled(config, policy.description)
+    replay = config.replay.mode == "on"
+    with ExitStack() as stack:
+        size = sum(w.nbytes for w in policy.trained.values())
+        # The weights, and with several trainers two moments.
+        folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        handover = WeightWriter(folder)
+
+        def start(module: str, config: NodeConfig, seed: int, place: int) -> WorkerProcess:
+            begin = Begin(config.model_dump_json(), seed, str(folder), _sharing(config, place))
+            return WorkerProcess(module, begin, environment(config.model, place))
+
+        def start_generator(number: int, life: int) -> WorkerProcess:
+            drawn = random.Random(f"{seed} generator {number} {life} {policy.version}").getrandbits(62)
+            return start(
+                "swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number
+            )
+
+        trainers = None
+        if workers.trainers > 1:
+            trainers = Trainers(
+                workers.trainers,
+                policy,
+                lambda rank: start("swarmd.policy.parallel.rank", for_trainer(settled), seed, rank),
+                folder,
+            )
+            stack.enter_context(trainers)
+
+        def step(learner: Any, rows: Any) -> Any:
+            report = trainers.step(learner, rows) if trainers else learner.step(rows)
+            handover.publish(policy.version, policy.trained)
+            return report
+
+        handover.publish(policy.version, policy.trained)
+        enough = (workers.generators + 1) * asked
+        flow = QuestionQueue(draw, ROUNDS_AHEAD * asked, max(enough, MAX_STORED) if replay else enough)
+        generators = stack.enter_context(
+            Generators(workers.generators, start_generator, flow, lambda: None if replay else asked)
+        )
+        lag = LagMeter(lambda: policy.version)
+        processes = (workers.generators, workers.trainers)
+        yield WorkerGroup(policy.stepping(step), generators, trainers, handover, lag, processes)
+
+
+def processes_on(place: int, processes: int, devices: int) -> int:
+    """Count the processes on this one's device, where so many are dealt round robin to the devices."""
+    return len(range(place % devices, processes, devices))
+
+
+def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
+    """Return the configuration with the device, dtype and revision that this process chose.
+
+    So all workers load the same model.
+    """
+    found = {
+        "device": description["device"].partition(":")[0],
+        "dtype": description["dtype"],
+        "revision": description["revision"],
+    }
+    return config.model_copy(update={"model": config.model.model_copy(update=found)})
+
+
+def free_for_trainer(config: NodeConfig) -> Callable[[Any], int]:
+    """Return how many bytes of a device the trainer may plan with, beside its workers."""
+    sharing = _sharing(config, 0)
+    return lambda device: free_share(device, sharing)
+
+
+def _sharing(config: NodeConfig, place: int) -> int:
+    """Count the processes of this run on the device of this place."""
+    devices = count_devices() if device_of(config.model) == "cuda" else 1
+    return processes_on(place, config.workers.generators + config.workers.trainers, devices)

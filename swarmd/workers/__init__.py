@@ -1,0 +1,1 @@
+"""Worker processes beside the trainer: starting, restarting, messages, the queue of questions."""

@@ -1,0 +1,147 @@
+"""Messages between the trainer and its workers: length-prefixed msgpack over a socket pair, one type each.
+
+A worker is a process of ours with a copy of the model: a generator answers questions, a further trainer
+computes a share of each update. End of file means that the other end is gone: a worker without its trainer
+ends at once, and has nothing that could be lost.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+
+import msgspec
+
+from swarmd.types import Generation
+
+# Both ends are ours, so anything larger is a bug.
+MAX_MESSAGE_BYTES = 1 << 30
+_HEADER = struct.Struct(">I")
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# Trainer to worker.
+
+
+class Begin(_Message, frozen=True):
+    """The first message: everything a worker needs to know."""
+
+    config: str  # NodeConfig as JSON
+    seed: int  # seed of what it samples
+    folder: str  # the folder in which weights are published
+    sharing: int  # processes of this run on its device, with itself
+
+
+class Ask(_Message, frozen=True):
+    """Questions to be answered when there is time for them."""
+
+    questions: list[tuple[int, str]]  # id, text
+
+
+class Rest(_Message, frozen=True):
+    """Stop, between two tokens, until Wake."""
+
+
+class Wake(_Message, frozen=True):
+    pass
+
+
+class Join(_Message, frozen=True):
+    """Take the weights and optimizer of this folder, and meet the other trainers."""
+
+    state: str  # folder of a saved policy
+    # A file for the process group to meet in; each meeting has its own.
+    meeting: str
+    rank: int
+    size: int
+
+
+class Share(_Message, frozen=True):
+    """One step of all trainers, and this worker's share of it."""
+
+    rows: bytes  # policy/parallel/data_parallel.py reads it
+    check: bool  # whether to return a digest of the weights
+
+
+# Worker to trainer.
+
+
+class WorkerReady(_Message, frozen=True):
+    """The model is loaded."""
+
+
+class FinishedAnswers(_Message, frozen=True):
+    answers: list[tuple[int, Generation]]  # id and generation; the tokens tell their versions
+    seconds: float  # seconds of computing
+
+
+class Stepped(_Message, frozen=True):
+    updates: int  # updates behind its weights now
+    digest: int | None  # digest of the weights, where it was asked for
+
+
+class Fatal(_Message, frozen=True):
+    """The worker cannot go on, and starting it again would not help."""
+
+    message: str
+    exit_code: int
+
+
+Message = Begin | Ask | Rest | Wake | Join | Share | WorkerReady | FinishedAnswers | Stepped | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Channel:
+    """One end of the pair: whole messages, sent by any thread, received by one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._sending = sock, threading.Lock()
+
+    def send(self, message: Message) -> bool:
+        """Send a message; return False if the other end is closed."""
+        payload = _encoder.encode(message)
+        try:
+            with self._sending:
+                self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """Receive the next message; return None at the end of the stream.
+
+        Raises ValueError for a message over MAX_MESSAGE_BYTES bytes.
+        """
+        header = self._exactly(_HEADER.size)
+        if header is None:
+            return None
+        (length,) = _HEADER.unpack(header)
+        if length > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes from a worker; the limit is {MAX_MESSAGE_BYTES}")
+        payload = self._exactly(length)
+        return None if payload is None else _decoder.decode(payload)
+
+    def close(self) -> None:
+        """Close the channel and wake a pending `receive`, here and at the other end."""
+        with contextlib.suppress(OSError):
+            # The other end is gone already.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, count: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(min(count - len(data), 1 << 20))
+            except OSError:
+                # Closed here, or torn down there: the same as end of file.
+                return None
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)

@@ -1,0 +1,137 @@
+"""A worker process: as the trainer sees it (start, messages, end), and the main loop inside it.
+
+Inside, the trainer's messages are read in a thread, and the process ends when the trainer has.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from swarmd.errors import SwarmdError
+from swarmd.state.logs import set_up_logging
+from swarmd.workers.messages import Ask, Begin, Channel, Fatal, Message, Rest, Wake
+from swarmd.workers.restarts import EXIT_TIMEOUT_S, exit_words
+
+
+class WorkerProcess:
+    """Runs `python -m MODULE FD`.
+
+    The process ends when its end of the pair says that we are gone, however we ended.
+    """
+
+    def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:
+        """Start a worker process.
+
+        environment: variables added to our own.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: no file of the working folder is imported
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
+            )
+        self._channel = Channel(ours)
+        self.pid = self._process.pid
+        self._channel.send(begin)
+
+    def send(self, message: Message) -> bool:
+        """Send a message; return False if the worker has ended."""
+        return self._channel.send(message)
+
+    def receive(self) -> Message | None:
+        """Receive the worker's next message; return None once it has ended."""
+        return self._channel.receive()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
+        """Close its connection, on which it exits, and kill it if it does not.
+
+        Returns how it ended, in words.
+        """
+        self._channel.close()
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            status = self._process.wait()
+        return exit_words(status)
+
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLink:
+    """The worker's end. `messages` are those to be handled, in order; rest and work take effect at once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._may_work = threading.Event()
+        self._may_work.set()
+        self._left: list[tuple[int, str]] = []  # questions that `questions` has not returned yet
+        threading.Thread(target=self._hear, name="trainer", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        # If nobody receives it, `_hear` sees the same end and acts on it.
+        self._channel.send(message)
+
+    def rest(self) -> float:
+        """Wait here for as long as we are to rest. Returns the seconds that took."""
+        if self._may_work.is_set():
+            return 0.0
+        begun = time.perf_counter()
+        self._may_work.wait()
+        return time.perf_counter() - begun
+
+    def questions(self, most: int) -> list[tuple[int, str]]:
+        """Wait for at least one question; return at most `most` of those that are here."""
+        found, self._left = self._left, []
+        while not found or (len(found) < most and not self.messages.empty()):
+            message = self.messages.get()
+            assert isinstance(message, Ask)
+            found += message.questions
+        self._left = found[most:]
+        return found[:most]
+
+    def _hear(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            match message:
+                case Rest():
+                    self._may_work.clear()
+                case Wake():
+                    self._may_work.set()
+                case _:
+                    self.messages.put(message)
+        # The trainer is gone, or done with us; nobody wants what we have in hand.
+        os._exit(0)
+
+
+def run(work: Callable[[Begin, WorkerLink], None]) -> None:
+    """Run `work` as a worker process: logging, the link to the trainer, and errors sent back over it."""
+    # It is the trainer's standard error, and so trainer.log.
+    set_up_logging(None, stderr=True)
+    inside = WorkerLink(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    begin = inside.messages.get()
+    assert isinstance(begin, Begin)
+    try:
+        work(begin, inside)
+    except SwarmdError as error:
+        inside.send(Fatal(str(error), error.exit_code))
+        sys.exit(error.exit_code)

@@ -1,0 +1,193 @@
+"""Generator processes beside rounds: real ones, on the tiny model."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmd.config.config import NodeConfig
+from swarmd.errors import ConfigError
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import TIMEOUT_S, wait_until
+from swarmd.trainer.workers import check_workers, open_workers, processes_on
+from swarmd.types import Generation, Rollout, Scored, Task
+from swarmd.workers.generator_pool import Generators, WorkerFailed
+from swarmd.workers.messages import Begin, Message, Rest
+from swarmd.workers.question_queue import QuestionQueue
+from swarmd.workers.worker import WorkerProcess
+from tests import ROOT
+from tests.swarmd.exchange.test_wire import ME
+
+
+def config(**sections: Any) -> NodeConfig:
+    return NodeConfig.model_validate(
+        {"model": {"name": "tiny", "device": "cpu"}, "round": {"local": 2, "completions": 4}, **sections}
+    )
+
+
+def scored(task: Task, answers: Generation, round_number: int) -> Scored:
+    """Return the rollout with rewards that always teach something: what is learnt does not matter here."""
+    rewards = tuple(float(i % 2) for i in range(len(answers.completions)))
+    return Scored(
+        Rollout(task.ref, answers.completions, ME), task.question, rewards, round_number, answers.tokens
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path) -> None:
+    settings = config(generate={"max_new_tokens": 64}, workers={"generators": 2})
+    policy, tasks, rng = LanguagePolicy.open(settings, 1), CurriculumTasks(TINY_9), random.Random(1)
+    with open_workers(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
+        newest: list[int] = []
+        within = False
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (within and crew.generators.alive == 2 and len(newest) > 8):
+            assert time.monotonic() < deadline, crew.report(time.monotonic())
+            if not crew.generators.wait(2, 1.0):
+                continue
+            taken = crew.generators.collect()
+            assert len(taken) == 2
+            versions = [v for _, answers in taken for v in answers.tokens.versions if v]
+            assert all(list(v) == sorted(v) for v in versions), "weights never become older"
+            assert all(max(v) <= policy.version for v in versions)
+            within = within or any(len(set(v)) > 1 for v in versions)
+            newest.append(max(max(v) for v in versions))
+            batch = [scored(task, answers, 1) for task, answers in taken]
+            crew.lag.note(batch)
+            crew.policy.update(batch)
+        assert newest[-1] > newest[0] and policy.version == len(newest)
+        figures = crew.report(time.monotonic())
+        assert (
+            figures.version == policy.version and 0 <= figures.lag_mean <= figures.lag_max <= policy.version
+        )
+        assert figures.given_up == 0 and figures.tokens_per_second is None
+
+        crew.generators.rest(True)
+        crew.generators.collect()
+        there = crew.generators.flow.finished
+        assert not crew.generators.wait(there + 5, 0.5), (
+            "two answers of each were on their way when they heard of it, at most"
+        )
+        crew.generators.rest(False)
+        assert crew.generators.wait(2, TIMEOUT_S)
+        pids = crew.generators.pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.fixture
+def flow() -> Iterator[QuestionQueue]:
+    tasks, rng = CurriculumTasks(TINY_9), random.Random(1)
+    yield QuestionQueue(lambda count: tasks.draw(count, rng), 2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(
+    flow: QuestionQueue, tmp_path: Path
+) -> None:
+    begin = Begin(config(model={"name": "/no/such/model"}).model_dump_json(), 1, str(tmp_path), 1)
+    with (
+        Generators(
+            1,
+            lambda number, life: WorkerProcess("swarmd.policy.parallel.generator", begin, {}),
+            flow,
+            lambda: None,
+        ) as working,
+        pytest.raises(WorkerFailed, match="/no/such/model") as failure,
+    ):
+        working.wait(1, TIMEOUT_S)
+    assert failure.value.exit_code == 3
+
+
+@pytest.mark.net
+def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path: Path) -> None:
+    begin, lives = Begin("", 1, str(tmp_path), 1), []
+
+    def start(number: int, life: int) -> WorkerProcess:
+        lives.append(life)
+        return WorkerProcess("swarmd.workers.messages", begin, {})  # no worker: ends at once
+
+    said = r"died 5 times in a row.*workers\.generators"
+    with (
+        Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working,
+        pytest.raises(WorkerFailed, match=said),
+    ):
+        working.wait(1, TIMEOUT_S)
+    assert lives == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.net
+def test_errors_while_drawing_questions_are_raised_in_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+
+    def draw(count: int) -> Sequence[Task]:
+        raise ZeroDivisionError
+
+    def start(number: int, life: int) -> WorkerProcess:
+        return WorkerProcess("tests.swarmd.workers.ready", Begin("", 1, str(tmp_path), 1), {})
+
+    with (
+        Generators(1, start, QuestionQueue(draw, 2, 4), lambda: None) as working,
+        pytest.raises(RuntimeError, match="keeps a generator busy"),
+    ):
+        working.wait(1, TIMEOUT_S)
+
+
+def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue) -> None:
+    """The rest ends just as it is told to rest; the other way round it would rest for ever."""
+    said: list[str] = []
+    ending: list[threading.Thread] = []
+
+    class Worker:
+        pid = 1
+
+        def __init__(self) -> None:
+            self.over = threading.Event()
+
+        def send(self, message: Message) -> bool:
+            if isinstance(message, Rest):
+                ending.append(threading.Thread(target=working.rest, args=(False,)))
+                ending[0].start()
+                ending[0].join(0.05)  # it gets as far as it can
+            said.append(type(message).__name__)
+            return True
+
+        def receive(self) -> None:
+            self.over.wait()
+
+        def end(self) -> str:
+            self.over.set()
+            return "exit 0"
+
+    working = Generators(1, lambda number, life: Worker(), flow, lambda: None)  # type: ignore[arg-type,return-value]
+    working.rest(True)
+    with working:
+        wait_until(lambda: len(said) == 2)
+    assert said == ["Rest", "Wake"]
+
+
+def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
+    for changes, said in (
+        ({"round": {"local": 0}}, "Set round.local"),
+        ({"workers": {"generators": 64, "trainers": 64}}, "at the very most"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_workers(config(**changes))
+    check_workers(config(workers={"generators": 2, "trainers": 2}))
+
+
+def test_processes_are_dealt_to_devices_in_turn() -> None:
+    assert [processes_on(place, 5, 2) for place in range(5)] == [3, 2, 3, 2, 3]
+    assert [processes_on(place, 2, 8) for place in range(2)] == [1, 1]

@@ -1,0 +1,109 @@
+"""A node with generators and trainers apart, as a person runs it; and everybody killed once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from swarmd.state.metrics import read_metrics
+from swarmd.testing import TIMEOUT_S, wait_until
+from tests.processes import ended
+from tests.swarm.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+SETTINGS = """
+[model]
+name = "tiny"
+device = "cpu"
+[round]
+local = 4
+external = 0
+[replay]
+mode = "on"
+updates_per_round = 2
+[swarm]
+engine = "none"
+[workers]
+generators = 1
+trainers = 2
+"""
+
+
+def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text(SETTINGS)
+    state = tmp_path / "state"
+    command = [
+        sys.executable,
+        "-m",
+        "swarmd",
+        "join",
+        "--config",
+        str(tmp_path / "node.toml"),
+        "--state-dir",
+        str(state),
+        "--json",
+    ]
+    command += ["--pace", "0.5"]  # rounds that nobody waits for would take the processor from what starts
+
+    def workers(status: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = status["last"]["workers"]
+        return found
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as node:
+        try:
+            assert node.stdout is not None
+            assert json.loads(node.stdout.readline())["round"] == 1
+            all_up = {"trainers": 2, "generators": 1}
+            first = until(
+                state,
+                lambda s: s["last"] and all(workers(s)[kind]["alive"] == n for kind, n in all_up.items()),
+                node,
+            )
+            for kind in ("generators", "trainers"):
+                os.kill(workers(first)[kind]["pids"][0], signal.SIGKILL)
+            kinds = ("generators", "trainers")
+            both = until(
+                state,
+                lambda s: (
+                    s["last"] and all(workers(s)[k]["restarts"] == 1 and workers(s)[k]["pids"] for k in kinds)
+                ),
+                node,
+            )
+            newer = workers(both)["version"] + 1
+            after = until(
+                state,
+                lambda s: (
+                    s["last"] and workers(s)["version"] >= newer and workers(s)["generators"]["alive"] == 1
+                ),
+                node,
+            )
+            assert after["trainer"]["restarts"] == 0 and after["round"] > first["round"]
+
+            theirs = [
+                psutil.Process(pid)
+                for kind in ("generators", "trainers")
+                for pid in workers(after)[kind]["pids"]
+            ]
+            os.kill(after["trainer"]["pid"], signal.SIGKILL)
+            again = until(
+                state,
+                lambda s: s["last"] and s["trainer"]["restarts"] == 1 and s["round"] > after["round"] + 1,
+                node,
+            )
+            assert workers(again)["version"] > 0
+            wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(TIMEOUT_S) == 0
+        finally:
+            node.kill()
+    lines = read_metrics(state / "metrics.jsonl")
+    assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
+    versions = [line["workers"]["version"] for line in lines]
+    assert versions == sorted(versions) and all(line["updates"] in (1, 2) for line in lines)
