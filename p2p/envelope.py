@@ -1,4 +1,4 @@
-"""Signed frames: sealing, parsing and checking. Pure: bytes in, Envelope or Rejected out.
+"""Signed frames: sealing, parsing and checking. Pure: bytes in, Envelope or Reason out.
 
 A frame is one canonical msgpack array, and its form is frozen for version 1:
 
@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from p2p.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify_key
-from p2p.types import Envelope, Reason, Rejected
+from p2p.types import Envelope, Reason
 
 VERSION = 1
 # Nobody forwards a longer frame.
@@ -68,37 +68,37 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
     draft = _encoder.encode(fields)
     if len(draft) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame has at most {MAX_FRAME_BYTES} bytes, this one would have {len(draft)}")
-    if isinstance(parsed := parse(draft, swarm_id), Rejected):
+    if isinstance(parsed := parse(draft, swarm_id), Reason):
         unfit = f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}"
-        raise ValueError(f"{unfit}: {parsed.reason.value}")  # noqa: TRY004
+        raise ValueError(f"{unfit}: {parsed.value}")  # noqa: TRY004
     return draft[:-SIGNATURE_BYTES] + identity.sign(DOMAIN, draft[:-_SIGNATURE_TAIL])
 
 
-def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
+def parse(frame: bytes, swarm_id: bytes) -> Frame | Reason:
     """Check form, version and swarm; leave size and signature to others."""
     if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
-        return Rejected(Reason.MALFORMED)
+        return Reason.MALFORMED
     version = frame[1 + len(_TAG_BYTES)]
     # A later version may be of any length and may go on in any way, but it begins like this.
     if version != VERSION:
         newer = 0x90 <= frame[0] <= 0x9F and version < 0x80
-        return Rejected(Reason.WRONG_VERSION if newer else Reason.MALFORMED)
+        return Reason.WRONG_VERSION if newer else Reason.MALFORMED
     try:
         parsed = _decoder.decode(frame)
     except (msgspec.DecodeError, ValueError, RecursionError):
         # A ValueError means no UTF-8, a RecursionError arrays thousands deep.
-        return Rejected(Reason.MALFORMED)
+        return Reason.MALFORMED
     if frame[0] != _ARRAY or _encoder.encode(parsed) != frame:
-        return Rejected(Reason.MALFORMED)
+        return Reason.MALFORMED
     if parsed.swarm_id != swarm_id:
-        return Rejected(Reason.OTHER_SWARM)
+        return Reason.OTHER_SWARM
     return parsed
 
 
-def check(parsed: Frame, frame: bytes) -> Envelope | Rejected:
+def check(parsed: Frame, frame: bytes) -> Envelope | Reason:
     """Check the signature of a parsed frame. This check is expensive, so it comes last."""
     if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
-        return Rejected(Reason.BAD_SIGNATURE)
+        return Reason.BAD_SIGNATURE
     return Envelope(
         peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
     )

@@ -34,7 +34,6 @@ from p2p.types import (
     PeerRequest,
     Reason,
     ReceivedBody,
-    Rejected,
     Started,
     Unanswered,
     Verdict,
@@ -108,7 +107,7 @@ class Member:
             topic.swarm_id,
             limits,
             not_before=self._recall.not_before,
-            opinion=self.reputation,
+            reputation=self.reputation,
             group_of=lambda via: self.group(via) or NOT_NOTED,
             note=lambda trace: self._recall.note(trace.sent_at),
         )
@@ -118,7 +117,7 @@ class Member:
                 topic.swarm_id,
                 limits,
                 not_before=self._recall.not_before,
-                opinion=self.reputation,
+                reputation=self.reputation,
             )
             for topic in also
         }
@@ -206,10 +205,10 @@ class Member:
         now = self._clock()
         outcome = inbox.receive(frame, now, via)
         self._note_peers(now)
-        if isinstance(outcome, Rejected):
+        if isinstance(outcome, Reason):
             if via is not None:
-                self._blame(via, outcome.reason, now)
-            return outcome.reason.verdict
+                self._blame(via, outcome, now)
+            return outcome.verdict
         if via is not None:
             self.reputation.admitted(via)
         self._providers.note(outcome.author)

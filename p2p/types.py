@@ -27,7 +27,10 @@ class Verdict(Enum):
 
 
 class Reason(Enum):
-    """Why a frame or its content is refused. The value is the text that operators read."""
+    """Why a frame or its content is refused. The value is the text that operators read.
+
+    It is returned and not raised, as hostile peers are normal.
+    """
 
     TOO_LARGE = "too large"
     MALFORMED = "not a frame"
@@ -85,14 +88,6 @@ _REMEDIES = {
     ),
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A refused frame. It is a value, not an exception, as hostile peers are normal."""
-
-    reason: Reason
-    author: PeerId | None = None  # only where the signature proved it
 
 
 @dataclass(frozen=True, slots=True)

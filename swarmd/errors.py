@@ -1,7 +1,7 @@
 """Errors an operator can act on.
 
 The CLI prints the message without a traceback and exits with the class's code. Faults of peers are values
-(`p2p.types.Rejected`), counted and shown. Bugs are ordinary exceptions, with tracebacks.
+(`p2p.types.Reason`), counted and shown. Bugs are ordinary exceptions, with tracebacks.
 """
 
 from pathlib import Path

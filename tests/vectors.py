@@ -23,7 +23,7 @@ from p2p.member import QueuedMember
 from p2p.nat import dial_back
 from p2p.peers import introduction, twins
 from p2p.topic import Topic
-from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason, Rejected
+from p2p.types import MAX_QUESTION_BYTES, Envelope, Peer, PeerId, PeerRequest, Reason
 from swarmd.daemon.judging import discovery
 from swarmd.exchange import acknowledgements, offers, wire
 from swarmd.exchange.offers import Offered
@@ -196,8 +196,8 @@ def frames() -> Vectors:
 def frame_reason(entry: Entry) -> str:
     inbox = Inbox(BOB.peer_id, bytes.fromhex(entry["swarm_id"]))
     outcome = inbox.receive(bytes.fromhex(entry["frame"]), entry["received_at"])
-    if isinstance(outcome, Rejected):
-        return outcome.reason.value
+    if isinstance(outcome, Reason):
+        return outcome.value
     assert outcome.author == entry["author"]
     return ""
 

@@ -11,20 +11,19 @@ charged to the connection that brought it.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from p2p.admission.replays import NOBODY, Holder, Replays, Trace
+from p2p.admission.reputation import Reputation
 from p2p.envelope import MAX_FRAME_BYTES, Frame, check, parse
 from p2p.identity import peer_id_of, public_key_of
 from p2p.rate_limit import TokenBuckets
-from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
+from p2p.types import Envelope, PeerId, Reason
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
     """Limits of one node. A token bucket holds its burst when full."""
 
-    max_frame: int = MAX_FRAME_BYTES  # bytes
     # The quota of one author. It sends a frame a round; tiny models play several a second. A burst is no
     # longer than what is remembered of an author (`replays.FRAMES`), so that none of it is lost where it
     # comes out of order.
@@ -37,17 +36,8 @@ class AdmissionLimits:
     via_frames_burst: float = 600.0
     via_bytes_per_second: float = 4 * 1024 * 1024.0
     via_bytes_burst: float = 32 * 1024 * 1024.0
-    via_broken_per_second: float = 1.0
-    via_broken_burst: float = 30.0
     # Remembered at once.
     authors: int = 8_192
-    vias: int = 1_024
-
-
-class Opinion(Protocol):
-    """Our opinion of peers: `p2p.admission.reputation.Reputation`."""
-
-    def shunned(self, peer: PeerId, now: float) -> bool: ...
 
 
 class Inbox:
@@ -67,17 +57,16 @@ class Inbox:
         limits: AdmissionLimits | None = None,
         *,
         not_before: float = 0.0,
-        opinion: Opinion | None = None,
+        reputation: Reputation | None = None,
         group_of: Callable[[PeerId], str] = lambda _: "",
         note: Callable[[Trace], None] = lambda _: None,
-        verify: Callable[[Frame, bytes], Envelope | Rejected] = check,
+        verify: Callable[[Frame, bytes], Envelope | Reason] = check,
     ) -> None:
         self._own_key = public_key_of(me)
         self.swarm_id = swarm_id
         self.limits = limits or AdmissionLimits()
         self.counts: Counter[Reason] = Counter()
-        self.admitted = 0
-        self._opinion, self._group_of, self._note, self._verify = opinion, group_of, note, verify
+        self._reputation, self._group_of, self._note, self._verify = reputation, group_of, note, verify
         self._replays = Replays(self.limits.authors, not_before)
         # By the author's key.
         self._frames = TokenBuckets[bytes](
@@ -86,22 +75,20 @@ class Inbox:
         self._bytes = TokenBuckets[bytes](
             self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors
         )
-        of, most = self.limits, self.limits.vias
-        # By connection
-        self._via_frames = TokenBuckets[PeerId](of.via_frames_per_second, of.via_frames_burst, most)
-        self._via_bytes = TokenBuckets[PeerId](of.via_bytes_per_second, of.via_bytes_burst, most)
-        self._via_broken = TokenBuckets[PeerId](of.via_broken_per_second, of.via_broken_burst, most)
+        # By connection.
+        self._via_frames = TokenBuckets[PeerId](
+            self.limits.via_frames_per_second, self.limits.via_frames_burst
+        )
+        self._via_bytes = TokenBuckets[PeerId](self.limits.via_bytes_per_second, self.limits.via_bytes_burst)
 
-    def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
+    def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Reason:
         """Check a frame, and return its envelope or why it is refused.
 
         now: seconds since the epoch. via: the peer that handed it over, where that is known.
         """
         outcome = self._from(via, frame, now)
-        if isinstance(outcome, Rejected):
-            self.counts[outcome.reason] += 1
-        else:
-            self.admitted += 1
+        if isinstance(outcome, Reason):
+            self.counts[outcome] += 1
         return outcome
 
     def charge(self, author: PeerId, frames: float, now: float) -> None:
@@ -113,40 +100,35 @@ class Inbox:
         bucket.refill(now)
         bucket.spend(frames)
 
-    def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
+    def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Reason:
         if via is None:
             # The engine does not know the connection: only the author can be charged.
             return self._admit(frame, now, NOBODY)
-        frames, size, broken = (
-            buckets.of(via, now) for buckets in (self._via_frames, self._via_bytes, self._via_broken)
-        )
+        frames, size = self._via_frames.of(via, now), self._via_bytes.of(via, now)
         # Frames over the limit are not charged, so the connection is used again as soon as it is slower.
-        if frames.refill(now) < 1 or size.refill(now) < len(frame) or broken.refill(now) < 1:
-            return Rejected(Reason.FLOODING)
+        if frames.refill(now) < 1 or size.refill(now) < len(frame):
+            return Reason.FLOODING
         frames.spend(1)
         size.spend(len(frame))
-        if self._opinion is not None and self._opinion.shunned(via, now):
-            return Rejected(Reason.SHUNNED)
-        outcome = self._admit(frame, now, Holder(self._group_of(via) or via, via))
-        if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
-            broken.spend(1)
-        return outcome
+        if self._reputation is not None and self._reputation.shunned(via, now):
+            return Reason.SHUNNED
+        return self._admit(frame, now, Holder(self._group_of(via) or via, via))
 
-    def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Rejected:
-        if len(frame) > self.limits.max_frame:
-            return Rejected(Reason.TOO_LARGE)
+    def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Reason:
+        if len(frame) > MAX_FRAME_BYTES:
+            return Reason.TOO_LARGE
         parsed = parse(frame, self.swarm_id)
-        if isinstance(parsed, Rejected):
+        if isinstance(parsed, Reason):
             return parsed
         if parsed.author == self._own_key:
-            return Rejected(Reason.OWN_ECHO)
+            return Reason.OWN_ECHO
         trace = Trace(parsed.author, parsed.sequence, parsed.sent_at_ms)
         if (reason := self._replays.refuses(trace, holder, now)) is not None:
-            return Rejected(reason)
+            return reason
         if not self._affords(parsed.author, len(frame), now):
-            return Rejected(Reason.OVER_QUOTA)
-        if self._opinion is not None and self._opinion.shunned(peer_id_of(parsed.author), now):
-            return Rejected(Reason.SHUNNED)
+            return Reason.OVER_QUOTA
+        if self._reputation is not None and self._reputation.shunned(peer_id_of(parsed.author), now):
+            return Reason.SHUNNED
         envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):
             self._frames.of(parsed.author, now).spend(1)

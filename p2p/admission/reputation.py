@@ -81,7 +81,7 @@ class _ReputationFile(msgspec.Struct, array_like=True):
 
 
 class Reputation:
-    """Implements `inbox.Opinion`.
+    """The scores of all peers.
 
     `dump` and `load` are for a file. Starting without one does no harm, and so a damaged one does none.
     """

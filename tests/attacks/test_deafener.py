@@ -23,7 +23,7 @@ from p2p.admission.memory import PROMISE_S, AdmissionMemory
 from p2p.admission.replays import AHEAD_S, Trace
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity, peer_id_of
-from p2p.types import Envelope, PeerId, Rejected
+from p2p.types import Envelope, PeerId, Reason
 from swarmd.testing import NOW, TIMEOUT_S, TOPIC, identity
 from tests.attacks.deafening import KEYS, RATE, crowd, skews
 from tests.attacks.harness import ENGINES, Attack, show
@@ -91,7 +91,7 @@ class Victim:
         return isinstance(self.inbox.receive(frame, self.now, via), Envelope)
 
     @staticmethod
-    def verify(parsed: Frame, frame: bytes) -> Envelope | Rejected:
+    def verify(parsed: Frame, frame: bytes) -> Envelope | Reason:
         if parsed.signature == bytes(64):  # the attacker's, for whom each was made a thousand times faster
             return Envelope(
                 peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from p2p.envelope import MAX_BODY_BYTES, MAX_FRAME_BYTES, check, parse, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
-from p2p.types import Envelope, Reason, Rejected
+from p2p.types import Envelope, Reason
 from tests.vectors import ALICE as ME
 from tests.vectors import signed_frame
 
@@ -30,14 +30,14 @@ def resigned(values: list[object]) -> bytes:
     return signed_frame(msgpack.packb([*values[:8], bytes(64)])[:-66])
 
 
-def open_frame(frame: bytes, swarm: bytes) -> Envelope | Rejected:
+def open_frame(frame: bytes, swarm: bytes) -> Envelope | Reason:
     parsed = parse(frame, swarm)
-    return parsed if isinstance(parsed, Rejected) else check(parsed, frame)
+    return parsed if isinstance(parsed, Reason) else check(parsed, frame)
 
 
 def reason(frame: bytes, swarm: bytes = SWARM) -> Reason | None:
     outcome = open_frame(frame, swarm)
-    return outcome.reason if isinstance(outcome, Rejected) else None
+    return outcome if isinstance(outcome, Reason) else None
 
 
 @fuzz

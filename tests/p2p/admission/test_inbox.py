@@ -8,7 +8,7 @@ from p2p.admission.replays import AHEAD_S, FRAMES
 from p2p.envelope import MAX_FRAME_BYTES, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
-from p2p.types import Envelope, Reason, Rejected, Verdict
+from p2p.types import Envelope, Reason, Verdict
 
 SWARM = Topic("main", "0123456789abcdef").swarm_id
 ME, A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
@@ -27,8 +27,8 @@ def forged(author: Identity, sequence: int, at: float = NOW) -> bytes:
     return frame(author, sequence, at)[:-64] + bytes(64)
 
 
-def reason(outcome: Envelope | Rejected) -> Reason | None:
-    return outcome.reason if isinstance(outcome, Rejected) else None
+def reason(outcome: Envelope | Reason) -> Reason | None:
+    return outcome if isinstance(outcome, Reason) else None
 
 
 def test_each_rule_refuses_and_counts() -> None:
@@ -52,7 +52,7 @@ def test_each_rule_refuses_and_counts() -> None:
     }
     for hostile, expected in cases.items():
         assert reason(box.receive(hostile, NOW)) is expected
-    assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2} and box.admitted == 3
+    assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2}
     assert Reason.STALE.verdict is Verdict.IGNORE  # a clock that is off is nobody's fault
 
 
@@ -125,15 +125,6 @@ def test_a_connection_has_a_quota_of_its_own() -> None:
     assert outcomes == [None] * 3 + [Reason.FLOODING] * 2
 
 
-def test_unsigned_frames_are_charged_to_the_connection_before_any_signature_check() -> None:
-    box = inbox()
-    outcomes = [reason(box.receive(forged(A, n), NOW, B.peer_id)) for n in range(40)]
-    assert outcomes == [Reason.BAD_SIGNATURE] * 30 + [Reason.FLOODING] * 10
-    assert reason(box.receive(frame(A, 1), NOW, B.peer_id)) is Reason.FLOODING
-    assert reason(box.receive(frame(A, 1), NOW, ME.peer_id)) is None
-    assert reason(box.receive(frame(A, 2, NOW + 1), NOW + 1, B.peer_id)) is None
-
-
 EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integers(0, 2)), max_size=80)
 
 
@@ -143,7 +134,7 @@ def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(
     events: list[tuple[int, int, int]], authors: int
 ) -> None:
     """With hardly any memory, our clock jumping by minutes, and everything repeated after each step."""
-    box = inbox(authors=authors, frames_burst=10_000, via_frames_burst=10**6, via_broken_burst=10**6)
+    box = inbox(authors=authors, frames_burst=10_000, via_frames_burst=10**6)
     frames = [frame((A, B)[n % 2], n // 2, NOW + 20 * n) for n in range(40)]
     now, came = NOW, list[bytes]()
     for n, jump, via in events:
@@ -167,26 +158,23 @@ def test_forged_frames_do_not_use_up_an_authors_quota(
     alone, attacked = (
         inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2)
     )
-    now, came = NOW, 0
+    now = NOW
     for n, (is_forged, passed, size, by_connection) in enumerate(events):
         now += passed / 1000
         f = frame(A, n, now, bytes(size))
         if is_forged:
             hostile = forged(A, (n, 2**60)[size % 2], now)
-            assert isinstance(attacked.receive(hostile, now, B.peer_id if by_connection else None), Rejected)
+            assert isinstance(attacked.receive(hostile, now, B.peer_id if by_connection else None), Reason)
         else:
-            outcome = alone.receive(f, now, A.peer_id)
-            assert attacked.receive(f, now, A.peer_id) == outcome
-            came += isinstance(outcome, Envelope)
-    assert attacked.admitted == came
+            assert attacked.receive(f, now, A.peer_id) == alone.receive(f, now, A.peer_id)
 
 
-def test_many_authors_and_connections_do_not_grow_the_memory() -> None:
-    box, rng = inbox(authors=50, vias=10), random.Random(0)
+def test_many_authors_do_not_grow_the_memory() -> None:
+    box, rng = inbox(authors=50), random.Random(0)
     strangers = [Identity.from_seed(rng.randbytes(32)) for _ in range(300)]
     frames = [frame(stranger, 1, NOW + n) for n, stranger in enumerate(strangers)]
     came = [f for n, f in enumerate(frames) if reason(box.receive(f, NOW + n, strangers[n].peer_id)) is None]
-    assert len(came) > 200 and len(box._replays) <= 50 and len(box._via_frames) == 10
+    assert len(came) > 200 and len(box._replays) <= 50
     assert all(
         reason(box.receive(f, NOW + 300)) in (Reason.DUPLICATE, Reason.OLD, Reason.STALE) for f in came
     )

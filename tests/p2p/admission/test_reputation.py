@@ -257,6 +257,8 @@ def test_bad_frames_ban_the_connection_and_not_the_named_author(tmp_path: Path) 
         assert life.member.deliver(forged, A) is Verdict.REJECT
     assert life.told == [(A, FIRST_BAN_S)] and life.hear(ALICE, 1, via=A) is Verdict.IGNORE
     assert life.hear(BOB, 1, via=C) is Verdict.ACCEPT
+    assert life.member.deliver(forged, A) is Verdict.IGNORE  # no signature is checked any more
+    assert life.member.rejected == {Reason.BAD_SIGNATURE: 20, Reason.SHUNNED: 2}
 
 
 @pytest.mark.net
