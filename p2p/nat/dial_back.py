@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -23,8 +23,9 @@ import trio
 from p2p.address import parse_endpoint
 from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.netgroup import LOCAL, group_of_host
+from p2p.peers.introduction import ask_each
 from p2p.rate_limit import TokenBucket
-from p2p.types import Ask, Peer, PeerId, PeerRequest, Unanswered
+from p2p.types import Ask, Peer, PeerId, PeerRequest
 
 MIN_PORT = 1024
 # How long an outcome is kept. In that time one peer is tried at most PORTS times.
@@ -38,6 +39,8 @@ ASK_AGAIN_S = 0.5
 MEMBER_TIMEOUT_S = 8.0
 # Members that are asked.
 MAX_ASKED = 4
+# An outcome and an IPv6 address.
+MAX_REPLY_BYTES = 17
 _PORT = struct.Struct(">H")
 _REMEMBERED_PEERS = 1024
 
@@ -147,48 +150,28 @@ class DialBack:
             self._outcomes[peer, port] = asked, outcome
 
 
-@dataclass(frozen=True, slots=True)
-class DialBackResult:
-    """One member's result."""
-
-    by: PeerId
-    outcome: Outcome
-    seen_at: Address | None
-
-
-def can_be_dialled(results: Iterable[DialBackResult]) -> bool | None:
+def can_be_dialled(replies: Iterable[DialBackReply]) -> bool | None:
     """Return whether the internet can dial us; None where no member outside our network could say."""
     said = {
-        result.outcome
-        for result in results
-        if result.seen_at is not None and group_of_host(str(result.seen_at)) != LOCAL
+        reply.outcome
+        for reply in replies
+        if reply.seen_at is not None and group_of_host(str(reply.seen_at)) != LOCAL
     }
     return True if Outcome.REACHED in said else False if Outcome.NOT_REACHED in said else None
 
 
 async def ask_members(
-    ask: Ask, members: Collection[PeerId], port: int, *, patience: float = MEMBER_TIMEOUT_S
-) -> list[DialBackResult]:
+    ask: Ask, members: Sequence[PeerId], port: int, *, patience: float = MEMBER_TIMEOUT_S
+) -> dict[PeerId, DialBackReply]:
     """Have up to MAX_ASKED members dial us back, at the same time.
 
-    Those that do not know the question, or do not answer, are left out.
+    Those that do not know the question, or have no outcome in time, are left out.
     """
-    results: list[DialBackResult] = []
 
-    async def ask_member(member: PeerId) -> None:
-        answer: DialBackReply | None = None
-        with trio.move_on_after(patience):
-            try:
-                while (
-                    answer := answered(await ask(member, question(port), 17))
-                ) is not None and answer.outcome is Outcome.TRYING:
-                    await trio.sleep(ASK_AGAIN_S)
-            except Unanswered as error:
-                log.debug("%s does not dial back: %s", member, error)
-        if answer is not None:
-            results.append(DialBackResult(member, answer.outcome, answer.seen_at))
+    async def until_tried(member: PeerId, message: bytes, limit: int) -> bytes:
+        while (answer := await ask(member, message, limit))[:1] == bytes([Outcome.TRYING]):
+            await trio.sleep(ASK_AGAIN_S)
+        return answer
 
-    async with trio.open_nursery() as nursery:
-        for member in list(members)[:MAX_ASKED]:
-            nursery.start_soon(ask_member, member)
-    return results
+    said = await ask_each(until_tried, members[:MAX_ASKED], question(port), MAX_REPLY_BYTES, patience)
+    return {member: reply for member, answer in said.items() if (reply := answered(answer)) is not None}

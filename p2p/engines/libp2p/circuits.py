@@ -241,14 +241,12 @@ class Circuits:
         far = [(peer, one) for peer, one in those if group_of_host(remote_host(one)) not in (LOCAL, None)]
         # A peer that we dialled sees the address that others would dial.
         far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")
-        results = await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)
-        found = can_be_dialled(results)
-        seen = (
-            dict.fromkeys(result.seen_at for result in results if result.seen_at is not None)
-            if found is False
-            else {}
+        replies = (await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)).values()
+        found = can_be_dialled(replies)
+        seen = dict.fromkeys(reply.seen_at for reply in replies if reply.seen_at is not None)
+        self._seen_at = (
+            [f"/ip{address.version}/{address}/tcp/{self._port}" for address in seen] if found is False else []
         )
-        self._seen_at = [f"/ip{address.version}/{address}/tcp/{self._port}" for address in seen]
         return found
 
     async def _reserve_where_due(self, wanted: bool) -> None:

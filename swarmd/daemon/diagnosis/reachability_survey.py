@@ -74,12 +74,12 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
             verdicts = await ask_members(member.engine.request, [peer.id for peer in peers], port)
             found["verdicts"] = [
                 {
-                    "by": v.by,
-                    "name": nickname(v.by),
-                    "outcome": v.outcome.name,
-                    "seen_at": str(v.seen_at) if v.seen_at else None,
+                    "by": by,
+                    "name": nickname(by),
+                    "outcome": verdict.outcome.name,
+                    "seen_at": str(verdict.seen_at) if verdict.seen_at else None,
                 }
-                for v in verdicts
+                for by, verdict in verdicts.items()
             ]
 
     async def see() -> None:
@@ -242,7 +242,7 @@ async def _is_seen(member: Member) -> bool:
     """
     ports, peers = listen_ports(member.addresses()), [peer.id for peer in member.peers()]
     said = await ask_members(member.engine.request, peers, ports[0] if ports else 0)
-    return all(one.seen_at is not None for one in said)
+    return all(one.seen_at is not None for one in said.values())
 
 
 def listen_ports(addresses: Sequence[str]) -> list[int]:

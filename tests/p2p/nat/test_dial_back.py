@@ -26,7 +26,6 @@ from p2p.nat.dial_back import (
     PORTS,
     DialBack,
     DialBackReply,
-    DialBackResult,
     Outcome,
     answered,
     ask_members,
@@ -173,10 +172,8 @@ async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
 def test_only_members_outside_our_network_can_tell(
     said: list[tuple[Outcome, str | None]], reachable: bool | None
 ) -> None:
-    results = [
-        DialBackResult(OTHER, outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said
-    ]
-    assert can_be_dialled(results) is reachable
+    replies = [DialBackReply(outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said]
+    assert can_be_dialled(replies) is reachable
 
 
 async def test_members_dial_each_other_back() -> None:
@@ -190,7 +187,7 @@ async def test_members_dial_each_other_back() -> None:
         verdicts = await ask_members(members[0].engine.request, [members[1].identity.peer_id, OTHER], 4001)
         nursery.cancel_scope.cancel()
     # In memory there are no addresses, so it will not be tried; the other is not there at all.
-    assert verdicts == [DialBackResult(members[1].identity.peer_id, Outcome.REFUSED, None)]
+    assert verdicts == {members[1].identity.peer_id: DialBackReply(Outcome.REFUSED, None)}
 
 
 async def knocked_at(*said: bytes) -> PeerId:
