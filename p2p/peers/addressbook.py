@@ -1,21 +1,16 @@
-"""The address book: known peers, and which of them to dial next.
-
-Pure but for `load` and `save`; `now` and `rng` are arguments.
-"""
+"""The address book: known peers, and which of them to dial next. Pure; `now` and `rng` are arguments."""
 
 import itertools
-import logging
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from typing import Annotated
 
-from p2p import durable
+import msgspec
+
 from p2p.address import Endpoint, parse_endpoint
 from p2p.identity import public_key_of
 from p2p.netgroup import LOCAL, group_of, only_here
-from p2p.peers import addressbook_file
-from p2p.peers.addressbook_file import MAX_ADDRESSES, MAX_FILE_BYTES
 from p2p.peers.buckets import MISS_EVERY_S, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Known, Tables
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
@@ -23,6 +18,9 @@ from p2p.types import PeerId
 # Peers that the operator named come on top.
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE
 ANCHORS = 2
+# Addresses of one peer.
+MAX_ADDRESSES = 8
+MAX_FILE_BYTES = 8 * 1024 * 1024
 # How often a peer that we reached before is preferred to one that others named.
 TRIED_FIRST = 0.95
 # Unknown peers that one peer may name.
@@ -36,7 +34,14 @@ _CONTESTED = 16
 
 Candidate = tuple[PeerId, list[str]]
 
-log = logging.getLogger(__name__)
+
+class _File(msgspec.Struct, tag_field="schema", tag=1):
+    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
+    anchors: list[str]
+    peers: dict[str, Known]
+
+
+_decoder = msgspec.json.Decoder(_File)
 
 
 class AddressBook:
@@ -47,7 +52,7 @@ class AddressBook:
 
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
-        self.changed = False  # since the last `save`
+        self.changed = False  # since it was saved
         # Peers that we were connected to for long; they are dialled first after a restart.
         self.anchors: Sequence[PeerId] = ()
         self._known: dict[PeerId, Known] = {}
@@ -279,35 +284,29 @@ class AddressBook:
     def tried(self) -> int:
         return sum(known.tried for known in self._known.values())
 
-    def save(self, path: Path) -> None:
-        """Write the file. Raises OSError; then the old file is untouched."""
-        durable.replace(path, addressbook_file.write(self._tables.key, self.anchors, self._known))
-        self.changed = False
+    def dump(self) -> bytes:
+        """Return the content of the book's file."""
+        peers = {str(peer): known for peer, known in self._known.items()}
+        file = _File(self._tables.key.hex(), list(self.anchors), peers)
+        return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
 
-    def load(self, path: Path) -> None:
-        """Add what the file knows, into a book that has at most pinned peers.
+    def restore(self, content: bytes, written: float) -> None:
+        """Add what a file holds, into a book that has at most pinned peers.
 
-        A damaged file is set aside with a warning: peers can be found again. Raises OSError.
+        Raises ValueError on anything else than what `dump` gives, and then changes nothing.
+
+        written: when the file was, seconds since the epoch.
         """
+        if len(content) > MAX_FILE_BYTES:
+            raise ValueError("too long")
         try:
-            with path.open("rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
-            written = path.stat().st_mtime
-        except FileNotFoundError:
-            return
-        try:
-            contents = addressbook_file.read(content, written, 2 * MAX_PEERS)
-        except ValueError as error:
-            log.warning(
-                "the address book %s was damaged (%s) and is now %s; peers are found anew",
-                path,
-                error,
-                durable.set_aside(path),
-            )
-            return
-        self._tables = Tables(contents.key)
-        self.anchors = contents.anchors[:ANCHORS]
-        for peer, known in contents.peers:
+            file = _decoder.decode(content)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        entries = [_checked(*entry, written) for entry in itertools.islice(file.peers.items(), 2 * MAX_PEERS)]
+        self._tables = Tables(bytes.fromhex(file.key))
+        self.anchors = tuple(map(PeerId, file.anchors[:ANCHORS]))
+        for peer, known in entries:
             self._add(peer, known)
 
     def _add(self, peer: PeerId, known: Known) -> None:
@@ -345,6 +344,21 @@ class AddressBook:
         wanted = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
         if wanted != known.addresses:
             known.addresses, self.changed = wanted, True
+
+
+def _checked(name: str, known: Known, written: float) -> tuple[PeerId, Known]:
+    """Check an entry of the file, without what holds for one run alone.
+
+    Raises ValueError where the id is none.
+    """
+    public_key_of(name)
+    endpoints = map(parse_endpoint, known.addresses[:MAX_ADDRESSES])
+    known.addresses = [str(endpoint) for endpoint in endpoints if endpoint]
+    known.pinned, known.failures, known.last_failure = [], 0, 0.0
+    known.heard = known.heard or written
+    known.source = known.source[:64] or (known.group if known.addresses else "")
+    known.proved = known.addresses[0] if known.addresses[:1] == [known.proved] else ""
+    return PeerId(name), known
 
 
 def _is_member_id(peer: PeerId) -> bool:

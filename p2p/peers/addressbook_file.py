@@ -1,65 +1,53 @@
-"""Reads and writes the address book's file, peers.json, as bytes. Pure."""
+"""Keeps an address book on disk, as peers.json. A disk that fails is logged and stops nothing."""
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+import logging
+from pathlib import Path
 
-import msgspec
+import trio
 
-from p2p.address import parse_endpoint
-from p2p.identity import public_key_of
-from p2p.peers.buckets import Known
-from p2p.types import PeerId
+from p2p import durable
+from p2p.peers.addressbook import MAX_FILE_BYTES, AddressBook
 
-MAX_FILE_BYTES = 8 * 1024 * 1024
-# Addresses of one peer.
-MAX_ADDRESSES = 8
+# The least time between two saves, and a second more for each SAVE_PEERS: a large book is some MB.
+SAVE_EVERY_S, SAVE_PEERS = 5.0, 50
+
+log = logging.getLogger(__name__)
 
 
-class _File(msgspec.Struct, tag_field="schema", tag=1):
-    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-    anchors: list[str]
-    peers: dict[str, Known]
+class AddressBookFile:
+    """The file of one book. path: None keeps it nowhere."""
 
+    def __init__(self, book: AddressBook, path: Path | None) -> None:
+        """Read the file into the book. A damaged one is set aside: peers can be found again."""
+        self._book, self._path = book, path
+        if path is None:
+            return
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            book.restore(content, path.stat().st_mtime)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            # Without the file peers are found as at a first start.
+            log.warning("cannot read the address book %s: %s", path, error.strerror)
+        except ValueError as error:
+            aside = durable.set_aside(path)
+            log.warning(
+                "the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, aside
+            )
 
-_decoder = msgspec.json.Decoder(_File)
+    def save(self) -> None:
+        if self._path is not None and self._book.changed:
+            try:
+                durable.replace(self._path, self._book.dump())
+                self._book.changed = False
+            except OSError as error:
+                # A full disk must not stop the network.
+                log.warning("cannot write the address book %s: %s", self._path, error.strerror)
 
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    key: bytes
-    anchors: Sequence[PeerId]
-    peers: Sequence[tuple[PeerId, Known]]
-
-
-def write(key: bytes, anchors: Sequence[PeerId], peers: Mapping[PeerId, Known]) -> bytes:
-    file = _File(key.hex(), list(anchors), {str(peer): known for peer, known in peers.items()})
-    return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
-
-
-def read(content: bytes, written: float, most: int) -> Contents:
-    """Parse the file. Raises ValueError on anything else.
-
-    written: when the file was, seconds since the epoch. most: how many peers to take.
-    """
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError("too long")
-    try:
-        file = _decoder.decode(content)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    peers = [_checked(*entry, written) for entry in itertools.islice(file.peers.items(), most)]
-    return Contents(bytes.fromhex(file.key), tuple(map(PeerId, file.anchors[:MAX_ADDRESSES])), peers)
-
-
-def _checked(name: str, known: Known, written: float) -> tuple[PeerId, Known]:
-    """Check one entry, without what holds for one run alone. Raises ValueError where the id is none."""
-    public_key_of(name)
-    endpoints = map(parse_endpoint, known.addresses[:MAX_ADDRESSES])
-    known.addresses = [str(endpoint) for endpoint in endpoints if endpoint]
-    known.pinned, known.failures, known.last_failure = [], 0, 0.0
-    known.heard = known.heard or written
-    known.source = known.source[:64] or (known.group if known.addresses else "")
-    known.proved = known.addresses[0] if known.addresses[:1] == [known.proved] else ""
-    return PeerId(name), known
+    async def save_regularly(self) -> None:
+        """Save until cancelled."""
+        while True:
+            await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
+            self.save()

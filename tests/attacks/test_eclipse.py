@@ -20,6 +20,7 @@ from p2p.address import Endpoint
 from p2p.identity import peer_id_of
 from p2p.netgroup import group_of
 from p2p.peers.addressbook import AddressBook
+from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.outbound import Outbound
 from p2p.types import PeerId
 from tests.attacks.harness import Attack, show
@@ -100,7 +101,7 @@ class Victim:
         if first:
             _, _, host, _, port = world.addresses[bootstrap].split("/")
             book.pin(bootstrap, Endpoint("ip4", host, int(port)))
-        book.load(self.path)
+        file = AddressBookFile(book, self.path)
         up = {peer for peer in world.honest[1:] if world.rng.random() < ONLINE} | {
             *([bootstrap] if first else [])
         }
@@ -124,7 +125,7 @@ class Victim:
             if second % 600 == 60:
                 self.learn(book, connected)
             self.now += 1
-        book.save(self.path)
+        file.save()
         self.now += 3600
 
     def dial(self, outbound: Outbound, peer: PeerId, addresses: list[str], up: set[PeerId]) -> None:

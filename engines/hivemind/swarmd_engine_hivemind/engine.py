@@ -129,7 +129,7 @@ class HivemindEngine(NetworkEngine):
                     await nursery.start(serve, p2pd, self._responder)
                     nursery.start_soon(self._send_all, discovery.alone, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
-                    nursery.start_soon(self._saver.save_regularly)
+                    nursery.start_soon(self._book_file.save_regularly)
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
                     try:
                         up()
@@ -142,7 +142,7 @@ class HivemindEngine(NetworkEngine):
             starting.close()
             self._discovery = self._requests = None
             self._addresses, self.relayed = [], ()
-            self._saver.save()
+            self._book_file.save()
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
         flags = [*FLAGS, f"-hostAddrs={','.join(map(str, listen))}"]

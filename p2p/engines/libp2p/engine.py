@@ -80,14 +80,14 @@ class Libp2pEngine(NetworkEngine):
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
                         nursery.start_soon(circuits.keep)
-                        nursery.start_soon(self._saver.save_regularly)
+                        nursery.start_soon(self._book_file.save_regularly)
                         nursery.start_soon(_hang_up_at_the_end, stack)
                         up()
                 finally:
                     self._requests = None
         finally:
             self._stack = self._discovery = self._circuits = None
-            self._saver.save()
+            self._book_file.save()
 
     def _prepare(self, host: Host) -> None:
         """Set the handlers before the host listens.

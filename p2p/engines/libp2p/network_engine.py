@@ -2,6 +2,7 @@
 
 import logging
 import random
+import secrets
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -10,7 +11,7 @@ from typing import Protocol
 
 import trio
 
-from p2p.address import Endpoint, parse_listen
+from p2p.address import Endpoint, parse_bootstrap, parse_listen
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.discovery import Connections, Discovery, ProviderRecords
 from p2p.engines.libp2p.request_response import Responder
@@ -18,8 +19,8 @@ from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
-from p2p.peers.addressbook import NEARBY
-from p2p.peers.addressbook_saver import AddressBookSaver, pinned_book
+from p2p.peers.addressbook import NEARBY, AddressBook
+from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.listen import held_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
@@ -80,8 +81,10 @@ class NetworkEngine:
         self._clock, self._rng = clock, rng
         self._traffic, self._public = traffic or Traffic(), public
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
-        self._book = pinned_book(self.me, bootstrap)
-        self._saver = AddressBookSaver(self._book, addressbook)
+        self._book = AddressBook(self.me, secrets.token_bytes(16))
+        for text in bootstrap:
+            self._book.pin(*parse_bootstrap(text))
+        self._book_file = AddressBookFile(self._book, addressbook)
         # Frames, and until when each is held, the oldest first.
         self._waiting: deque[tuple[float, bytes]] = deque(maxlen=MAX_QUEUED_FRAMES)
         self._news = trio.Event()
@@ -102,7 +105,6 @@ class NetworkEngine:
         """
         with held_ports(self._listen):  # only to see that they are free
             pass
-        self._saver.load()
         wait, started = RESTART_FIRST_S, False
 
         def up() -> None:

@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from p2p.address import parse_endpoint
 from p2p.identity import peer_id_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
-from p2p.peers.addressbook import ANCHORS, MAX_ADDRESSES, MAX_PEERS, TOLD_AT_ONCE, AddressBook
-from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE
+from p2p.peers.addressbook import (
+    ANCHORS,
+    MAX_ADDRESSES,
+    MAX_FILE_BYTES,
+    MAX_PEERS,
+    TOLD_AT_ONCE,
+    AddressBook,
+)
+from p2p.peers.addressbook_file import AddressBookFile
+from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE, Known
 from p2p.types import PeerId
 
 NOW = 1_700_000_000.0
@@ -256,7 +264,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_from_being_dialled(book: AddressB
     }
 
 
-def test_an_id_that_no_member_has_costs_no_file(book: AddressBook, tmp_path: Path) -> None:
+def test_an_id_that_no_member_has_costs_no_file(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     for name in (
         "5T",
@@ -264,9 +272,8 @@ def test_an_id_that_no_member_has_costs_no_file(book: AddressBook, tmp_path: Pat
         "QmbxZcDMQKGaEGpCHYLyeARpzKnq88DDnPWZKk4BUjkH92",
     ):
         book.add(PeerId(name), [at(2)], NOW, teller=peer(1))
-    book.save(tmp_path / "peers.json")
     again = AddressBook(ME, KEY)
-    again.load(tmp_path / "peers.json")
+    again.restore(book.dump(), NOW)
     assert peer(1) in again
 
 
@@ -425,7 +432,7 @@ def play(book: AddressBook, steps: list[Step]) -> float:
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(STEPS)
-def test_whatever_happens_the_bounds_hold(tmp_path_factory: Any, steps: list[Step]) -> None:
+def test_whatever_happens_the_bounds_hold(steps: list[Step]) -> None:
     book = AddressBook(ME, KEY)
     now = play(book, steps)
     everybody = book.candidates(now + 400, random.Random(0))
@@ -447,10 +454,8 @@ def test_whatever_happens_the_bounds_hold(tmp_path_factory: Any, steps: list[Ste
             and len({group_of(address) for address in addresses}) == 1
             and len(book[who].addresses) <= MAX_ADDRESSES
         )
-    path = tmp_path_factory.mktemp("book") / "peers.json"
-    book.save(path)
     again = AddressBook(ME, bytes(16))
-    again.load(path)
+    again.restore(book.dump(), NOW)
     assert set(again._known) <= set(book._known) and list(again.anchors) == list(book.anchors)
     assert again._tables.key == KEY
 
@@ -463,9 +468,9 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
         dial(book, peer(n), NOW + 100)
     book.anchor([peer(2), peer(4)])
     assert book.changed
-    book.save(path)
+    AddressBookFile(book, path).save()
     again = AddressBook(ME, bytes(16))
-    again.load(path)
+    file = AddressBookFile(again, path)
     assert (
         not again.changed
         and not book.changed
@@ -474,21 +479,17 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
     )
     assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600
     assert [again[peer(n)].addresses for n in range(40)] == [book[peer(n)].addresses for n in range(40)]
-    again.save(path)
-    assert json.loads(path.read_text())["key"] == KEY.hex()
-    again.load(tmp_path / "none")
+    again.changed = True
+    file.save()
+    assert json.loads(path.read_text())["key"] == KEY.hex() and not again.changed
 
 
-def test_a_former_bootstrap_peer_is_a_peer_like_others(book: AddressBook, tmp_path: Path) -> None:
+def test_a_former_bootstrap_peer_is_a_peer_like_others(book: AddressBook) -> None:
     """Nobody may have spoken of it: it is as old as the file."""
-    path = tmp_path / "peers.json"
     pin(book, peer(1), at(1))
-    book.save(path)
     again = AddressBook(ME, KEY)
-    again.load(path)
-    assert again.candidates(path.stat().st_mtime + DAY, random.Random(0)) == [
-        (peer(1), [at(1)])
-    ] and not again.bootstraps(NOW)
+    again.restore(book.dump(), NOW)
+    assert again.candidates(NOW + DAY, random.Random(0)) == [(peer(1), [at(1)])] and not again.bootstraps(NOW)
 
 
 ENTRY = {
@@ -522,15 +523,12 @@ def test_a_damaged_file_is_set_aside(
 ) -> None:
     path = tmp_path / "peers.json"
     path.write_bytes(content)
-    book.load(path)
+    AddressBookFile(book, path)
     assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_bytes() == content
     assert "was damaged" in caplog.text and "peers are found anew" in caplog.text
 
 
-def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
-    from p2p.peers.addressbook_file import MAX_FILE_BYTES, read, write
-    from p2p.peers.buckets import Known
-
+def test_the_largest_book_can_be_read_again() -> None:
     long = [
         f"/ip6/ffff:ffff:ffff:ffff:ffff:ffff:ffff:{n:x}/tcp/65535"
         for n in range(0x1000, 0x1000 + MAX_ADDRESSES)
@@ -541,5 +539,10 @@ def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
         )
         for n in range(MAX_PEERS)
     }
-    content = write(bytes(64), [peer(1), peer(2)], peers)
-    assert len(content) < MAX_FILE_BYTES and len(read(content, NOW, 2 * MAX_PEERS).peers) == MAX_PEERS
+    book = AddressBook(ME, bytes(64))
+    book._known, book.anchors = peers, [peer(1), peer(2)]
+    content = book.dump()
+    assert len(content) < MAX_FILE_BYTES
+    again = AddressBook(ME, KEY)
+    again.restore(content, NOW)
+    assert again.anchors == (peer(1), peer(2)) and 0 < len(again) < MAX_PEERS  # all are of one group
