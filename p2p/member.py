@@ -210,7 +210,7 @@ class Member:
                 self._blame(via, outcome, now)
             return outcome.verdict
         if via is not None:
-            self.reputation.admitted(via)
+            self.reputation.admitted(via, now)
         self._providers.note(outcome.author)
         self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
         if via is None or self._knows(outcome.kind) or not self._unknown.of(via, now).wait(now):

@@ -33,7 +33,7 @@ class TokenBucket:
         return self.left
 
     def spend(self, tokens: float) -> None:
-        """Take tokens, even into debt of at most one burst."""
+        """Take tokens, even into debt of at most one burst. Below 0 gives them back."""
         self.left = max(-self.burst, self.left - tokens)
 
     def wait(self, now: float, tokens: float = 1.0) -> float:

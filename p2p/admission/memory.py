@@ -4,7 +4,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from zlib import crc32
 
 import trio
 
@@ -17,7 +16,6 @@ SEEN = "seen"
 REPUTATION = "reputation"
 # The file of a full `Reputation` has a quarter of this.
 MAX_FILE_BYTES = 8 * 1024 * 1024
-_CRC_BYTES = 4
 # What is admitted in this time one write to disk covers. After a crash the node is deaf for so long at most.
 PROMISE_S = 20.0
 # Changes of scores since the last save may be lost in a crash.
@@ -41,8 +39,7 @@ class AdmissionMemory:
         self._seen = NumberFile(folder / SEEN) if folder is not None else None
         self._path = folder / REPUTATION if folder is not None else None
         self.not_before = max(int(clock() * 1000), self._seen.value + 1 if self._seen else 0) / 1000
-        if self._path is not None:
-            load_reputation(self._path, self.reputation, clock())
+        self._load()
 
     def note(self, sent_at: int) -> None:
         """Note when an admitted frame was sent, in ms. It may be used when this returns."""
@@ -54,15 +51,13 @@ class AdmissionMemory:
         """Save the scores until cancelled, in a thread, as the disk may be slow."""
         while True:
             await trio.sleep(SAVE_EVERY_S)
-            if self._path is not None:
-                await trio.to_thread.run_sync(save_reputation, self._path, self.reputation.dump())
+            await trio.to_thread.run_sync(self._save, self.reputation.dump())
 
     def close(self) -> None:
         """Save for the last time, as the member stops."""
         if self._newest:
             self._promise(self._newest)
-        if self._path is not None:
-            save_reputation(self._path, self.reputation.dump())
+        self._save(self.reputation.dump())
 
     def _promise(self, until: int) -> None:
         self._promised = until
@@ -72,29 +67,33 @@ class AdmissionMemory:
         except StateUnwritable as error:
             log.warning("%s. After a crash a frame of the last seconds may be admitted twice", error)
 
+    def _load(self) -> None:
+        """Load the scores. A damaged file is set aside, and all begin anew: hostile peers are found again."""
+        if self._path is None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                self.reputation.load(file.read(MAX_FILE_BYTES), self._clock())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):  # the folder is not writable: `_save` says so
+                aside = durable.set_aside(self._path)
+                log.warning(
+                    "%s was damaged (%s) and is now %s; all scores of peers begin anew",
+                    self._path,
+                    error,
+                    aside,
+                )
 
-def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
-    """Load the scores. A damaged file is set aside, and all begin anew: hostile peers are found again."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES)
-        if int.from_bytes(data[:_CRC_BYTES], "big") != crc32(data[_CRC_BYTES:]):
-            raise ValueError("not what was written")  # noqa: TRY301
-        reputation.load(data[_CRC_BYTES:], now)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError):  # the folder is not writable: `save` says so
-            aside = durable.set_aside(path)
+    def _save(self, scores: bytes) -> None:
+        if self._path is None:
+            return
+        try:
+            durable.replace(self._path, scores)
+        except OSError as error:
             log.warning(
-                "%s was damaged (%s) and is now %s; all scores of peers begin anew", path, error, aside
+                "cannot write %s: %s; after a restart all scores of peers begin anew",
+                self._path,
+                error.strerror,
             )
-
-
-def save_reputation(path: Path, data: bytes) -> None:
-    try:
-        durable.replace(path, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
-    except OSError as error:
-        log.warning(
-            "cannot write %s: %s; after a restart all scores of peers begin anew", path, error.strerror
-        )

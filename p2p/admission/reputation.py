@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId, Reason
 
 HALF_LIFE_S = 1800.0
@@ -71,8 +72,6 @@ class _Record(msgspec.Struct, array_like=True):
     bans: int = 0
     banned_until: float = 0.0
     group: str = ""  # the network group it had when we were last connected
-    repeats: float = REPEATED_FRAMES
-    repeats_at: float = 0.0
 
 
 class _ReputationFile(msgspec.Struct, array_like=True):
@@ -89,6 +88,8 @@ class Reputation:
     def __init__(self, limit: int = MAX_PEERS) -> None:
         self._limit = limit
         self._peers: dict[PeerId, _Record] = {}
+        # Frames that each peer may still repeat.
+        self._repeats = TokenBuckets[PeerId](1.0, REPEATED_FRAMES, limit)
 
     def offence(self, peer: PeerId, reason: Reason, now: float) -> float | None:
         """Charge the peer for an offence. Returns the seconds to ban it for, if it is to be banned now."""
@@ -97,15 +98,9 @@ class Reputation:
         if talks_on and not self.shunned(peer, now):
             # The forwarder is not to blame: it is the author that is graylisted.
             return None
-        if not cost:
+        if not cost or (reason is Reason.DUPLICATE and self._repeats.of(peer, now).wait(now) == 0):
             return None
         record = self._record(peer, now)
-        if reason is Reason.DUPLICATE:
-            record.repeats = min(REPEATED_FRAMES, record.repeats + max(0.0, now - record.repeats_at)) - 1
-            record.repeats_at = now
-            if record.repeats >= 0:
-                return None
-            record.repeats = 0.0
         record.score, record.at = self.score(peer, now) - cost, now
         threshold = BAN_THRESHOLD if own or talks_on else GRAYLIST_THRESHOLD
         if record.score > threshold or now < record.banned_until:
@@ -114,11 +109,9 @@ class Reputation:
         after = threshold / 2
         return self._ban(record, now, MAX_BAN_S if own else MAX_BAN_PASSED_ON_S, after)
 
-    def admitted(self, via: PeerId) -> None:
-        """Credit the peer that handed us a new and good frame."""
-        record = self._peers.get(via)
-        if record is not None:
-            record.repeats = min(REPEATED_FRAMES, record.repeats + 1)
+    def admitted(self, via: PeerId, now: float) -> None:
+        """Credit the peer that handed us a new and good frame: it may repeat one more."""
+        self._repeats.of(via, now).spend(-1.0)
 
     def met(self, peer: PeerId, group: str, now: float) -> None:
         """Note that we are connected to a peer in this network group (`p2p.netgroup`)."""
@@ -170,7 +163,7 @@ class Reputation:
         self._peers = {PeerId(peer): record for peer, record in file.peers.items()}
         for record in self._peers.values():
             # Where the clock was set back, no ban becomes longer.
-            record.at, record.repeats_at = min(record.at, now), min(record.repeats_at, now)
+            record.at = min(record.at, now)
             record.banned_until = min(record.banned_until, now + MAX_BAN_S)
         self._forget(now)
 
@@ -186,7 +179,7 @@ class Reputation:
     def _record(self, peer: PeerId, now: float) -> _Record:
         record = self._peers.get(peer)
         if record is None:
-            record = self._peers[peer] = _Record(at=now, repeats_at=now)
+            record = self._peers[peer] = _Record(at=now)
             if len(self._peers) > self._limit:
                 self._forget(now, sparing=peer)
         return record

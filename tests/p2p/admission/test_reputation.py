@@ -10,7 +10,7 @@ import trio.testing
 from libp2p.peer.id import ID
 
 from p2p.admission.fair_queue import FairQueue
-from p2p.admission.memory import load_reputation, save_reputation
+from p2p.admission.memory import AdmissionMemory
 from p2p.admission.reputation import (
     FIRST_BAN_S,
     GRAYLIST_THRESHOLD,
@@ -104,22 +104,22 @@ def test_repeats_are_free_up_to_a_flood_of_them() -> None:
         reputation.offence(A, Reason.DUPLICATE, NOW + n / 50)
         reputation.offence(A, Reason.DUPLICATE, NOW + n / 50)
         for _ in range(3):
-            reputation.admitted(A)
+            reputation.admitted(A, NOW + n / 50)
     assert reputation.score(A, NOW) == 0
     told = [reputation.offence(B, Reason.DUPLICATE, NOW) for _ in range(int(REPEATED_FRAMES) + 101)]
     assert not any(told[:-2]) and any(told[-2:])
 
 
 def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> None:
-    path, reputation, clean = tmp_path / "reputation", Reputation(), Reputation()
-    reputation.met(A, "11.0", NOW)
-    save_reputation(path, reputation.dump())
+    path, memory = tmp_path / "reputation", AdmissionMemory(tmp_path, lambda: NOW)
+    memory.reputation.met(A, "11.0", NOW)
+    memory.close()
     assert path.stat().st_mode & 0o777 == 0o600
-    data = bytearray(path.read_bytes())
-    data[30] ^= 1
+    assert AdmissionMemory(tmp_path, lambda: NOW).reputation.group(A) == "11.0"
+    data = path.read_bytes()[:-1]
     path.write_bytes(data)
     for _ in range(2):  # and none is none
-        load_reputation(path, clean, NOW)
+        clean = AdmissionMemory(tmp_path, lambda: NOW).reputation
         assert clean.group(A) == "" and path.with_name("reputation.corrupt").read_bytes() == data
 
 
