@@ -1,9 +1,11 @@
-"""Rate limits: the token bucket, buckets by key, and bans of peers that send too much.
+"""Rate limits: the token bucket, buckets by key, what runs at once, and bans of peers that send too much.
 
 Pure; `now` is an argument, in seconds.
 """
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from p2p.latest import Latest
@@ -65,6 +67,18 @@ class TokenBuckets(Generic[K]):
 
     def forget(self, key: K) -> None:
         self._buckets.pop(key, None)
+
+
+@contextmanager
+def counted(counter: Counter[K], key: K) -> Iterator[None]:
+    """Count one more of this key while the block runs. What is 0 takes no place in the counter."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
 
 
 class RateLimit:

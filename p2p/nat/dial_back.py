@@ -93,7 +93,6 @@ class DialBack:
         self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()
         self._dials = TokenBucket(DIALS_PER_S, DIALS_AT_ONCE, clock())
         self._nursery: trio.Nursery | None = None
-        self._under_way = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -127,13 +126,12 @@ class DialBack:
             or port < MIN_PORT
             or tried >= PORTS
             or self._nursery is None
-            or self._under_way >= AT_ONCE
+            or Counter(outcome for _, outcome in self._outcomes.values())[Outcome.TRYING] >= AT_ONCE
         ):
             return Outcome.REFUSED
         if self._dials.wait(now):
             return Outcome.REFUSED
         self._outcomes[peer, port] = now, Outcome.TRYING
-        self._under_way += 1
         self._nursery.start_soon(self._try, peer, str(address), port, now)
         return Outcome.TRYING
 
@@ -144,8 +142,6 @@ class DialBack:
                 outcome = Outcome.REACHED
         except (Silent, Stranger) as error:
             log.debug("%s cannot be dialled back at %s, port %d: %s", peer, host, port, error)
-        finally:
-            self._under_way -= 1
         if (peer, port) in self._outcomes:
             self._outcomes[peer, port] = asked, outcome
 

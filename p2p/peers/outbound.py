@@ -10,8 +10,7 @@ Attacks on Bitcoin's Peer-to-Peer Network", USENIX Security 2015, and the counte
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from p2p.netgroup import group_of
@@ -170,7 +169,8 @@ class RequestConnections:
 
     def __init__(self) -> None:
         self._until: dict[PeerId, float] = {}
-        self._asked: Counter[PeerId] = Counter()  # questions that run
+        # Questions that run: no connection ends meanwhile.
+        self.asked: Counter[PeerId] = Counter()
 
     def begin(self, peer: PeerId, now: float, idle: float = IDLE_S) -> None:
         """Note that the peer was dialled for a question."""
@@ -180,17 +180,6 @@ class RequestConnections:
         """Note that the peer is asked, or has answered."""
         if peer in self._until:
             self._until[peer] = max(self._until[peer], now + IDLE_S)
-
-    @contextmanager
-    def asking(self, peer: PeerId) -> Iterator[None]:
-        """Keep the connection from ending while a question to the peer runs."""
-        self._asked[peer] += 1
-        try:
-            yield
-        finally:
-            self._asked[peer] -= 1
-            if not self._asked[peer]:
-                del self._asked[peer]
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
         """Return the peers to hang up on: idle, or more than we keep."""
@@ -204,7 +193,7 @@ class RequestConnections:
             for n, (peer, until) in enumerate(self._until.items())
             if now > until or n < len(self._until) - MAX_VISITS
         ]
-        idle = [peer for peer in idle if peer not in self._asked]
+        idle = [peer for peer in idle if peer not in self.asked]
         for peer in idle:
             del self._until[peer]
         return idle

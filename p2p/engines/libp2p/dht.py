@@ -19,6 +19,7 @@ from libp2p.records.validator import NamespacedValidator
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.engines.libp2p.metering import MeteredStream
+from p2p.rate_limit import counted
 
 # Addresses of one peer; ours announce fewer than ten.
 MAX_ADDRESSES = 16
@@ -128,16 +129,11 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
         if self._served[peer] >= MAX_STREAMS_EACH:
             await stream.reset()
             return
-        self._served[peer] += 1
-        try:
+        with counted(self._served, peer):
             with trio.move_on_after(STREAM_S):
                 await super().handle_stream(MeteredStream(stream, lambda peer: self._charge(peer, READ_COST)))
                 return
             await stream.reset()
-        finally:
-            self._served[peer] -= 1
-            if not self._served[peer]:
-                del self._served[peer]
 
 
 class BoundedProviders(ProviderStore):  # type: ignore[misc]

@@ -17,6 +17,7 @@ import trio
 
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import DHT_IDLE_S, TARGET_MEMBERS, Outbound, RequestConnections
+from p2p.rate_limit import counted
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -173,7 +174,7 @@ class Discovery:
     @contextlib.contextmanager
     def asking(self, peer: PeerId) -> Iterator[None]:
         """Keep the connection from ending while a question to the peer runs."""
-        with self._request_connections.asking(peer):
+        with counted(self._request_connections.asked, peer):
             yield
         self._request_connections.used(peer, self._clock())
 

@@ -11,12 +11,13 @@ the end of one direction for the end of both.)
 import contextlib
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
 
+from p2p.rate_limit import counted
 from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
 # The time to send a question, and to receive an answer.
@@ -108,12 +109,12 @@ class Responder:
             while (
                 self._admits(peer) and self._open.total() < SERVED_AT_ONCE and self._open[peer] < SERVED_EACH
             ):
-                with _counted(self._open, peer):
+                with counted(self._open, peer):
                     if not await self._served(peer, stream, begun):
                         return False
                     if self._idle.total() >= IDLE_AT_ONCE or self._idle[peer] >= IDLE_EACH:
                         return await _closes(stream)
-                with _counted(self._idle, peer), trio.move_on_after(IDLE_S):
+                with counted(self._idle, peer), trio.move_on_after(IDLE_S):
                     begun = b""
                     begun = await stream.read()
                 if not begun:
@@ -144,17 +145,6 @@ async def _closes(stream: ByteStream) -> bool:
     with trio.move_on_after(MESSAGE_TIMEOUT_S):
         return not await stream.read()
     return False
-
-
-@contextlib.contextmanager
-def _counted(counter: Counter[PeerId], peer: PeerId) -> Iterator[None]:
-    counter[peer] += 1
-    try:
-        yield
-    finally:
-        counter[peer] -= 1
-        if not counter[peer]:
-            del counter[peer]
 
 
 class KeptStreams(Generic[S]):

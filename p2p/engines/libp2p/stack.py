@@ -43,7 +43,7 @@ from p2p.engines.traffic import Traffic
 from p2p.errors import CannotListen
 from p2p.identity import Identity
 from p2p.peers.listen import dialable
-from p2p.rate_limit import RateLimit
+from p2p.rate_limit import RateLimit, counted
 from p2p.topic import Topic
 from p2p.types import Score
 
@@ -103,24 +103,20 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         peer, through = net_stream.muxed_conn.peer_id, circuit(net_stream)
-        self._handled[peer] += 1
-        try:
-            if (
-                not self._admits_stream(peer, through.address if through else "")
-                or self._handled[peer] > MAX_STREAMS
-            ):
-                await net_stream.reset()
-            else:
-                await super()._swarm_stream_handler(net_stream)
-        except Exception as error:
-            # Any handler of the library may fail, on any bytes; the peer learns of it by the reset.
-            log.debug("a stream ended: %r", error)
-            with contextlib.suppress(Exception):  # it may be closed already
-                await net_stream.reset()
-        finally:
-            self._handled[peer] -= 1
-            if not self._handled[peer]:
-                del self._handled[peer]
+        with counted(self._handled, peer):
+            try:
+                if (
+                    not self._admits_stream(peer, through.address if through else "")
+                    or self._handled[peer] > MAX_STREAMS
+                ):
+                    await net_stream.reset()
+                else:
+                    await super()._swarm_stream_handler(net_stream)
+            except Exception as error:
+                # Any handler of the library may fail, on any bytes; the peer learns of it by the reset.
+                log.debug("a stream ended: %r", error)
+                with contextlib.suppress(Exception):  # it may be closed already
+                    await net_stream.reset()
 
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:

@@ -1,5 +1,6 @@
 from p2p.identity import Identity
 from p2p.peers.outbound import DHT_IDLE_S, IDLE_S, MAX_VISITS, RequestConnections
+from p2p.rate_limit import counted
 
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 200)]
 
@@ -20,6 +21,6 @@ def test_a_connection_lasts_while_a_question_runs_and_longer_if_the_library_made
     visits.begin(PEERS[0], 0.0)
     visits.begin(PEERS[1], 0.0, DHT_IDLE_S)
     visits.used(PEERS[1], 1.0)
-    with visits.asking(PEERS[0]), visits.asking(PEERS[0]):
+    with counted(visits.asked, PEERS[0]), counted(visits.asked, PEERS[0]):
         assert not visits.prune(PEERS, DHT_IDLE_S)
     assert visits.prune(PEERS, DHT_IDLE_S) == [PEERS[0]] and visits.prune(PEERS, DHT_IDLE_S + 1) == [PEERS[1]]
