@@ -18,21 +18,15 @@ LEAST_S = 0.001
 class Traffic:
     """Counters of one node's engine. up, down: at most so many bytes a second; None: no limit."""
 
-    def __init__(
-        self,
-        up: float | None = None,
-        down: float | None = None,
-        clock: Callable[[], float] = trio.current_time,
-    ) -> None:
+    def __init__(self, up: float | None = None, down: float | None = None) -> None:
         self.up = self.down = 0  # bytes, so far
         self._stop_at = float("inf")
         self._on_stop: Callable[[], None] = lambda: None
-        self._clock = clock
         self.limit(up, down)
 
     def limit(self, up: float | None, down: float | None) -> None:
         """Set other limits. Whoever waits already waits as long as before."""
-        self._limits = tuple(_RateGate(rate, self._clock) if rate else None for rate in (up, down))
+        self._sending, self._reading = _RateGate(up), _RateGate(down)
 
     def count(self, up: int = 0, down: int = 0) -> None:
         self.up, self.down = self.up + up, self.down + down
@@ -46,34 +40,33 @@ class Traffic:
 
     async def before_sending(self, size: int) -> None:
         """Wait until so many bytes may be sent."""
-        if (limit := self._limits[0]) is not None:
-            await limit.wait(size)
+        await self._sending.wait(size)
 
     async def after_reading(self, size: int) -> None:
         """Wait as long as so many bytes should have taken.
 
         The other side then slows down, by TCP's own means.
         """
-        if (limit := self._limits[1]) is not None:
-            await limit.wait(size)
+        await self._reading.wait(size)
 
 
 class _RateGate:
-    """One token bucket that all connections share; whoever comes first is served first."""
+    """One token bucket that all connections share; whoever comes first is served first.
 
-    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
-        self._rate, self._clock = rate, clock
-        # Made at the first wait, as the clock may be trio's.
-        self._bucket: TokenBucket | None = None
+    rate: None never waits.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self._bucket = TokenBucket(rate, rate * BURST_S, 0.0) if rate else None
         self._turn = trio.Lock()
 
     async def wait(self, size: float) -> None:
+        if self._bucket is None:
+            return
         async with self._turn:
-            if self._bucket is None:
-                self._bucket = TokenBucket(self._rate, self._rate * BURST_S, self._clock())
             while size > 0:
                 # Wait for pieces that the bucket can hold.
                 piece = min(size, self._bucket.burst / 2)
-                while (seconds := self._bucket.wait(self._clock(), piece)) > 0:
+                while (seconds := self._bucket.wait(trio.current_time(), piece)) > 0:
                     await trio.sleep(max(seconds, LEAST_S))
                 size -= piece
