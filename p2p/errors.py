@@ -19,16 +19,8 @@ class NoKeyFile(OperatorError):
     """There is no key file."""
 
 
-class KeyFileTooOpen(OperatorError):
-    """Others on this machine can read the key file."""
-
-
-class KeyFileCorrupt(OperatorError):
-    """The key file is damaged."""
-
-
 class KeyFileUnusable(OperatorError):
-    """The key file cannot be read or written."""
+    """The key file cannot be read or written, is damaged, or others can read it."""
 
 
 class StateUnwritable(OperatorError):
@@ -39,17 +31,9 @@ class BadAddress(OperatorError):
     """An address is malformed."""
 
 
-class PortInUse(OperatorError):
-    """Another program is using the listen port."""
-
-
 class CannotListen(OperatorError):
-    """The node cannot listen at an address."""
-
-
-class NoSuchEngine(OperatorError):
-    """No engine has this name."""
+    """The node cannot listen at an address, or another program uses its port."""
 
 
 class EngineMissing(OperatorError):
-    """What the p2p engine needs is not installed."""
+    """There is no such p2p engine, or what it needs is not installed."""

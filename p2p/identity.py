@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from p2p import durable
-from p2p.errors import KeyFileCorrupt, KeyFileTooOpen, KeyFileUnusable, NoKeyFile
+from p2p.errors import KeyFileUnusable, NoKeyFile
 from p2p.types import PeerId
 
 SEED_BYTES = 32
@@ -76,7 +76,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> "Identity":
-        """Load the key at `path`. Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
+        """Load the key at `path`. Raises NoKeyFile or KeyFileUnusable."""
         try:
             # O_NONBLOCK, so that this returns at once where it is a pipe.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -93,14 +93,14 @@ class Identity:
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileUnusable(f"the key file {path} is not a regular file; put the key itself there")
         if status.st_mode & 0o077:
-            raise KeyFileTooOpen(
+            raise KeyFileUnusable(
                 f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run"
                 f" `chmod 600 {path}`, and if someone may have read it, move it away and start with a new key"
             )
         seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
         if len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file:
             return identity
-        raise KeyFileCorrupt(
+        raise KeyFileUnusable(
             f"the key file {path} is damaged and was left as it is; restore it from a backup, "
             "or move it away to start with a new key and a new peer id"
         )

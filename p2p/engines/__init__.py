@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from p2p.errors import EngineMissing, NoSuchEngine
+from p2p.errors import EngineMissing
 from p2p.types import P2pEngine
 
 GROUP: Final = "swarmd.p2p_engines"
@@ -42,12 +42,11 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     """Import a p2p engine: its class, or another callable that makes one.
 
     Raises:
-        NoSuchEngine: no package offers one of this name.
-        EngineMissing: it cannot be imported.
+        EngineMissing: no package offers one of this name, or it cannot be imported.
     """
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:
-        raise NoSuchEngine(
+        raise EngineMissing(
             f'no p2p engine is called {name!r}; there are {", ".join(points)}. Set swarm.engine to "auto",'
             ' or install the package that brings it (for "hivemind": swarmd-engine-hivemind)'
         )

@@ -10,12 +10,12 @@ from dataclasses import replace
 import psutil
 
 from p2p.address import Endpoint
-from p2p.errors import CannotListen, PortInUse
+from p2p.errors import CannotListen
 
 
 @contextlib.contextmanager
 def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
-    """Hold a free port in place of every 0. Raises PortInUse or CannotListen.
+    """Hold a free port in place of every 0. Raises CannotListen.
 
     Ports are checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port. On
     Linux no other program is given them meanwhile: a bound socket that does not listen is not in the way of
@@ -63,7 +63,7 @@ def _bound(endpoint: Endpoint) -> socket.socket:
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
+            raise CannotListen(
                 f"another program is using port {endpoint.port} ({endpoint}); stop it, or change"
                 " swarm.listen, where port 0 takes any free one"
             ) from None

@@ -82,7 +82,7 @@ def _examine(
     folder: Path, config: Path | None, flags: Mapping[str, object]
 ) -> "tuple[Diagnosis, Mapping[str, Any]]":
     """Return the running node's survey; if none runs, make one with the folder's key, if it has one."""
-    from p2p.errors import CannotListen, PortInUse
+    from p2p.errors import CannotListen
     from p2p.identity import Identity
     from swarmd.config.sources import load
     from swarmd.daemon.diagnosis.reachability_report import diagnose, no_network, no_port
@@ -103,7 +103,7 @@ def _examine(
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="swarmd-doctor-")))
         try:
             found = survey_alone(node_config, folder, Identity.load_or_create(folder / IDENTITY_FILE))
-        except (PortInUse, CannotListen) as error:
+        except CannotListen as error:
             return no_port(error, node_config.swarm.listen), {}
     return diagnose(found), found
 

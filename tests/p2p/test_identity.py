@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p.errors import KeyFileCorrupt, KeyFileTooOpen, KeyFileUnusable, NoKeyFile
+from p2p.errors import KeyFileUnusable, NoKeyFile
 from p2p.identity import Identity, nickname, peer_id_of, public_key_of, verify, verify_key
 
 # The Ed25519 example of github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
@@ -61,7 +61,7 @@ def test_looser_modes_are_refused(tmp_path: Path, mode: int) -> None:
     Identity.load_or_create(path)
     path.chmod(mode)
     for load in (Identity.load, Identity.load_or_create):
-        with pytest.raises(KeyFileTooOpen, match=rf"{path}.*chmod 600"):
+        with pytest.raises(KeyFileUnusable, match=rf"{path}.*chmod 600"):
             load(path)
 
 
@@ -77,7 +77,7 @@ def test_a_damaged_key_is_refused_and_left_alone(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     path.chmod(0o600)
     for load in (Identity.load, Identity.load_or_create):
-        with pytest.raises(KeyFileCorrupt, match=f"{path}.*backup"):
+        with pytest.raises(KeyFileUnusable, match=f"{path}.*backup"):
             load(path)
     assert path.read_bytes() == content
 

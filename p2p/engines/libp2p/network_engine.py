@@ -101,7 +101,7 @@ class NetworkEngine:
 
         Report our addresses when it listens.
 
-        Raises PortInUse or CannotListen where it never listened.
+        Raises CannotListen where it never listened.
         """
         with held_ports(self._listen):  # only to see that they are free
             pass

@@ -23,7 +23,7 @@ from p2p.admission.host_bans import BANNED_AT_ONCE
 from p2p.engines import BUILT_IN, GROUP, engine, offered
 from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm
-from p2p.errors import BadAddress, CannotListen, EngineMissing, NoSuchEngine, OperatorError, PortInUse
+from p2p.errors import BadAddress, CannotListen, EngineMissing, OperatorError
 from p2p.identity import Identity
 from p2p.member import QueuedMember
 from p2p.peers.listen import dialable, held_ports
@@ -373,7 +373,7 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
         _, endpoint = parse_bootstrap(addresses[0])
         await (await trio.open_tcp_stream(endpoint.host, endpoint.port)).aclose()
         for listen, error, said in (
-            (f"/ip4/127.0.0.1/tcp/{endpoint.port}", PortInUse, rf"port {endpoint.port} .*swarm.listen"),
+            (f"/ip4/127.0.0.1/tcp/{endpoint.port}", CannotListen, rf"port {endpoint.port} .*swarm.listen"),
             ("/ip4/203.0.113.7/tcp/0", CannotListen, r"203\.0\.113\.7.*swarm.listen"),
         ):
             caught: OperatorError | None = None
@@ -577,7 +577,7 @@ async def test_engines_are_loaded_by_name() -> None:
         set(BUILT_IN) == {"memory", "libp2p"} <= set(offered())
         and engine("memory").__name__ == "MemoryEngine"
     )
-    with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p.*memory.*swarm\.engine"):
+    with pytest.raises(EngineMissing, match=r"carrier-pigeon.*libp2p.*memory.*swarm\.engine"):
         engine("carrier-pigeon")
 
 
