@@ -4,7 +4,7 @@ Pure; `now` is an argument, in seconds.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -82,27 +82,18 @@ def counted(counter: Counter[K], key: K) -> Iterator[None]:
 
 
 class RateLimit:
-    """Two token buckets for each peer: one for all frames, and a small one for broken frames.
+    """Token buckets for what each peer may send, and bans of those that send more.
 
     Engines use it. The peer that hands us a frame pays for it before anything in it is checked, as forged and
     broken frames have no author. A peer in the mesh passes on everybody's frames, so its rate is that of a
-    busy swarm. A peer whose bucket is empty is banned for `ban` seconds, and for twice as long each time that
-    this happens again within a day, up to LONGEST_BAN_S.
+    busy swarm. A peer whose bucket is empty is banned for `ban_s` seconds, and for twice as long each time
+    that this happens again within a day, up to LONGEST_BAN_S.
+
+    buckets: by what is sent.
     """
 
-    def __init__(
-        self,
-        rate: float = 200.0,
-        burst: float = 600.0,
-        broken_rate: float = 1.0,
-        broken_burst: float = 30.0,
-        ban: float = 60.0,
-    ) -> None:
-        self.ban_seconds = ban
-        self.frames, self.broken = (
-            TokenBuckets[str](rate, burst),
-            TokenBuckets[str](broken_rate, broken_burst),
-        )
+    def __init__(self, buckets: Mapping[str, TokenBuckets[str]], ban_s: float = 60.0) -> None:
+        self._buckets, self._ban_s = buckets, ban_s
         self._banned: Latest[str, float] = Latest(_MAX_PEERS)  # peer -> until
         # Peer -> how often its bucket was empty, end of the last ban
         self._again: Latest[str, tuple[int, float]] = Latest(_MAX_PEERS)
@@ -113,13 +104,11 @@ class RateLimit:
             del self._banned[peer]
         return until is not None and until > now
 
-    def pay(self, peer: str, now: float, *, frames: float = 1.0, broken: bool = False) -> bool:
+    def pay(self, peer: str, now: float, what: str, amount: float = 1.0) -> bool:
         """Charge the peer, or ban it and return False where it has too few tokens."""
-        paid = self.frames.of(peer, now).wait(now, frames) == 0
-        if paid and (not broken or self.broken.of(peer, now).wait(now) == 0):
+        if self._buckets[what].of(peer, now).wait(now, amount) == 0:
             return True
-        self.frames.forget(peer)
-        self.broken.forget(peer)
+        self._buckets[what].forget(peer)
         self.ban_again(peer, now)
         return False
 
@@ -131,7 +120,7 @@ class RateLimit:
         """Ban the peer for twice as long as the last time. Returns the seconds."""
         times, until = self._again.get(peer, (0, now))
         times = times if now - until < _DAY_S else 0
-        seconds = min(LONGEST_BAN_S, self.ban_seconds * float(1 << times))
+        seconds = min(LONGEST_BAN_S, self._ban_s * float(1 << times))
         self.ban(peer, now, seconds)
         self._again[peer] = (min(times + 1, 16), now + seconds)
         return seconds

@@ -9,7 +9,7 @@ import logging
 
 from p2p.latest import Latest
 from p2p.netgroup import machine_of_host
-from p2p.rate_limit import RateLimit
+from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.types import PeerId
 
 # A host is banned when more than BANNED_AT_ONCE of its peers were banned, and one more every ONE_MORE_S.
@@ -18,6 +18,7 @@ ONE_MORE_S = 600.0
 # The host's first ban; each further one is twice as long.
 FIRST_BAN_S = 60.0
 _KNOWN = 1024
+_BANNED = "banned peers"
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class HostBans:
     """Decides which hosts may connect to us."""
 
     def __init__(self) -> None:
-        self._rate_limit = RateLimit(rate=1 / ONE_MORE_S, burst=BANNED_AT_ONCE, ban=FIRST_BAN_S)
+        self._rate_limit = RateLimit({_BANNED: TokenBuckets(1 / ONE_MORE_S, BANNED_AT_ONCE)}, FIRST_BAN_S)
         self._known: Latest[PeerId, None] = Latest(_KNOWN)  # banned peers that are counted already
 
     def count(self, peer: PeerId, host: str, now: float) -> None:
@@ -39,7 +40,7 @@ class HostBans:
             return
         machine = machine_of_host(host)
         self._known[peer] = None
-        if not self._rate_limit.pay(machine, now):
+        if not self._rate_limit.pay(machine, now, _BANNED):
             log.warning(
                 "several peers from %s were banned: no new connection from there is accepted for a while",
                 machine,

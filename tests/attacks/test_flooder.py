@@ -18,8 +18,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.libp2p.metering import ENTRY_COST, MESSAGE_ID_COST, READ_COST, Meter
-from p2p.rate_limit import RateLimit
+from p2p.engines.libp2p.metering import (
+    ENTRY_COST,
+    MESSAGE_ID_COST,
+    MESSAGES,
+    READ_COST,
+    Meter,
+    message_limits,
+)
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.flooding import KINDS
 from tests.attacks.harness import ENGINES, Attack, show
@@ -148,14 +154,14 @@ def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
 @pytest.mark.parametrize("amount", [READ_COST, ENTRY_COST, 100 * MESSAGE_ID_COST])
 def test_bytes_that_are_no_message_are_charged(amount: float) -> None:
     now, cut = [0.0], list[str]()
-    meter = Meter(RateLimit(), lambda: now[0], lambda peer, why: cut.append(peer))
+    meter = Meter(message_limits(), lambda: now[0], lambda peer, why: cut.append(peer))
     for n in range(20_000):  # as many a second as a busy peer has, and the attacker
         now[0] = n / RATE
-        assert n % 100 or meter.charge_other("busy", amount)
-        if not meter.charge_other("flood", amount):
+        assert n % 100 or meter.charge("busy", amount)
+        if not meter.charge("flood", amount):
             break
     assert cut == ["flood"] and now[0] < 2.0
-    assert not meter.charge_messages("flood") and meter.charge_messages("busy")
+    assert not meter.charge("flood", what=MESSAGES) and meter.charge("busy", what=MESSAGES)
 
 
 @pytest.mark.net

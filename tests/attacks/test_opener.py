@@ -26,9 +26,9 @@ from p2p.engines.libp2p.metering import (
     RELAYED_FACTOR,
     STREAMS_AT_ONCE,
     Meter,
+    message_limits,
 )
 from p2p.engines.libp2p.network import ARRIVALS_PER_S, GROUP_FACTOR
-from p2p.rate_limit import RateLimit
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import attacker, cpu, key_of, probe_swarm
@@ -75,7 +75,7 @@ async def test_a_stream_has_a_bounded_number_of_answers(
 
 
 def test_new_keys_that_come_through_a_relay_pay_together() -> None:
-    meter = Meter(RateLimit(), lambda: 0.0, lambda peer, why: None)
+    meter = Meter(message_limits(), lambda: 0.0, lambda peer, why: None)
     admitted = sum(meter.charge_stream(f"peer {n // 100}", "relay") for n in range(10_000))
     assert (
         admitted == RELAYED_FACTOR * STREAMS_AT_ONCE

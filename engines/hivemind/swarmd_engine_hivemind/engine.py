@@ -25,7 +25,7 @@ from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, held_ports
-from p2p.rate_limit import RateLimit
+from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd_engine_hivemind.connections import (
@@ -41,6 +41,8 @@ from swarmd_engine_hivemind.streams import HivemindRequests, serve
 
 # How often to ask p2pd where others see us.
 IDENTIFY_EVERY_S = 10.0
+# What an author is charged for.
+MESSAGES, BROKEN = "messages", "broken messages"
 # Bootstrap peers that are asked to relay for us when nobody can dial us.
 MAX_RELAYS = 8
 # Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the
@@ -86,7 +88,7 @@ class HivemindEngine(NetworkEngine):
     ) -> None:
         if (reason := missing()) is not None:
             raise EngineMissing(f'{reason}; or set swarm.engine = "libp2p"')
-        of_one_author = RateLimit(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
+        of_one_author = RateLimit({MESSAGES: TokenBuckets(50.0, 300.0), BROKEN: TokenBuckets(0.2, 5.0)})
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:MAX_RELAYS]
         self._addresses: list[str] = []
@@ -215,8 +217,9 @@ class HivemindEngine(NetworkEngine):
                     nursery.start_soon(discovery.hang_up, author)
                     continue
                 verdict = self._on_frame(message.data, None, message.topicIDs)
-                if not self._rate_limit.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
-                    log.warning("cut off %s: too many messages, or too many broken ones", author)
+                what = BROKEN if verdict is Verdict.REJECT else MESSAGES
+                if not self._rate_limit.pay(author, self._clock(), what):
+                    log.warning("cut off %s: too many %s", author, what)
                     nursery.start_soon(discovery.hang_up, author)
 
     def _cut_off_for_junk(self, peer: PeerId) -> None:

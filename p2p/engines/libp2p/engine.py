@@ -8,13 +8,13 @@ import trio
 from p2p.address import parse_listen
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections, Libp2pProviderRecords
+from p2p.engines.libp2p.metering import message_limits
 from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.engines.libp2p.relay import DCUTR, GUEST_BYTES_PER_S, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
 from p2p.peers.listen import dialable
-from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId
 
@@ -26,7 +26,7 @@ class Libp2pEngine(NetworkEngine):
     """
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, **options: Any) -> None:
-        super().__init__(identity, topic, handlers, RateLimit(), **options)
+        super().__init__(identity, topic, handlers, message_limits(), **options)
         self._stack: Stack | None = None
         self._circuits: Circuits | None = None
 

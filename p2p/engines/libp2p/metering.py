@@ -14,6 +14,8 @@ from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT, Multise
 
 from p2p.rate_limit import RateLimit, TokenBuckets
 
+# What is charged for.
+MESSAGES, BROKEN, OTHER = "messages", "broken messages", "reads, pings or entries of gossip"
 # The size of one read from the library's stream.
 READ_BYTES = 65536
 # An RPC takes two or three reads, a large one a few more.
@@ -88,6 +90,17 @@ def cost(control: Any) -> float:
     return MESSAGE_ID_COST * named + ENTRY_COST * sum(map(len, entries))
 
 
+def message_limits() -> RateLimit:
+    """Make the limits of what each connected peer may send us."""
+    return RateLimit(
+        {
+            MESSAGES: TokenBuckets(200.0, 600.0),
+            BROKEN: TokenBuckets(1.0, 30.0),
+            OTHER: TokenBuckets(COST_PER_S, COST_AT_ONCE),
+        }
+    )
+
+
 class Meter:
     """Charges peers for what they send.
 
@@ -98,29 +111,17 @@ class Meter:
         self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]
     ) -> None:
         self._rate_limit, self._clock, self._cut_off = rate_limit, clock, cut_off
-        self._talk = RateLimit(rate=COST_PER_S, burst=COST_AT_ONCE)
         self._streams = TokenBuckets[str](STREAMS_PER_S, STREAMS_AT_ONCE)
         self._relayed = TokenBuckets[str](RELAYED_FACTOR * STREAMS_PER_S, RELAYED_FACTOR * STREAMS_AT_ONCE)
 
-    def charge_messages(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
-        """Charge the peer for messages. Returns False where it is banned, perhaps from now on."""
+    def charge(self, peer: Any, amount: float = 1.0, what: str = OTHER) -> bool:
+        """Charge the peer for what it sent. Returns False where it is banned, perhaps from now on."""
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False
-        paid = self._rate_limit.pay(str(peer), now, frames=frames, broken=broken)
+        paid = self._rate_limit.pay(str(peer), now, what, amount)
         if not paid:
-            self._cut_off(peer, "too many messages, or too many broken ones")
-        return paid
-
-    def charge_other(self, peer: Any, amount: float) -> bool:
-        """Charge the peer for anything else. Returns False where it is banned, perhaps from now on."""
-        now = self._clock()
-        if self._rate_limit.banned(str(peer), now):
-            return False
-        paid = self._talk.pay(str(peer), now, frames=amount)
-        if not paid:
-            self._rate_limit.ban(str(peer), now, self._rate_limit.ban_seconds)
-            self._cut_off(peer, "too much that is no message")
+            self._cut_off(peer, f"too many {what}")
         return paid
 
     def charge_stream(self, peer: Any, relay: str) -> bool:
@@ -134,9 +135,9 @@ class Meter:
             not relay or self._relayed.of(relay, now).wait(now) == 0
         ):
             return True
-        self.charge_other(peer, REFUSED_STREAM_COST)
+        self.charge(peer, REFUSED_STREAM_COST)
         return False
 
     async def serve_ping(self, stream: Any) -> None:
         """Answer pings at a limited rate; the library would answer as many as come."""
-        await handle_ping(MeteredStream(stream, lambda peer: self.charge_other(peer, PING_COST)))
+        await handle_ping(MeteredStream(stream, lambda peer: self.charge(peer, PING_COST)))

@@ -22,7 +22,7 @@ from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY, AddressBook
 from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.listen import held_ports
-from p2p.rate_limit import RateLimit
+from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
@@ -90,7 +90,7 @@ class NetworkEngine:
         self._news = trio.Event()
         self.restarts = 0
         self._rate_limit, self._host_bans = rate_limit, HostBans()
-        self._questions = RateLimit(rate=QUESTIONS_PER_S, burst=QUESTIONS_AT_ONCE)
+        self._questions = TokenBuckets[PeerId](QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask)
         # Set while the engine is up, like the next one.
         self._requests: Requests | None = None
@@ -207,10 +207,10 @@ class NetworkEngine:
     def _may_ask(self, peer: PeerId) -> bool:
         if self._banned(peer):
             return False
-        if self._questions.pay(peer, self._clock()):
+        if self._questions.of(peer, now := self._clock()).wait(now) == 0:
             return True
         log.warning("cut off %s: too many questions", peer)
-        self.shut_out(peer, self._questions.ban_seconds)
+        self.shut_out(peer, self._rate_limit.ban_again(peer, now))
         return False
 
     def _banned(self, peer: PeerId) -> bool:

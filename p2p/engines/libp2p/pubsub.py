@@ -15,7 +15,7 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
-from p2p.engines.libp2p.metering import ENTRY_COST, READ_COST, Meter, cost
+from p2p.engines.libp2p.metering import BROKEN, ENTRY_COST, MESSAGES, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
 from p2p.engines.libp2p.rpcs import (
     MAX_RPC_BYTES,
@@ -117,7 +117,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             await super().push_msg(msg_forwarder, msg)
         finally:
             if not passage.passed:
-                self.meter.charge_messages(msg_forwarder, frames=0.0, broken=True)
+                self.meter.charge(msg_forwarder, what=BROKEN)
 
     async def continuously_read_stream(self, stream: Any) -> None:
         await super().continuously_read_stream(
@@ -145,7 +145,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     def _on_read(self, peer: Any) -> None:
         self._reading = peer
-        self.meter.charge_other(peer, READ_COST)
+        self.meter.charge(peer, READ_COST)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
         """Charge for a message, ours or not, new or not.
@@ -153,13 +153,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         The library calls this for each message of an RPC before there is a task for it.
         """
         return (
-            self.meter.charge_messages(self._reading)
+            self.meter.charge(self._reading, what=MESSAGES)
             and super()._is_subscribed_to_msg(msg)
             and not self._is_msg_seen(msg)
         )
 
     def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
-        if self.meter.charge_other(origin_id, ENTRY_COST):
+        if self.meter.charge(origin_id, ENTRY_COST):
             super().handle_subscription(origin_id, sub_message)
 
     def _cut_off(self, peer: Any, why: str) -> None:
@@ -338,7 +338,7 @@ class Router(GossipSub):  # type: ignore[misc]
         return share_group_of_host(remote(near[0])[0]) if near else None
 
     async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
-        if self.pubsub.meter.charge_other(sender_peer_id, cost(rpc.control)):
+        if self.pubsub.meter.charge(sender_peer_id, cost(rpc.control)):
             await super().handle_rpc(rpc, sender_peer_id)
 
     async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:

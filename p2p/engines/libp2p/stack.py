@@ -36,7 +36,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
-from p2p.engines.libp2p.metering import Negotiation
+from p2p.engines.libp2p.metering import Negotiation, message_limits
 from p2p.engines.libp2p.network import MUXERS, CountedTcp, LimitedNetwork, MuxerChoice, circuit
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
 from p2p.engines.traffic import Traffic
@@ -153,7 +153,7 @@ async def open_stack(
     on_frame: called for each message that arrives. prepare: called before it listens, to set stream handlers.
     Raises CannotListen; later an exception group, where a service broke.
     """
-    rate_limit = rate_limit or RateLimit()
+    rate_limit = rate_limit or message_limits()
     host = make_host(
         identity,
         traffic,
@@ -173,7 +173,7 @@ async def open_stack(
                 raise CannotListen(
                     f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen"
                 )
-            dht = Dht(host, meter.charge_other)
+            dht = Dht(host, meter.charge)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
                 subscriptions = [await pubsub.enter(topic) for topic in topics]

@@ -49,7 +49,7 @@ def test_remembered_peers_are_bounded() -> None:
     host_bans = HostBans()
     for n in range(10_000):
         come(host_bans, 1, float(n), f"11.1.{n // 256}.{n % 256}")
-    assert len(host_bans._known) == _KNOWN and len(host_bans._rate_limit.frames) <= _KNOWN
+    assert len(host_bans._known) == _KNOWN and len(host_bans._rate_limit._banned) <= _KNOWN
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from libp2p.pubsub.pb import rpc_pb2
 
+from p2p.engines.libp2p.metering import MESSAGES, message_limits
 from p2p.engines.libp2p.rpcs import (
     JOINED_BYTES,
     MAX_BYTES,
@@ -13,7 +14,6 @@ from p2p.engines.libp2p.rpcs import (
     Pace,
     ingress,
 )
-from p2p.rate_limit import RateLimit
 
 ME = b"me"
 
@@ -78,8 +78,8 @@ def test_what_waits_goes_together_but_not_all_at_once() -> None:
 
 
 def test_the_pace_stays_below_the_next_nodes_limit() -> None:
-    pace, limit, now = Pace(0.0), RateLimit(), 0.0
+    pace, limit, now = Pace(0.0), message_limits(), 0.0
     for n in range(2000):
         now += pace.wait(1, 1000, now)
-        assert limit.pay("us", now), n
+        assert limit.pay("us", now, MESSAGES), n
     assert now >= (2000 - PACE_BURST) / PACE_PER_S - 1
