@@ -19,6 +19,8 @@ PACKAGES = {
     "trl": [["torch==2.13.0", "transformers==5.23.0", "trl==1.16.0"]],
     # The lowest that swarmd.trl names.
     "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
+    # Tasksets that swarmd.tasks.taskset loads.
+    "verifiers": [["verifiers==0.4.0"]],
     "genrl": [
         ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
         ["--no-deps", "gensyn-genrl==0.3.0"],

@@ -10,9 +10,10 @@ BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
 FILES = (".py", ".jsonl", ".parquet")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
 _HUB_FILE = re.compile(r"hf:[\w.-]+/[\w.-]+@[0-9a-f]{40}/(?!.*\.\.)[\w./-]+\.(parquet|jsonl)")
+_TASKSET = re.compile(r"verifiers:[A-Za-z0-9][\w.-]*@[\w.+!-]+")
 EXPECTED = (
-    f"{', '.join(BUILT_IN)}, a .py, .jsonl or .parquet file, hf:OWNER/NAME@COMMIT/FILE, or the name of tasks"
-    " that an installed package offers"
+    f"{', '.join(BUILT_IN)}, a .py, .jsonl or .parquet file, hf:OWNER/NAME@COMMIT/FILE,"
+    " verifiers:NAME@VERSION, or the name of tasks that an installed package offers"
 )
 
 
@@ -36,6 +37,10 @@ def curriculum_name(text: str) -> str:
                 "a data set of the hub has a commit and a file, as its page shows them under Files:"
                 " hf:OWNER/NAME@COMMIT/FILE, 40 hexadecimal digits, a .parquet or .jsonl file"
             )
+        return text
+    if text.startswith("verifiers:"):
+        if not _TASKSET.fullmatch(text):
+            raise ValueError("a taskset of verifiers has a name and a version: verifiers:NAME@VERSION")
         return text
     if text.endswith(FILES):
         return str(Path(text).expanduser().absolute())

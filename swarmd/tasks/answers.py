@@ -129,12 +129,12 @@ def read(specialty: str, text: str) -> str | GradeReason:
     return answer if isinstance(answer, GradeReason) else refusal(specialty, answer) or answer
 
 
-def read_own(text: str, longest: int) -> str | GradeReason:
+def read_own(text: str, longest: int, *, whole: bool = False) -> str | GradeReason:
     """Read an answer to a task of the operator's own curriculum, which may be in any language.
 
-    longest: characters that an answer may have.
+    longest: characters that an answer may have. whole: whether the text itself is the answer.
     """
-    answer = _answer(text)
+    answer = text if whole else _answer(text)
     if isinstance(answer, str) and len(answer) > longest:
         return GradeReason.TOO_LONG
     # It holds control or format characters, or lone surrogates.

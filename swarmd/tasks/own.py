@@ -69,7 +69,8 @@ class OwnCurriculum(Curriculum):
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:  # noqa: ARG002
-        return answers.read_own(text, self._described.limits.longest_answer)
+        limits = self._described.limits
+        return answers.read_own(text, limits.longest_answer, whole=limits.whole)
 
 
 def find_curriculum(text: str, reward: str = "") -> Curriculum:

@@ -25,8 +25,9 @@ from swarmd.config.curriculum_name import GROUP
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import OWN_REWARD_S
 from swarmd.tasks.data_set import lines, mathematics
-from swarmd.tasks.sandbox.pipe import PluginDescription, ScoreItem, TaskLimits
+from swarmd.tasks.sandbox.pipe import MAX_WHOLE_CHARACTERS, PluginDescription, ScoreItem, TaskLimits
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
+from swarmd.tasks.taskset import PREFIX, open_taskset
 from swarmd.terminal import printable
 
 MAX_SOURCE_BYTES = 64 * 2**20
@@ -134,6 +135,19 @@ def load(source: str) -> LoadedPlugin:
     """
     from swarmd.tasks.question_file import QuestionFile, same_answer
 
+    if source.startswith(PREFIX):
+        try:
+            opened = open_taskset(source)
+        except PluginRefused:
+            raise
+        except BaseException as error:
+            raise PluginRefused(_describe(error)) from None
+        asked = QuestionFile(opened.lines, opened.score)
+        asked.limits = asked.limits | {"longest_answer": MAX_WHOLE_CHARACTERS, "whole": True}
+        digest = _digest(
+            "verifiers", *opened.identity, *_files(opened.file, inside=opened.file.name == "__init__.py")
+        )
+        return LoadedPlugin(asked, _slug(Path(source.removeprefix(PREFIX).partition("@")[0])), digest)
     path = Path(source)
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
@@ -231,16 +245,17 @@ def _load_installed(point: EntryPoint) -> LoadedPlugin:
         raise PluginRefused(_describe(error)) from None
     assert point.dist is not None
     file = Path(str(sys.modules[point.module].__file__))
-    inside = file.parent if file.name == "__init__.py" or "." in point.module else None
-    files = (
-        [file]
-        if inside is None
-        else sorted(f for f in inside.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
-    )
-    parts = [part for f in files for part in (str(f.relative_to(file.parent)).encode(), _read(f))]
+    parts = _files(file, inside=file.name == "__init__.py" or "." in point.module)
     return LoadedPlugin(
         plugin, point.name, _digest("package", point.dist.name.encode(), point.dist.version.encode(), *parts)
     )
+
+
+def _files(module: Path, *, inside: bool) -> Sequence[bytes]:
+    """Return names and contents of a module's file, or of all `inside` its folder."""
+    found = (f for f in module.parent.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+    files = sorted(found) if inside else [module]
+    return [part for f in files for part in (str(f.relative_to(module.parent)).encode(), _read(f))]
 
 
 def _read(path: Path) -> bytes:

@@ -40,10 +40,10 @@ class QuestionFile:
 
     limits = {"longest_question": MAX_OWN_QUESTION_CHARACTERS, "longest_answer": MAX_OWN_ANSWER_CHARACTERS}  # noqa: RUF012
 
-    def __init__(self, content: bytes, same: Callable[[str, str], bool] | None = None) -> None:
+    def __init__(self, content: bytes, same: Callable[[str, str], float] | None = None) -> None:
         """Parse a file of questions.
 
-        same: whether a right answer and a given one are the same; by default `same_answer`. Raises
+        same: whether, or how far, a given answer is a right one; by default `same_answer`. Raises
         PluginRefused with the lines that are wrong.
         """
         self._same = same or same_answer

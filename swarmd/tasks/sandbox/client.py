@@ -44,8 +44,8 @@ __all__ = ["Completion", "GradeReason", "ScoredAnswer", "TaskRef", "Verifier", "
 
 COMMAND = (sys.executable, "-m", Curriculum.module)
 ATTEMPTS = 3
-# Answers in one request.
-MAX_ANSWERS = 1024
+# Answers in one request, and where one is longer than MAX_OWN_ANSWER_CHARACTERS.
+MAX_ANSWERS, MAX_LONG_ANSWERS = 1024, 32
 # Kinds of faults of a plug-in that are told apart.
 MAX_FAULT_KINDS = 100
 # ReasoningGYM takes two seconds to load on an idle machine.
@@ -186,8 +186,10 @@ class Verifier:
             )
 
     def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, ScoredAnswer]]:
-        for start in range(0, len(pending), MAX_ANSWERS):
-            part = pending[start : start + MAX_ANSWERS]
+        long = any(len(each.answer) > pipe.MAX_OWN_ANSWER_CHARACTERS for each in pending)
+        most = MAX_LONG_ANSWERS if long else MAX_ANSWERS
+        for start in range(0, len(pending), most):
+            part = pending[start : start + most]
             items = []
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)

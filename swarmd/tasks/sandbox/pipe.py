@@ -13,10 +13,12 @@ import msgspec
 
 from swarmd.tasks.answers import ScoredAnswer
 
-# A full request (client.MAX_ANSWERS answers of MAX_OWN_ANSWER_CHARACTERS) is below that.
+# A full request (client.MAX_ANSWERS of MAX_OWN_ANSWER_CHARACTERS, or MAX_LONG_ANSWERS) is below that.
 MAX_FRAME_BYTES = 4 * 2**20
 # For tasks that are not swarmd's own.
 MAX_OWN_ANSWER_CHARACTERS = 1000
+# Where the whole text is the answer.
+MAX_WHOLE_CHARACTERS = 16_384
 MAX_OWN_QUESTION_CHARACTERS = 16_384
 MAX_FAULT_CHARACTERS = 300
 # An answer may take so many times its CPU time, where others keep the processor busy.
@@ -32,7 +34,8 @@ class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     # Bytes of memory beyond what the process has when the plug-in is loaded.
     memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20
     longest_question: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_QUESTION_CHARACTERS)] = 8192  # characters
-    longest_answer: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_ANSWER_CHARACTERS)] = 256  # characters
+    longest_answer: Annotated[int, msgspec.Meta(ge=1, le=MAX_WHOLE_CHARACTERS)] = 256  # characters
+    whole: bool = False  # the answer is the whole text, and not what is in <answer>…</answer>
 
 
 class PluginDescription(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
                 " to it. Draw everything from random.Random(seed)."
             )
         _, fault = marker.mark("", ScoreItem(specialty, 1, SAMPLES))
-        if fault.startswith("score gave"):
+        if fault.startswith("score gave") or "refused in the verifier" in fault:
             raise PluginRefused(f"{specialty}, seed 1: {fault}")
 
 

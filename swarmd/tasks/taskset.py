@@ -1,0 +1,141 @@
+"""Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks: one turn, scored by the text alone.
+
+Used in the contained process, like the file of questions that a taskset becomes (question_file.py). What
+needs a sandbox, a judge model, tools or several turns is refused before its tasks are loaded: another node
+could not score it again.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
+from swarmd.tasks.sandbox.worker import PluginRefused
+
+PREFIX = "verifiers:"
+# Of an infinite taskset the first ones are asked.
+MAX_TASKS = 50_000
+# What a reward is called with.
+_GIVEN = {"task", "trace"}
+_PURE = "Name one whose rewards are functions of the task and the text"
+
+
+class OpenedTaskset(NamedTuple):
+    lines: bytes  # of a question file; an answer is a place in `score`'s tasks
+    score: Callable[[str, str], float]
+    identity: Sequence[str]  # what the digest is of, beside the package's files
+    file: Path  # the taskset's module
+
+
+def open_taskset(source: str) -> OpenedTaskset:
+    """Load the taskset that `verifiers:NAME@VERSION` names. Raises PluginRefused."""
+    name, _, version = source.removeprefix(PREFIX).partition("@")
+    try:
+        import verifiers.v1 as vf
+
+        there = distribution(name).version
+    except (ModuleNotFoundError, PackageNotFoundError):
+        raise PluginRefused(
+            f"verifiers or {name} is not installed: run `pip install 'swarmd[verifiers]' {name}=={version}`"
+        ) from None
+    if there != version:
+        raise PluginRefused(f"{name} {there} is installed: run `pip install {name}=={version}`")
+    module = vf.import_taskset(name)
+    taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name))
+    if why := next(_reasons(vf, module, taskset), ""):
+        raise PluginRefused(f"it needs {why}, and every node scores answers again. {_PURE}")
+    tasks = [
+        task for task in islice(taskset, MAX_TASKS) if len(_question(vf, task)) <= MAX_OWN_QUESTION_CHARACTERS
+    ]
+    if not tasks:
+        raise PluginRefused("it has no tasks")
+    rewards = Rewards(vf, tasks)
+    for reply in ("", "0"):
+        # What a reward imports when it is first called cannot be imported later.
+        rewards("0", reply)
+    first = {_question(vf, task): place for place, task in reversed(list(enumerate(tasks)))}
+    lines = b"\n".join(msgspec.json.encode({"question": q, "answer": place}) for q, place in first.items())
+    return OpenedTaskset(
+        lines, rewards, [name, version, *(t.hash for t in tasks)], Path(str(module.__file__))
+    )
+
+
+def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
+    """Say what else than a question and a text it needs, before its tasks are loaded."""
+    kind, config = type(taskset).task_type(), taskset.config
+    exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
+    if any(isinstance(item, type) and issubclass(item, vf.Env | vf.Harness) for item in exported):
+        yield "an environment or a harness of its own (several turns or agents)"
+    if getattr(kind, "user", None) is not None:
+        yield "a simulated user (several turns)"
+    if type(taskset).toolsets(config) or kind.toolsets(config.task):
+        yield "tools"
+    hooks = ("setup", "finalize", "stage_verifier")
+    if kind.NEEDS_CONTAINER or any(getattr(kind, hook) is not getattr(vf.Task, hook) for hook in hooks):
+        yield "a sandbox"
+    values = [value for part in (config, config.task) for _, value in part]
+    if any(isinstance(value, vf.JudgeConfig | vf.Judge) for value in values) or config.task.judges:
+        yield "a judge model"
+    found = kind.__new__(kind)
+    found.config = config.task
+    rewards = found.hooks("reward")
+    if not rewards:
+        yield "a reward: it has none"
+    for reward in rewards:
+        for parameter in inspect.signature(reward).parameters.values():
+            if parameter.default is parameter.empty and parameter.name not in _GIVEN:
+                yield f"{parameter.name} for its reward {reward.__name__} (a sandbox, or other answers)"
+
+
+def _question(vf: Any, task: Any) -> str:
+    """Return the system prompt and the one prompt of a task, as text. Raises PluginRefused for several."""
+    data, prompt = task.data, task.data.prompt
+    if not isinstance(prompt, str):
+        turns = [message for message in prompt or () if not isinstance(message, vf.SystemMessage)]
+        if len(turns) != 1 or not isinstance(getattr(turns[0], "content", None), str):
+            raise PluginRefused(f"task {data.idx} has a prompt of {len(turns)} turns, and a question is one")
+    return "\n\n".join(part for part in (data.system_prompt, data.prompt_text) if part)
+
+
+class Rewards:
+    """Scores a reply to a task by all its rewards, from 0 to 1: their weighed sum over the sum of weights."""
+
+    def __init__(self, vf: Any, tasks: Sequence[Any]) -> None:
+        self._vf, self._tasks = vf, tasks
+        self._common = {"agent": vf.AgentInfo(config=vf.AgentConfig())}
+        # It is read once: a contained process can run no git.
+        self._common["verifiers"] = self._trace(tasks[0]).verifiers
+
+    def __call__(self, place: str, reply: str) -> float:
+        task = self._tasks[int(place)]
+        trace, total, weights = self._trace(task, reply), 0.0, 0.0
+        given = {"task": task.data, "trace": trace}
+        for reward in task.hooks("reward"):
+            wanted = inspect.signature(reward).parameters.keys() & given.keys()
+            found = _finished(reward(**{name: given[name] for name in wanted}))
+            scores = found.values() if isinstance(found, Mapping) else [found]
+            total += reward._vf_weight * sum(map(float, scores))
+            weights += max(0.0, reward._vf_weight)
+        return max(0.0, total / weights)
+
+    def _trace(self, task: Any, reply: str = "") -> Any:
+        vf = self._vf
+        asked = vf.MessageNode(message=vf.UserMessage(content=task.data.prompt_text))
+        said = vf.MessageNode(parent=0, message=vf.AssistantMessage(content=reply), sampled=True)
+        about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        return vf.Trace(task=about, nodes=[asked, said], is_completed=True, ok=True, **self._common)
+
+
+def _finished(reward: Any) -> Any:
+    """Return what a coroutine returns that never waits. Raises PluginRefused where it does."""
+    try:
+        reward.send(None)
+    except StopIteration as done:
+        return done.value
+    reward.close()
+    raise PluginRefused(f"its reward {reward.__name__} waits for something: a sandbox or a model. {_PURE}")

@@ -1,0 +1,153 @@
+"""Tasksets of verifiers v1, with the real package in an environment of its own."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.environments import PACKAGES, default_environment, holds
+from swarmd.config.curriculum_name import curriculum_name
+from swarmd.errors import ConfigError
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import open_tasks
+from swarmd.types import Completion, TaskRef
+
+pytestmark = pytest.mark.slow
+
+SUMS = """
+import verifiers.v1 as vf
+
+class SumData(vf.TaskData):
+    answer: str
+
+class SumTask(vf.Task[SumData]):
+    @vf.stop
+    async def single_turn(self, trace: vf.Trace) -> bool:
+        return trace.num_turns >= 1
+
+    @vf.reward(weight=1.0)
+    async def right(self, trace: vf.Trace) -> float:
+        import decimal  # not loaded before
+        return float(f"= {self.data.answer}" in trace.last_reply)
+
+    @vf.reward(weight=0.25)
+    async def short(self, task: SumData, trace: vf.Trace) -> float:
+        assert trace.num_turns == 1 and trace.task.data == task
+        return float(0 < len(trace.last_reply) < 20)
+    # MORE
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        for a in range(9):
+            for b in range(9):
+                data = SumData(prompt=f"{a} + {b}", system_prompt="Add.", answer=str(a + b))
+                yield SumTask(data, self.config.task)
+
+__all__ = ["Sums"]
+"""
+# What cannot be scored again by every node, and what is said of it.
+REFUSED = {
+    "a sandbox": "NEEDS_CONTAINER = True",
+    "a sandbox, and": "async def setup(self, trace, runtime): pass",
+    "tools": "toolsets = classmethod(lambda cls, config: [1])",
+    "a judge model": "",
+    "runtime for its reward graded": """
+    @vf.reward
+    async def graded(self, trace, runtime) -> float:
+        return 1.0
+""",
+    "waits for something": """
+    @vf.reward
+    async def slow(self, trace) -> float:
+        import asyncio
+        await asyncio.sleep(0)
+        return 1.0
+""",
+    "refused in the verifier": """
+    @vf.reward
+    async def reads(self, trace) -> float:
+        return float(bool(open("/etc/hostname").read()))
+""",
+}
+JUDGED = """
+class Judged(vf.TaskConfig):
+    judge: vf.JudgeConfig = vf.JudgeConfig(id="x")
+
+class JudgedConfig(vf.TasksetConfig):
+    task: Judged = Judged()
+"""
+Install = Callable[..., str]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Make a taskset an installed package, beside verifiers."""
+    environment = default_environment("verifiers")
+    if not holds(environment, "verifiers"):
+        name = PACKAGES["verifiers"][-1][-1]
+        pytest.skip(f"{name} is not here: `python -m benchmarks.environments verifiers`")
+    (theirs,) = environment.glob("lib/python3*/site-packages")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), str(theirs)])
+
+    def write(name: str, code: str = SUMS) -> str:
+        module = name.replace("-", "_")
+        for path, text in (
+            (tmp_path / module / "__init__.py", code),
+            (
+                tmp_path / f"{module}-1.0.dist-info" / "METADATA",
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+            ),
+        ):
+            path.parent.mkdir()
+            path.write_text(text)
+        return f"verifiers:{name}@1.0"
+
+    return write
+
+
+def test_a_taskset_asks_and_scores_whole_texts_in_the_contained_process(install: Install) -> None:
+    found = find_curriculum(install("tiny-sums"))
+    assert (found.name, found.specialties) == ("tiny-sums", ("questions",))
+    with Verifier(found) as verifier:
+        task = open_tasks(found, verifier).task(TaskRef("questions", 7))
+        assert task is not None and task.question.startswith("Add.\n\n")
+        right = sum(map(int, task.question.split()[1::2]))
+        texts = [f"it is = {right}", f"so {'x' * 2000} = {right}", "no", "", f"= {right}" + "x" * 17_000]
+        rewards = verifier.score([(task.ref, [Completion(text, True) for text in texts])])
+    assert rewards == [(1.0, 0.8, 0.2, 0.0, 0.0)]
+
+
+def test_name_version_and_code_are_the_swarm(install: Install) -> None:
+    names = install("one"), install("two"), install("three", SUMS.replace("= {self", "is {self"))
+    assert len({find_curriculum(name).questions for name in names}) == 3
+    with pytest.raises(ConfigError, match=r"one 1\.0 is installed: run `pip install one==2\.0`"):
+        find_curriculum("verifiers:one@2.0")
+    with pytest.raises(ConfigError, match="or four is not installed: run"):
+        find_curriculum("verifiers:four@1.0")
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_others_could_not_score_is_refused_before_its_tasks_are_loaded(
+    install: Install, why: str
+) -> None:
+    code = SUMS.replace("# MORE", REFUSED[why])
+    if why == "a judge model":
+        code = code.replace(
+            "class Sums(vf.Taskset[SumTask, vf.TasksetConfig])",
+            f"{JUDGED}\nclass Sums(vf.Taskset[SumTask, JudgedConfig])",
+        )
+    if "waits" not in why and "refused" not in why:
+        code = code.replace("for a in range(9)", "raise RuntimeError('loaded')\n        for a in ()")
+    with pytest.raises(ConfigError, match=why):
+        find_curriculum(install(f"needy-{list(REFUSED).index(why)}", code))
+
+
+def test_a_taskset_has_a_version() -> None:
+    assert curriculum_name("verifiers:reverse-text@0.1.0") == "verifiers:reverse-text@0.1.0"
+    for wrong in ("verifiers:reverse-text", "verifiers:@1.0", "verifiers:a/b@1.0"):
+        with pytest.raises(ValueError, match="verifiers:NAME@VERSION"):
+            curriculum_name(wrong)
