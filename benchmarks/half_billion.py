@@ -2,7 +2,7 @@
 
 Seconds, and the most memory it takes.
 
-    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16]
+    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16|nf4]
     [--questions 8] [--completions 8]
                                       [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1]
                                       [--json]
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--dtype",
-        choices=["auto", "float32", "bfloat16"],
+        choices=["auto", "float32", "bfloat16", "nf4"],
         default="auto",
         help="auto: as a node would choose",
     )

@@ -54,7 +54,8 @@ class ModelConfig(_Section):
         None  # commit, tag or branch on the hub; None: the default branch, recorded at first load
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float16: for adapters
+    # float16 and nf4 (4 bits; needs `pip install 'swarmd[8bit]'`) are for the base under an adapter.
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "nf4"] = "auto"
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     # on: the chat template lets the model think first, for up to 4,096 tokens by default.

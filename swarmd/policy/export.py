@@ -34,7 +34,7 @@ from swarmd.policy.models.device import DTYPES
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
-from swarmd.policy.models.lora import fold
+from swarmd.policy.models.lora import NF4, fold, require_nf4, round_to_four_bits
 from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.models.tokenizer import load_tokenizer
@@ -330,17 +330,22 @@ def export(
 
 
 def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.Module:
-    """Load the model that a checkpoint was trained from, on the CPU.
+    """Load the model that a checkpoint was trained from, on the CPU, with its weights as training saw them.
 
     Raises CheckpointUnfit where an adapter was trained on other weights.
     """
     transformers_logging.disable_progress_bar()
     network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
+    four_bits = identity.dtype == NF4
+    if four_bits:
+        require_nf4(torch.device("cpu"), adapter=True)
     if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
         raise policy_files.CheckpointUnfit(
             f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
             " model back as it was: an adapter is worth nothing on another."
         )
+    if four_bits:
+        round_to_four_bits(network)
     return network
 
 

@@ -26,7 +26,6 @@ from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import (
     LORA_FROM_PARAMETERS,
     choose_device,
-    dtype_name,
     free_memory,
     keep_freed_memory,
     limit_memory,
@@ -175,7 +174,7 @@ class LanguagePolicy:
                 "model": loaded.source,
                 "revision": loaded.revision,
                 "device": str(loaded.device),
-                "dtype": dtype_name(loaded.dtype),
+                "dtype": loaded.plan.dtype,
                 "parameters": loaded.parameters,
                 "lora": loaded.lora_rank,
                 "keeps_first": self._learner.reference is not None and not self._driver.engine.foreign,
@@ -363,7 +362,7 @@ class LanguagePolicy:
     def _identity(self) -> policy_files.ModelIdentity:
         x = self._loaded
         return policy_files.ModelIdentity(
-            x.source, x.revision, x.fingerprint, x.lora_rank, dtype_name(x.dtype), x.device.type
+            x.source, x.revision, x.fingerprint, x.lora_rank, x.plan.dtype, x.device.type
         )
 
     def _decode(

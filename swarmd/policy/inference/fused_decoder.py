@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Layout, Rules
-from swarmd.policy.models.lora import adapted, lora_factors
+from swarmd.policy.models.lora import FourBitLinear, adapted, lora_factors
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -34,10 +34,12 @@ class Blocks:
         model: Any = network
         decoder = model.base_model
         size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
+        # A copy of what is kept in 4 bits would be four times as large.
+        whole = not any(isinstance(module, FourBitLinear) for module in decoder.layers.modules())
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
         self._layers = [
-            _Block(layer, i, frozen, frozen and size <= MAX_COPY_BYTES)
+            _Block(layer, i, frozen, frozen and whole and size <= MAX_COPY_BYTES)
             for i, layer in enumerate(decoder.layers)
         ]
         self._norm: Any = decoder.norm

@@ -35,6 +35,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.device import dtype_name, seeded
 from swarmd.policy.models.hub import first_line
 from swarmd.policy.models.load import Loaded
+from swarmd.policy.models.lora import NF4
 from swarmd.policy.training.losses import LOSSES
 from swarmd.state.logs import installed_version
 
@@ -216,6 +217,11 @@ def open_engine(
         return OwnEngine(loaded.network, tokens, rest, between)
     if name == "continuous":
         return ContinuousEngine(loaded.network, tokens, rest)
+    if loaded.plan.dtype == NF4:
+        raise NoEngine(
+            f"{name} would answer with other weights than the base in 4 bits that is trained. Set"
+            " generate.engine to \"auto\", or model.dtype to 'bfloat16'."
+        )
     return open_plugin(name, _asked(config, loaded, sampling))
 
 

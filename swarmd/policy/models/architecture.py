@@ -223,6 +223,7 @@ def _counted(network: nn.Module) -> Shape:
         context=context_of(text),
         adapted_inputs=sum(m.in_features for m in layers),
         adapted_outputs=sum(m.out_features for m in layers),
+        adapted_weights=sum(m.weight.numel() for m in layers),
         recurrent=sum(kind in RECURRENT for kind in getattr(text, "layer_types", None) or ()),
     )
 

@@ -29,7 +29,12 @@ OUT_OF_MEMORY: Final = re.compile(
     re.IGNORECASE,
 )
 DTYPES: Final = MappingProxyType(
-    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "nf4": torch.bfloat16,  # of a base in 4 bits (lora.py): what it computes in
+    }
 )
 # How much faster than float32 it must be on a CPU, before we give up its digits.
 BF16_SPEEDUP: Final = 1.5

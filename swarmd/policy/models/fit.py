@@ -28,6 +28,7 @@ from swarmd.policy.models.device import (
     dtype_name,
     free_memory,
 )
+from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import optimizer
@@ -239,6 +240,8 @@ def plan_on(
 ) -> tuple[torch.dtype, Plan]:
     """Return precision and plan of a model of this shape on a device with `free` bytes."""
     rank = _lora_rank(config, shape)
+    if config.dtype == NF4:
+        require_nf4(device, adapter=rank is not None)
     # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in
     # float32.
     dtype = choose_dtype(
@@ -249,7 +252,8 @@ def plan_on(
     )
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work
-    return dtype, make_plan(shape, dtype_name(dtype), rank, free, on_device)
+    name = config.dtype if config.dtype == NF4 else dtype_name(dtype)
+    return dtype, make_plan(shape, name, rank, free, on_device)
 
 
 def measures_start(plan: Plan, device: torch.device) -> bool:
@@ -293,7 +297,10 @@ def _alternatives(fit: Fit) -> Iterator[str]:
         ((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer))
     )
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
-    for dtype, length, (rank, kind) in product(dict.fromkeys((plan.dtype, "bfloat16")), lengths, ways):
+    dtypes = dict.fromkeys((plan.dtype, "bfloat16", NF4))
+    for dtype, length, (rank, kind) in product(dtypes, lengths, ways):
+        if dtype == NF4 and (rank is None or fit.device.type == "mps"):
+            continue
         changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
         if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
             changes = [f"train.optimizer = '{kind}'"] * (kind != work.optimizer)

@@ -4,17 +4,27 @@ Whoever uses the policy computes the same: the update, the sampler, the judge. I
 lose a young adapter (docs/performance.md, "A young adapter in bfloat16"): W + s B A rounded back into the
 base's dtype, and peft's own forward, which adds the adapter's output to a product that is rounded already, so
 that what is below half of its last digit is lost every time.
+
+The base may be kept in 4 bits (QLoRA, arXiv 2305.14314): NF4 by bitsandbytes, in blocks of 64 weights with
+their scales in 8 bits. Each layer's weights are made bfloat16 again when it is used, so what quantization
+changes in the model is there from the start, and is the same for all.
 """
 
+import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swarmd.errors import NoModel
+
 if TYPE_CHECKING:
+    from bitsandbytes.functional import QuantState
     from peft.tuners.lora import Linear as LoraLinear
+
+NF4: Final = "nf4"  # `model.dtype`
 
 
 def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor) -> Tensor:
@@ -36,7 +46,8 @@ def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
     if not hasattr(layer, "lora_A") or adapter.disable_adapters:
         return None
     (name,) = adapter.active_adapters
-    dtype = adapter.base_layer.weight.dtype
+    base = adapter.base_layer
+    dtype = base.weight.dtype if isinstance(base, nn.Linear) else base.dtype
     return adapter.lora_A[name].weight.to(dtype), (adapter.lora_B[name].weight * adapter.scaling[name]).to(
         dtype
     )
@@ -97,3 +108,63 @@ def adapted_linear() -> type:
             )
 
     return AdaptedLinear
+
+
+def require_nf4(device: torch.device, *, adapter: bool) -> None:
+    """Raise NoModel where a base cannot be kept in 4 bits; import nothing."""
+    if not adapter:
+        raise NoModel("model.dtype 'nf4' is for a model under an adapter. Set model.lora to 'on'.")
+    if device.type == "mps":
+        raise NoModel("model.dtype 'nf4' does not run on Apple's MPS. Set model.dtype to 'auto'.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise NoModel(
+            "model.dtype 'nf4' needs the library bitsandbytes, which is not installed here. Run pip install"
+            " 'swarmd[8bit]', or set model.dtype to 'auto'."
+        )
+
+
+class FourBitLinear(nn.Module):
+    """Acts as the linear layer that it was made from, which it does not keep."""
+
+    def __init__(self, layer: nn.Linear, device: torch.device) -> None:
+        super().__init__()
+        self._packed, self._state = _packed(layer.weight.detach().to(device))
+        self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
+        self.dtype = layer.weight.dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole weight matrix [m, n] in the compute dtype, made anew each time."""
+        return _unpacked(self._packed, self._state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def pack(network: nn.Module, device: torch.device) -> None:
+    """Put every adapted layer's base on the device in 4 bits, one after the other."""
+    for _, layer in lora_layers(network):
+        layer.base_layer = FourBitLinear(layer.base_layer, device)
+
+
+@torch.no_grad()
+def round_to_four_bits(network: nn.Module) -> None:
+    """Round the weights that training would keep in 4 bits, and leave them in their dtype."""
+    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear) and layer is not head:
+            layer.weight.copy_(_unpacked(*_packed(layer.weight)))
+
+
+def _packed(weight: Tensor) -> "tuple[Tensor, QuantState]":
+    from bitsandbytes.functional import quantize_4bit
+
+    packed, state = quantize_4bit(weight.contiguous(), quant_type=NF4, compress_statistics=True)
+    return packed, state
+
+
+def _unpacked(packed: Tensor, state: "QuantState") -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight: Tensor = dequantize_4bit(packed, state)
+    return weight

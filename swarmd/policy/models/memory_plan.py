@@ -32,7 +32,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+# Of what is computed with; the adapted layers' weights in nf4 take less (NF4_BITS).
+ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "nf4": 2})
+# Bits of a weight, with a scale of 8 bits for 64 weights, and one of 32 for 256 of these scales.
+NF4_BITS: Final = 4 + 8 / 64 + 32 / (64 * 256)
 # The share of free memory that is used: allocators leave gaps.
 USABLE_SHARE: Final = 0.9
 # What libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU.
@@ -72,6 +75,8 @@ class Shape:
     adapted_inputs: int  # inputs of the layers that LoRA adapts, summed over the layers
     adapted_outputs: int
     recurrent: int = 0  # layers with a recurrent state
+    # Weights of these layers; 0: not counted, so that nothing is gained by keeping them in 4 bits.
+    adapted_weights: int = 0
 
     @property
     def key_value_numbers(self) -> int:
@@ -181,6 +186,8 @@ def _plan(
 ) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
     always = _always(shape, size, lora_rank, work.optimizer, precision, start_copy)
+    if dtype == "nf4":
+        always = [*_in_four_bits(shape, size), *always[1:]]
     held, usable = sum(item.bytes for item in always), max(0, int(USABLE_SHARE * free) - WORKSPACE_BYTES)
     room = max(0, usable - held)
 
@@ -189,9 +196,12 @@ def _plan(
     plain, thrifty = _token_bytes(shape, size, False), _token_bytes(shape, size, True)
     most_plain, most = max(0, room - head) // plain, max(0, room - head) // thrifty
     if work.micro_batch_tokens:
-        tokens, checkpointing = work.micro_batch_tokens, work.micro_batch_tokens > most_plain
+        tokens = work.micro_batch_tokens
+        checkpointing = dtype == "nf4" or tokens > most_plain
     else:
         checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
+        # Else the backward pass would hold every layer's weights as they are computed with.
+        checkpointing |= dtype == "nf4"
         tokens = max(work.row, min(MAX_TOKENS, _power_of_two(most if checkpointing else most_plain)))
 
     rows = work.questions * work.completions
@@ -272,6 +282,17 @@ def _always(
     if start_copy:
         of_trained("weights at the start, for the KL", 1, size)
     return items
+
+
+def _in_four_bits(shape: Shape, size: int) -> list[Item]:
+    """Return what a frozen base takes whose adapted layers are kept in 4 bits."""
+    packed, layer = shape.adapted_weights, shape.adapted_weights // shape.layers
+    rest = shape.parameters - packed
+    return [
+        Item("always", "weights in 4 bits", f"{packed:,} × {NF4_BITS:.3f} / 8 B", int(packed * NF4_BITS / 8)),
+        Item("always", "embeddings, head and norms", f"{rest:,} × {size} B", rest * size),
+        Item("always", "one layer's weights, unpacked", f"{layer:,} × {size} B", layer * size),
+    ]
 
 
 def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:

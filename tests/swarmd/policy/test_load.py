@@ -324,4 +324,4 @@ def test_large_models_get_an_adapter(tmp_path: Path) -> None:
     with pytest.raises(
         NoModel, match=r"all weights in float32 takes at least 8\..*largest that would fit: --model tiny"
     ):
-        load(tmp_path, free=2_000_000_000, lora="off")
+        load(tmp_path, free=1_500_000_000, lora="off")

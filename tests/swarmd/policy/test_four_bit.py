@@ -1,0 +1,115 @@
+"""A base in 4 bits under an adapter: sampler, learner and export see the same weights, a quarter as large."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from swarmd.config.config import ModelConfig
+from swarmd.errors import NoModel
+from swarmd.policy.export import FILES, export
+from swarmd.policy.inference.engine import NoEngine
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.fit import fit
+from swarmd.policy.models.lora import FourBitLinear, folded, lora_layers
+from swarmd.policy.models.memory_plan import Workload
+from tests.swarmd.policy.conftest import config_of, local, make_model, open_policy
+from tests.swarmd.policy.test_load import QWEN_05B
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'"
+)
+QUESTIONS = ["one?", "and another one", "zzz"]
+NF4: dict[str, Any] = {"dtype": "nf4", "lora": "on", "lora_rank": 4, "train": {"learning_rate": 0.01}}
+
+
+def trained(folder: Path, updates: int) -> LanguagePolicy:
+    policy = open_policy(folder, **NF4)
+    for _ in range(updates):
+        generations = policy.generate(QUESTIONS, 4)
+        policy.update(
+            [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
+        )
+    return policy
+
+
+def packed(policy: LanguagePolicy) -> list[FourBitLinear]:
+    return [module for module in policy.network.modules() if isinstance(module, FourBitLinear)]
+
+
+@installed
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
+def test_the_learner_sees_what_the_sampler_saw(family: str, tmp_path: Path) -> None:
+    """Up to bfloat16's noise, before and after updates; the base stays as it is."""
+    policy = trained(make_model(tmp_path, family), 0)
+    base = [layer.weight for layer in packed(policy)]
+    assert base
+    for _ in range(3):
+        generations = policy.generate(QUESTIONS, 4)
+        batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
+        drawn = torch.tensor([p for g in generations for each in g.tokens.logprobs for p in each])
+        seen = torch.tensor(
+            [p for tokens in policy.logprobs(batch) for each in tokens.logprobs for p in each]
+        )
+        assert float((drawn - seen).abs().mean()) < 0.05
+        assert policy.update(batch).grad_norm > 0
+    assert all(torch.equal(a, layer.weight) for a, layer in zip(base, packed(policy), strict=True))
+
+
+@installed
+def test_it_takes_what_the_plan_counts(tmp_path: Path) -> None:
+    policy = trained(make_model(tmp_path, hidden_size=512, intermediate_size=2048), 0)
+    planned = next(item for item in policy._loaded.plan.items if item.name == "weights in 4 bits")
+    held = 0
+    for layer in packed(policy):
+        state = layer._state
+        held += sum(t.nbytes for t in (layer._packed, state.absmax, state.state2.absmax))
+    assert planned.bytes == pytest.approx(held, rel=0.01)
+
+
+@installed
+def test_the_export_has_the_weights_that_were_trained(tmp_path: Path) -> None:
+    """W + s B A of the base in 4 bits, rounded to bfloat16."""
+    policy = trained(make_model(tmp_path / "model"), 2)
+    (saved := tmp_path / "saved").mkdir()
+    policy.save(saved)
+    files = {name: (saved / name).read_bytes() for name in FILES}
+    folder = export(files, [], "sapo-9", tmp_path / "out").folder
+    found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
+    layers = lora_layers(policy.network)
+    assert len(layers) == 14
+    for name, layer in layers:
+        assert torch.equal(found[f"{name}.weight"], folded(layer).bfloat16()), name
+
+
+@installed
+def test_another_program_cannot_answer_with_it(tmp_path: Path) -> None:
+    config = config_of(make_model(tmp_path), **NF4)
+    foreign = config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "vllm"})})
+    with pytest.raises(NoEngine, match=r"vllm would answer with other weights .* model\.dtype"):
+        LanguagePolicy.open(foreign, 0)
+
+
+def test_a_model_that_is_too_large_is_offered_in_4_bits(tmp_path: Path) -> None:
+    """Qwen2.5-0.5B's configuration; nothing but that is needed to say so."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
+    work = Workload(questions=1, completions=2, new_tokens=64)
+    config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16", lora="on")
+    whole = fit(config, work, lambda _: 10**12).plan
+    with pytest.raises(NoModel, match=r"would fit: this model with model\.dtype = 'nf4'"):
+        fit(config, work, lambda _: whole.least).require()
+
+
+def test_where_it_cannot_be_had_it_is_refused_before_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path)
+    with pytest.raises(NoModel, match=r"'nf4' is for a model under an adapter\. Set model\.lora to 'on'"):
+        open_policy(tmp_path, dtype="nf4", lora="off")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(NoModel, match=r"bitsandbytes.*pip install 'swarmd\[8bit\]'.*model\.dtype"):
+        open_policy(tmp_path, **NF4)
