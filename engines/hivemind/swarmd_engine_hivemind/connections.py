@@ -46,18 +46,14 @@ class HivemindConnections:
     def __init__(
         self,
         p2pd: P2pd,
+        me: PeerId,
         topics: Sequence[Topic],
         banned: Callable[[PeerId], bool],
         host_bans: HostBans,
         clock: Callable[[], float],
     ) -> None:
-        self._p2pd, self._topics, self._banned, self._host_bans, self._clock = (
-            p2pd,
-            topics,
-            banned,
-            host_bans,
-            clock,
-        )
+        self._p2pd, self._me, self._topics = p2pd, me, topics
+        self._banned, self._host_bans, self._clock = banned, host_bans, clock
         self._dialled: AbstractSet[PeerId] = frozenset()
         self._connected: dict[PeerId, Peer] = {}
         self._present: dict[Topic, int] = {}  # connected peers
@@ -185,13 +181,6 @@ class HivemindConnections:
             found |= there
         return found
 
-
-class HivemindProviderRecords:
-    """Implements `ProviderRecords`. p2pd does not say who told it of a provider: we count as the teller."""
-
-    def __init__(self, p2pd: P2pd, me: PeerId) -> None:
-        self._p2pd, self._me = p2pd, me
-
     async def provide(self, topic: Topic) -> None:
         dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": _cid(topic), "timeout": DHT_TIMEOUT_S}
         try:
@@ -200,6 +189,7 @@ class HivemindProviderRecords:
             raise Unanswered(f"nobody took the record: {error}") from None
 
     async def providers(self, topic: Topic) -> list[AddressRecord]:
+        """Return what p2pd heard. It does not say who told it: we count as the teller."""
         pb, found = self._p2pd.pb, []
         dht = {
             "type": pb.DHTRequest.FIND_PROVIDERS,

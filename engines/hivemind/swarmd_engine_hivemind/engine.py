@@ -31,7 +31,6 @@ from p2p.types import Handlers, PeerId, Verdict
 from swarmd_engine_hivemind.connections import (
     HEARTBEAT_S,
     HivemindConnections,
-    HivemindProviderRecords,
     direct,
     texts,
 )
@@ -114,11 +113,9 @@ class HivemindEngine(NetworkEngine):
                 self._listen = listen
                 await self._subscribe(p2pd, inbox, self._topic)
                 connections = HivemindConnections(
-                    p2pd, self._topics, self._banned, self._host_bans, self._clock
+                    p2pd, self.me, self._topics, self._banned, self._host_bans, self._clock
                 )
-                self._discovery = discovery = self._discover(
-                    connections, HivemindProviderRecords(p2pd, self.me)
-                )
+                self._discovery = discovery = self._discover(connections)
                 watch = FloodWatch(p2pd, self._cut_off_for_junk, self._traffic)
                 self._requests = requests = HivemindRequests(p2pd, discovery.reach, watch.useful)
 

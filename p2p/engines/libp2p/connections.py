@@ -122,10 +122,10 @@ class Libp2pConnections:
                 self._noted[peer] = (addresses, now)
                 said = [str(address) for address in addresses]
                 self._note(peer, said)
-                news.append(AddressRecord(peer, said, source=self.group_of(_id_of(peer))))
+                news.append(AddressRecord(peer, said, source=self._group_of(_id_of(peer))))
         return news
 
-    def group_of(self, peer: Any) -> str:
+    def _group_of(self, peer: Any) -> str:
         """Return the network group that the peer's connection comes from.
 
         A peer that is not connected any more counts as far away, unless all our connections are near.
@@ -195,6 +195,35 @@ class Libp2pConnections:
                     ours = direct(connections)
                     if ours and all(now - heard_at(connection) >= PING_AFTER_S for connection in ours):
                         nursery.start_soon(_ping_one, peer, ours)
+
+    async def provide(self, topic: Topic) -> None:
+        await _in_time(self._stack.dht.provider_store.provide(topic.provider_key))
+
+    async def providers(self, topic: Topic) -> list[AddressRecord]:
+        return await _in_time(self._providers(topic.provider_key))
+
+    async def _providers(self, key: bytes) -> list[AddressRecord]:
+        dht, host = self._stack.dht, self._stack.host
+        for peer, connections in host.get_network().get_connections_map().items():
+            if direct(connections):
+                await dht.add_peer(peer)
+        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and
+        # that may be ours.
+        lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
+        await lookup.find_providers(key)
+        told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
+        records = [
+            AddressRecord(
+                PeerId(str(info.peer_id)),
+                [str(a) for a in bounded(info.addrs)],
+                PeerId(str(teller)),
+                self._group_of(teller),
+            )
+            for teller, info in told
+        ]
+        for record in records:
+            self._note(record.peer, record.addresses)
+        return records
 
 
 async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
@@ -270,47 +299,6 @@ async def _resolve(address: str) -> list[str]:
     return [address for turn in itertools.zip_longest(*by_family) for address in turn if address is not None][
         :4
     ]
-
-
-class Libp2pProviderRecords:
-    """Implements `ProviderRecords`.
-
-    group_of: returns the network group that a peer's connection comes from. note: as in `Libp2pConnections`.
-    """
-
-    def __init__(
-        self, stack: Stack, group_of: Callable[[Any], str], note: Callable[[PeerId, Sequence[str]], None]
-    ) -> None:
-        self._stack, self._group_of, self._note = stack, group_of, note
-
-    async def provide(self, topic: Topic) -> None:
-        await _in_time(self._stack.dht.provider_store.provide(topic.provider_key))
-
-    async def providers(self, topic: Topic) -> list[AddressRecord]:
-        return await _in_time(self._providers(topic.provider_key))
-
-    async def _providers(self, key: bytes) -> list[AddressRecord]:
-        dht, host = self._stack.dht, self._stack.host
-        for peer, connections in host.get_network().get_connections_map().items():
-            if direct(connections):
-                await dht.add_peer(peer)
-        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and
-        # that may be ours.
-        lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
-        await lookup.find_providers(key)
-        told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
-        records = [
-            AddressRecord(
-                PeerId(str(info.peer_id)),
-                [str(a) for a in bounded(info.addrs)],
-                PeerId(str(teller)),
-                self._group_of(teller),
-            )
-            for teller, info in told
-        ]
-        for record in records:
-            self._note(record.peer, record.addresses)
-        return records
 
 
 async def _in_time(call: Awaitable[T]) -> T:

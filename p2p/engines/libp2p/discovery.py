@@ -2,7 +2,7 @@
 
 Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected
 peers say of themselves (identify); the swarm's provider records in the DHT. `p2p.peers.outbound` says whom to
-dial; this does it. The network library is behind two ports, `Connections` and `ProviderRecords`.
+dial; this does it. The network library is behind a port, `Connections`.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Dialled(NamedTuple):
 
 
 class Connections(Protocol):
-    """Port: the library's connections, and who is in which topic."""
+    """Port: the library's connections, who is in which topic, and the DHT's provider records."""
 
     async def refresh(self, dialled: AbstractSet[PeerId]) -> float:
         """Note who is connected, and close what must not stay: banned peers, second connections.
@@ -82,13 +82,11 @@ class Connections(Protocol):
     async def hang_up(self, peer: PeerId) -> None:
         """End all connections to a peer. Never fails for one that is gone."""
 
+    async def provide(self, topic: Topic) -> None:
+        """Announce us in a topic. Takes some 20 s at most. Raises Unanswered."""
 
-class ProviderRecords(Protocol):
-    """Port: the DHT's provider records. Both calls take some 20 s at most, and raise Unanswered."""
-
-    async def provide(self, topic: Topic) -> None: ...
-
-    async def providers(self, topic: Topic) -> Sequence[AddressRecord]: ...
+    async def providers(self, topic: Topic) -> Sequence[AddressRecord]:
+        """Return who announced itself in a topic. Takes some 20 s at most. Raises Unanswered."""
 
 
 class Discovery:
@@ -100,14 +98,13 @@ class Discovery:
     def __init__(
         self,
         connections: Connections,
-        records: ProviderRecords,
         topics: Sequence[Topic],
         book: AddressBook,
         banned: Callable[[PeerId], bool],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self._connections, self._records, self._topics = connections, records, topics
+        self._connections, self._topics = connections, topics
         self._book, self._banned, self._clock, self._rng = book, banned, clock, rng
         self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
@@ -188,14 +185,16 @@ class Discovery:
 
     async def announce(self, topic: Topic) -> None:
         """Announce this node in a topic. Raises Unanswered."""
-        await self._records.provide(topic)
+        await self._connections.provide(topic)
 
     async def find(self, topic: Topic) -> list[PeerId]:
         """Find who announced itself, and tell the address book. Raises Unanswered."""
         return list(dict.fromkeys(record.peer for record in await self._look_up(topic)))
 
     async def _look_up(self, topic: Topic) -> list[AddressRecord]:
-        found = [record for record in await self._records.providers(topic) if record.peer != self._book.me]
+        found = [
+            record for record in await self._connections.providers(topic) if record.peer != self._book.me
+        ]
         for record in found:
             self._note_record(record)
         return found
@@ -296,4 +295,4 @@ class Discovery:
                     for record in await self._look_up(topic):
                         if record.relayed and record.peer not in self._connected | self._dialling:
                             nursery.start_soon(self._dial, record.peer, ())
-                    await self._records.provide(topic)
+                    await self._connections.provide(topic)

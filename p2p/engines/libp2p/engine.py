@@ -7,7 +7,7 @@ import trio
 
 from p2p.address import parse_listen
 from p2p.engines.libp2p.circuits import Circuits
-from p2p.engines.libp2p.connections import Libp2pConnections, Libp2pProviderRecords
+from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.metering import message_limits
 from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.engines.libp2p.relay import DCUTR, GUEST_BYTES_PER_S, HOP, STOP, Relay, RelayLimits
@@ -70,9 +70,7 @@ class Libp2pEngine(NetworkEngine):
                 stack.host.set_stream_handler(STOP, circuits.take_in)
                 stack.host.set_stream_handler(DCUTR, circuits.hole_punching.handle)
                 connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)
-                self._discovery = discovery = self._discover(
-                    connections, Libp2pProviderRecords(stack, connections.group_of, circuits.note)
-                )
+                self._discovery = discovery = self._discover(connections)
                 try:
                     async with trio.open_nursery() as nursery:
                         self._requests = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery)

@@ -13,7 +13,7 @@ import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_listen
 from p2p.admission.host_bans import HostBans
-from p2p.engines.libp2p.discovery import Connections, Discovery, ProviderRecords
+from p2p.engines.libp2p.discovery import Connections, Discovery
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
@@ -180,8 +180,8 @@ class NetworkEngine:
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.add(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 
-    def _discover(self, connections: Connections, records: ProviderRecords) -> Discovery:
-        return Discovery(connections, records, self._topics, self._book, self._banned, self._clock, self._rng)
+    def _discover(self, connections: Connections) -> Discovery:
+        return Discovery(connections, self._topics, self._book, self._banned, self._clock, self._rng)
 
     async def _send_all(self, alone: Callable[[], bool], send: Callable[[bytes], Awaitable[None]]) -> None:
         """Send what is published, until cancelled.

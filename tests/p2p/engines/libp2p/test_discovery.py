@@ -19,7 +19,7 @@ PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 20)]
 
 
 class Library:
-    """Implements `Connections` and `ProviderRecords`: everybody who is `there` can be dialled."""
+    """Implements `Connections`: everybody who is `there` can be dialled."""
 
     def __init__(self) -> None:
         self.there: set[PeerId] = set()
@@ -87,7 +87,7 @@ def book() -> AddressBook:
 @pytest.fixture
 async def discovery(library: Library, book: AddressBook, nursery: trio.Nursery) -> Discovery:
     found = Discovery(
-        library, library, [TOPIC], book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1)
+        library, [TOPIC], book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1)
     )
     nursery.start_soon(found.run)
     return found
@@ -169,9 +169,7 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
 async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(
     library: Library, book: AddressBook
 ) -> None:
-    discovery = Discovery(
-        library, library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1)
-    )
+    discovery = Discovery(library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1))
     with trio.CancelScope() as scope:
         scope.cancel()
         await discovery.run()
