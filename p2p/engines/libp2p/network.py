@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -313,7 +314,7 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
-        self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
+        self.inbound: dict[Any, str] = {}  # connection that came in -> its network group, oldest first
         self._by_machine = TokenBuckets[str](ARRIVALS_PER_S, ARRIVALS_AT_ONCE)
         self._by_group = TokenBuckets[str](GROUP_FACTOR * ARRIVALS_PER_S, GROUP_FACTOR * ARRIVALS_AT_ONCE)
 
@@ -328,7 +329,7 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
         if not self._admits(host, group, trio.current_time()) or not await self._make_room(group):
             await read_write_closer.close()
             return
-        self.inbound.setdefault(group, []).append(read_write_closer)
+        self.inbound[read_write_closer] = group
         raw = RawConnection(read_write_closer, False)
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
@@ -339,7 +340,7 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
             # The peer failed to prove who it is, in any way.
             log.debug("a connection that came in failed: %r", error)
         finally:
-            self._gone(group, read_write_closer)
+            self.inbound.pop(read_write_closer, None)
             if muxed is not None and self._shut_out(str(muxed.peer_id)):
                 self._host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):
@@ -368,22 +369,16 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
 
         It loses its youngest, if the newcomer's group has fewer.
         """
-        if sum(map(len, self.inbound.values())) < self.max_inbound:
+        if len(self.inbound) < self.max_inbound:
             return True
-        largest = max(self.inbound.values(), key=len)
-        if len(largest) <= len(self.inbound.get(group, ())) + 1:
+        held = Counter(self.inbound.values())
+        largest, most = held.most_common(1)[0]
+        if most <= held[group] + 1:
             return False
-        youngest = largest[-1]
-        self._gone(next(name for name, those in self.inbound.items() if those is largest), youngest)
+        youngest = next(one for one, its in reversed(self.inbound.items()) if its == largest)
+        del self.inbound[youngest]
         await youngest.close()
         return True
-
-    def _gone(self, group: str, read_write_closer: Any) -> None:
-        those = self.inbound.get(group, [])
-        if read_write_closer in those:
-            those.remove(read_write_closer)
-        if not those:
-            self.inbound.pop(group, None)
 
     async def new_stream(self, peer_id: Any) -> Any:
         """Open a stream. Not cancelled where there is a connection: the stream would be left open."""
