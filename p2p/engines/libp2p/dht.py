@@ -18,7 +18,7 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.records.validator import NamespacedValidator
 from multiaddr.exceptions import Error as MultiaddrError
 
-from p2p.engines.libp2p.metering import MeteredStream
+from p2p.engines.libp2p.streams import MeteredStream
 from p2p.rate_limit import counted
 
 # Addresses of one peer; ours announce fewer than ten.

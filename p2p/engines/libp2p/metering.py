@@ -12,12 +12,11 @@ from libp2p.host.ping import handle_ping
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT, Multiselect
 
+from p2p.engines.libp2p.streams import MeteredStream
 from p2p.rate_limit import RateLimit, TokenBuckets
 
 # What is charged for.
 MESSAGES, BROKEN, OTHER = "messages", "broken messages", "reads, pings or entries of gossip"
-# The size of one read from the library's stream.
-READ_BYTES = 65536
 # An RPC takes two or three reads, a large one a few more.
 READ_COST = 1.0
 # The cost of a subscription, or of an entry of gossip.
@@ -35,28 +34,6 @@ MAX_NEGOTIATION_LINES = 32
 STREAMS_PER_S, STREAMS_AT_ONCE = 20.0, 200.0
 # All who come through one relay may open so many times as many, as a new key costs nothing there.
 RELAYED_FACTOR = 5.0
-
-
-class MeteredStream:
-    """A stream of the library that is read in large pieces.
-
-    The library would read the length of each message byte by byte. on_read: called with the peer after each
-    of these reads.
-    """
-
-    def __init__(self, stream: Any, on_read: Callable[[Any], object]) -> None:
-        self._stream, self._on_read = stream, on_read
-        self._ahead = b""
-
-    async def read(self, n: int | None = None) -> bytes:
-        if not self._ahead:
-            self._ahead = bytes(await self._stream.read(READ_BYTES))
-        self._on_read(self._stream.muxed_conn.peer_id)
-        data, self._ahead = (self._ahead, b"") if n is None else (self._ahead[:n], self._ahead[n:])
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not typed for us

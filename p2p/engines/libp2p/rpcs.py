@@ -20,6 +20,7 @@ from typing import Any
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
 
+from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream
 from p2p.envelope import MAX_FRAME_BYTES
 from p2p.rate_limit import TokenBucket
 
@@ -29,7 +30,6 @@ MAX_RPC_BYTES = MAX_FRAME_BYTES + 64 * 1024
 MAX_UNFINISHED_BYTES = 4 * 1024 * 1024
 # The time of an RPC from its first byte to its last.
 FINISH_S = 10.0
-_READ_BYTES = 65536
 # New messages that are checked: a second, and at once after a pause. A swarm has some a second; each costs us
 # a millisecond, with its two signatures and what passes it on. A lone flooder is cut off within the burst.
 CHECKS_PER_S, CHECKS_BURST = 150.0, 1200.0
@@ -59,10 +59,10 @@ class UnfinishedRpcs:
             self._cut_off(greedy.peer, "too much begun and not finished")
 
 
-class RpcStream:
+class RpcStream(MeteredStream):
     """A stream of the library that gives out whole RPCs alone.
 
-    It is read in large pieces: the library would read each length byte by byte.
+    Its reads raise StreamError, also where an RPC takes too long or too much of it waits.
 
     on_read: called with the peer before an RPC is given out, and for each piece of it. ready: waited for
         before each RPC.
@@ -76,31 +76,21 @@ class RpcStream:
         cut_off: CutOff,
         ready: Callable[[Any], Awaitable[None]],
     ) -> None:
-        self._stream, self._on_read, self._unfinished, self._cut_off = stream, on_read, unfinished, cut_off
-        self._ready = ready
-        self._whole, self._rest = b"", bytearray()  # what may be given out, and what came after it
+        super().__init__(stream, on_read)
+        self._unfinished, self._cut_off, self._ready = unfinished, cut_off, ready
+        self._rest = bytearray()  # what came after the RPC that is given out
         self._scope = trio.CancelScope()
         self._ended = False
         self.peer = stream.muxed_conn.peer_id
-
-    async def read(self, n: int | None = None) -> bytes:
-        """Read from whole RPCs. Raises StreamError, also where one takes too long or too much of it waits."""
-        if not self._whole:
-            await self._ready(self.peer)
-            await self._receive()
-        self._on_read(self.peer)
-        data, self._whole = (self._whole, b"") if n is None else (self._whole[:n], self._whole[n:])
-        return data
 
     def end(self) -> None:
         """Tell whoever reads that the stream was reset."""
         self._ended = True
         self._scope.cancel()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def _receive(self) -> None:
+    async def _more(self) -> bytes:
+        """Receive the next RPC."""
+        await self._ready(self.peer)
         self._scope = trio.CancelScope()
         try:
             with self._scope:
@@ -108,7 +98,7 @@ class RpcStream:
                     self._unfinished.hold(self, len(self._rest))
                     if self._rest and self._scope.deadline == math.inf:
                         self._scope.deadline = trio.current_time() + FINISH_S
-                    more = await self._stream.read(_READ_BYTES)
+                    more = await self._stream.read(READ_BYTES)
                     if not more:
                         raise StreamEOF
                     self._on_read(self.peer)
@@ -122,8 +112,9 @@ class RpcStream:
             if not self._ended:
                 self._cut_off(self.peer, f"an RPC was not finished within {FINISH_S:g} s")
             raise StreamReset
-        self._whole = bytes(self._rest[:size])
+        whole = bytes(self._rest[:size])
         del self._rest[:size]
+        return whole
 
 
 class NoRpc(StreamError):  # type: ignore[misc]

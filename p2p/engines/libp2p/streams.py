@@ -1,4 +1,4 @@
-"""Requests and responses (`p2p.engines.libp2p.request_response`) over py-libp2p's streams."""
+"""py-libp2p's streams: metered ones, and those of requests (`p2p.engines.libp2p.request_response`)."""
 
 import contextlib
 import logging
@@ -20,7 +20,35 @@ PROTOCOL = TProtocol(ASK)
 # back: one round trip instead of three.
 GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\n", ASK.encode() + b"\n"))
 
+# The size of one read of a metered stream.
+READ_BYTES = 65536
+
 log = logging.getLogger(__name__)
+
+
+class MeteredStream:
+    """A stream of the library that is read in large pieces.
+
+    The library would read the length of each message byte by byte. on_read: called with the peer after each
+    of these reads.
+    """
+
+    def __init__(self, stream: Any, on_read: Callable[[Any], object]) -> None:
+        self._stream, self._on_read = stream, on_read
+        self._ahead = b""
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self._ahead:
+            self._ahead = await self._more()
+        self._on_read(self._stream.muxed_conn.peer_id)
+        data, self._ahead = (self._ahead, b"") if n is None else (self._ahead[:n], self._ahead[n:])
+        return data
+
+    async def _more(self) -> bytes:
+        return bytes(await self._stream.read(READ_BYTES))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class IncomingStream:
