@@ -104,8 +104,8 @@ class Probe:
         peers: list[PeerId] = []
         twin: str | None = None
         while True:
-            found = self.member.twin()
-            before, twin = twin, None if found is None else "later" if found.later else "earlier"
+            earlier = self.member.earlier_twin()
+            before, twin = twin, None if earlier is None else "later" if earlier else "earlier"
             if twin != before:
                 say(twin=twin)
             now = sorted(peer.id for peer in self.member.peers())

@@ -21,7 +21,8 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.nat.dial_back import DialBack
 from p2p.netgroup import share_group_of
-from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, Twin, TwinCards, TwinSession
+from p2p.peers.introduction import ask_each
+from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, TwinCards, TwinSession
 from p2p.rate_limit import TokenBuckets
 from p2p.topic import Topic
 from p2p.types import (
@@ -35,7 +36,6 @@ from p2p.types import (
     Reason,
     ReceivedBody,
     Started,
-    Unanswered,
     Verdict,
 )
 
@@ -241,14 +241,17 @@ class Member:
         Raises ValueError where no receiver would admit it: a body over `envelope.MAX_BODY_BYTES`, a
         kind that is no word.
         """
-        if self._left is None and ((twin := self.twin()) is None or not twin.later):
+        if self._left is None and not self.earlier_twin():
             self.engine.publish(
                 seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body)
             )
 
-    def twin(self) -> Twin | None:
-        """Another node with our key that runs now or ran some seconds ago."""
-        return self._session.twin(self._clock())
+    def earlier_twin(self) -> bool | None:
+        """Return whether another node with our key started before us; None where there is no other.
+
+        It runs now or ran some seconds ago.
+        """
+        return self._session.earlier_twin(self._clock())
 
     @property
     def away(self) -> bool:
@@ -304,7 +307,7 @@ class Member:
         while True:
             if self._left is not None:
                 await self._left.wait()
-            elif (twin := self.twin()) is not None and twin.later:
+            elif self.earlier_twin():
                 log.warning(
                     "another node runs with our key and started earlier: this one leaves the swarm and checks"
                     " again in %.0f s",
@@ -324,31 +327,25 @@ class Member:
 
     async def _look_for_twins(self) -> None:
         while True:
-            shown: list[bytes] = []
-            async with trio.open_nursery() as nursery:
-                for peer in self._session.whom(self.engine.connected()):
-                    nursery.start_soon(self._leave_card, peer, shown)
+            peers = self._session.whom(self.engine.connected())
+            said = await ask_each(
+                self._leave_card, peers, self._session.question(self._clock()), MAX_CARD_BYTES, TWINS_EVERY_S
+            )
+            # A peer that does not know the question gives no answer.
+            shown = [answer for answer in said.values() if answer]
             if shown and all(answer == NOTHING for answer in shown):
                 self._session.shown_nothing()
-            if (twin := self.twin()) is not None and twin.later:
+            if self.earlier_twin():
                 self._stay.cancel()
             await trio.sleep(TWINS_EVERY_S if shown else 1.0)
 
-    async def _leave_card(self, peer: PeerId, shown: list[bytes]) -> None:
-        """Exchange cards with a peer, at most twice: a card that is new to the peer is answered at once."""
-        with trio.move_on_after(TWINS_EVERY_S):
-            try:
-                for _ in range(2):
-                    answer = await self.engine.request(
-                        peer, self._session.question(self._clock()), MAX_CARD_BYTES
-                    )
-                    # A peer that does not know the question gives no answer.
-                    shown += [answer] if answer else []
-                    if not self._session.answered(answer, self._clock()):
-                        return
-            except Unanswered:
-                # Another peer is asked the next time.
-                return
+    async def _leave_card(self, peer: PeerId, card: bytes, limit: int) -> bytes:
+        """Exchange cards with a peer. One that is new to us is answered at once, with our next."""
+        answer = await self.engine.request(peer, card, limit)
+        if self._session.answered(answer, self._clock()):
+            answer = await self.engine.request(peer, self._session.question(self._clock()), limit)
+            self._session.answered(answer, self._clock())
+        return answer
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.offence(peer, reason, now)

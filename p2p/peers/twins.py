@@ -16,7 +16,6 @@ even where a clock is wrong.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated
 
@@ -74,13 +73,6 @@ def decoded(message: bytes) -> TwinCard | None:
     return card if card.version == VERSION else None
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
-    """Another session with our key."""
-
-    later: bool  # ours started later, and has to leave
-
-
 class TwinSession:
     """Our session: makes our cards, and checks those that we are shown."""
 
@@ -122,11 +114,14 @@ class TwinSession:
         if self._other is not None and (self._started, self._session) > self._other:
             self._other = None
 
-    def twin(self, now: float) -> Twin | None:
-        """Return the other session, where one was proved in the last FRESH_S."""
+    def earlier_twin(self, now: float) -> bool | None:
+        """Return whether the other session started before ours, so that ours has to leave.
+
+        None where none was proved in the last FRESH_S.
+        """
         if self._other is None or not 0 <= now - self._proved_at < FRESH_S:
             return None
-        return Twin(later=(self._started, self._session) > self._other)
+        return (self._started, self._session) > self._other
 
     def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
         """Choose the connected peers to leave our card with.

@@ -172,8 +172,8 @@ class BootstrapNode:
         return await survey(self.member, self._engine, self._config) | {"trouble": self._trouble()}
 
     def _trouble(self) -> Mapping[str, str] | None:
-        twin = self.member.twin()
-        return twin_trouble(twin.later).document() if twin is not None else None
+        earlier = self.member.earlier_twin()
+        return twin_trouble(earlier).document() if earlier is not None else None
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self._config, None, self.member.addresses(), self._self.judges)

@@ -104,8 +104,8 @@ class IsolationWatch:
                 knock_at = now + KNOCK_EVERY_S
             alone, jumped = now - alone_since, abs(self._offset() - offset) > JUMP_S
             every = CALM_S if heard else SEARCH_EVERY_S if alone < LATER_S else SEARCH_LATER_S
-            if (twin := self.member.twin()) is not None:
-                self._say(twin_trouble(twin.later))
+            if (earlier := self.member.earlier_twin()) is not None:
+                self._say(twin_trouble(earlier))
             elif jumped or heard != heard_before or now - searched >= every:
                 offset, searched = self._offset(), now
                 self._say(await self._search(heard, alone))

@@ -43,11 +43,11 @@ def test_twins_are_found_in_two_rounds_and_the_later_one_must_leave() -> None:
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW + 100)
     for _ in range(2):
         look(clock, cards, first, second)
-    assert (found := first.twin(clock.now)) is not None and not found.later
-    assert (found := second.twin(clock.now)) is not None and found.later
+    assert first.earlier_twin(clock.now) is False
+    assert second.earlier_twin(clock.now) is True
     clock.now += KEPT_S  # the first has ended
     leave(second, cards, clock)
-    assert second.twin(clock.now) is None
+    assert second.earlier_twin(clock.now) is None
 
 
 def test_a_twin_is_known_while_both_run_and_forgotten_after() -> None:
@@ -57,11 +57,11 @@ def test_a_twin_is_known_while_both_run_and_forgotten_after() -> None:
     for looks in range(60):
         look(clock, cards, first, second)
         if looks:
-            a, b = first.twin(clock.now), second.twin(clock.now)
-            assert a is not None and b is not None and a.later != b.later
+            a, b = first.earlier_twin(clock.now), second.earlier_twin(clock.now)
+            assert sorted((a, b)) == [False, True]
     clock.now += KEPT_S + FRESH_S
     leave(first, cards, clock)
-    assert first.twin(clock.now) is None
+    assert first.earlier_twin(clock.now) is None
 
 
 def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
@@ -72,7 +72,7 @@ def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
     after = session(2, clock.now)
     for _ in range(5):
         look(clock, cards, after)
-        assert after.twin(clock.now) is None  # the earlier life's card echoes nothing of this one
+        assert after.earlier_twin(clock.now) is None  # the earlier life's card echoes nothing of this one
 
 
 def test_an_old_proof_proves_nothing_later() -> None:
@@ -81,19 +81,19 @@ def test_an_old_proof_proves_nothing_later() -> None:
     for _ in range(3):
         look(clock, cards, first, second)
     kept = second.question(clock.now)[1:]
-    assert first.twin(clock.now) is not None
+    assert first.earlier_twin(clock.now) is not None
     for _ in range(2):
         clock.now += RENEW_S
         first.question(clock.now)  # as it leaves further cards
     first.answered(kept, clock.now)
-    assert first.twin(clock.now) is None
+    assert first.earlier_twin(clock.now) is None
 
 
 def test_nobody_without_the_key_makes_a_twin() -> None:
     ours, liar = session(1, NOW), session(2, NOW, Identity.from_seed(b"l" * 32))
     liar.answered(ours.question(NOW)[1:], NOW)  # not even signed by his key, but he knows our nonce
     liar._echo = ours._nonces[0]
-    assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.twin(NOW) is None
+    assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
 
 
 @given(st.binary(max_size=300))
@@ -139,19 +139,16 @@ async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the
     nursery.start_soon(live)
     await nursery.start(ours.run)
     await trio.sleep(3 * TWINS_EVERY_S)
-    assert (
-        ours.peers()
-        and KEY.peer_id not in swarm.members()
-        and (twin := ours.twin()) is not None
-        and twin.later
-    )
+    assert ours.peers() and KEY.peer_id not in swarm.members() and ours.earlier_twin() is True
     ours.publish("rollouts", b"unheard")
     await trio.sleep(300)  # it looked some times
     assert (
-        KEY.peer_id not in swarm.members() and ours.twin() is not None and earlier.twin(clock()) is not None
+        KEY.peer_id not in swarm.members()
+        and ours.earlier_twin() is not None
+        and earlier.earlier_twin(clock()) is not None
     )
     alive.cancel()
     await trio.sleep(60)
-    assert KEY.peer_id in swarm.members() and ours.twin() is None
+    assert KEY.peer_id in swarm.members() and ours.earlier_twin() is None
     ours.publish("rollouts", b"heard")
     assert [envelope.body for envelope in hub.received()] == [b"heard"]
