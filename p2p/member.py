@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from p2p.address import parse_endpoint
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.memory import AdmissionMemory
@@ -20,7 +21,7 @@ from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.nat.dial_back import DialBack
-from p2p.netgroup import share_group_of
+from p2p.netgroup import share_group_of_host
 from p2p.peers.introduction import ask_each
 from p2p.peers.twins import MAX_CARD_BYTES, NOTHING, TwinCards, TwinSession
 from p2p.rate_limit import TokenBuckets
@@ -359,9 +360,9 @@ class Member:
             return
         self._noted_at = now
         for peer in self.peers():
-            # A relay's address is not the peer's.
-            group = share_group_of(peer.address) if "/p2p-circuit" not in peer.address else None
-            if group is not None:
+            # There is none of a peer behind a relay: the relay's address is not the peer's.
+            endpoint = parse_endpoint(peer.address)
+            if endpoint is not None and (group := share_group_of_host(endpoint.host)) is not None:
                 self.reputation.met(peer.id, group, now)
 
 

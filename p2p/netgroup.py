@@ -38,22 +38,12 @@ def group_of(address: str) -> str | None:
     return group_of_host(endpoint.host) if endpoint.kind.startswith("ip") else NAME
 
 
-def share_group_of(address: str) -> str | None:
+def share_group_of_host(host: str) -> str | None:
     """Return the group by which shares of what arrives are counted.
 
-    It is `group_of`, except that in a local network each machine is its own group: somebody let the machine
-    in, but the names on it are as many as it likes.
+    It is `group_of_host`, except that in a local network each machine is its own group: somebody let the
+    machine in, but the names on it are as many as it likes.
     """
-    endpoint = parse_endpoint(address)
-    return (
-        group_of(address)
-        if endpoint is None or not endpoint.kind.startswith("ip")
-        else share_group_of_host(endpoint.host)
-    )
-
-
-def share_group_of_host(host: str) -> str | None:
-    """Return what `share_group_of` does, for an IP address as text."""
     group = group_of_host(host)
     return f"{LOCAL} {machine_of_host(host)}" if group == LOCAL else group
 
@@ -68,7 +58,7 @@ def group_of_host(host: str) -> str | None:
     if ip is None or ip.is_multicast or ip.is_unspecified:
         return None
     if isinstance(ip, ipaddress.IPv6Address):
-        return _group_6(ip)
+        return LOCAL if any(ip in network for network in _LOCAL_6) else ip.packed[:4].hex()
     if ip.is_reserved:
         return None
     return LOCAL if any(ip in network for network in _LOCAL_4) else f"{ip.packed[0]}.{ip.packed[1]}"
@@ -109,10 +99,6 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     except ValueError:
         return None
     return (_inner(ip) or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
-
-
-def _group_6(ip: ipaddress.IPv6Address) -> str:
-    return LOCAL if any(ip in network for network in _LOCAL_6) else ip.packed[:4].hex()
 
 
 def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
