@@ -21,7 +21,6 @@ from p2p.engines.libp2p.rpcs import (
     MAX_RPC_BYTES,
     CheckQueue,
     Ingress,
-    Pace,
     Queues,
     RpcStream,
     Turns,
@@ -96,7 +95,6 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.check_queue = CheckQueue()
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
         self.peer_queues = Queues(self.my_id.to_bytes())
-        self._paces: dict[Any, Pace] = {}  # by neighbour
 
     async def enter(self, topic: Topic) -> Any:
         """Subscribe. Returns the library's subscription, whose messages `on_frame` has seen."""
@@ -124,23 +122,12 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             RpcStream(stream, self._on_read, self._unfinished, self._cut_off, self.check_queue.drained)
         )
 
-    async def handle_sending_messages(self, peer_id: Any, stream: Any, queue: Any) -> None:
-        pace = self._paces[peer_id] = Pace(trio.current_time())
-        try:
-            await super().handle_sending_messages(peer_id, stream, queue)
-        finally:
-            if self._paces.get(peer_id) is pace:
-                del self._paces[peer_id]
-
     async def write_msg(self, stream: Any, rpc_msg: Any) -> bool:
         others = [message for message in rpc_msg.publish if message.from_id != self.my_id.to_bytes()]
-        pace = self._paces.get(stream.muxed_conn.peer_id)
-        if (
-            others
-            and pace is not None
-            and (seconds := pace.wait(len(others), rpc_msg.ByteSize(), trio.current_time()))
-        ):
-            await trio.sleep(seconds)
+        queue = self.peer_queues.get(stream.muxed_conn.peer_id)
+        if others and queue is not None:
+            pace = queue._queue.pace
+            await trio.sleep(pace.wait(len(others), rpc_msg.ByteSize(), trio.current_time()))
         return bool(await super().write_msg(stream, rpc_msg))
 
     def _on_read(self, peer: Any) -> None:

@@ -12,7 +12,7 @@ us for all that we pass on, so it goes at a pace that is less than a connection 
 """
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -203,8 +203,8 @@ class CheckQueue:
     def __init__(self) -> None:
         self._bucket = TokenBucket(CHECKS_PER_S, CHECKS_BURST, 0.0)
         self._turns = Turns()
-        self._waiting: Counter[Hashable] = Counter()  # messages, by peer
-        self._drained: dict[Hashable, trio.Event] = {}  # of each of these peers
+        # Peer -> the turn of its last message that waits, which is also the last to come
+        self._last: dict[Hashable, trio.Event] = {}
         self._some = trio.Event()
 
     async def enter(self, by: Ingress) -> None:
@@ -213,15 +213,14 @@ class CheckQueue:
             return
         turn = trio.Event()
         self._turns.put(by, (turn, by[1]), 1)
-        self._waiting[by[1]] += 1
-        self._drained.setdefault(by[1], trio.Event())
+        self._last[by[1]] = turn
         self._some.set()
         await turn.wait()
 
     async def drained(self, peer: Hashable) -> None:
         """Wait until no message of this peer waits."""
-        if peer in self._drained:
-            await self._drained[peer].wait()
+        if peer in self._last:
+            await self._last[peer].wait()
 
     async def run(self) -> None:
         """Give turns until cancelled."""
@@ -237,10 +236,8 @@ class CheckQueue:
     def _give_turn(self) -> None:
         (turn, peer), _ = self._turns.pop()
         turn.set()
-        self._waiting[peer] -= 1
-        if not self._waiting[peer]:
-            del self._waiting[peer]
-            self._drained.pop(peer).set()
+        if self._last.get(peer) is turn:
+            del self._last[peer]
 
 
 class ForwardQueue:
@@ -254,6 +251,7 @@ class ForwardQueue:
         self._own: deque[Any] = deque(maxlen=MAX_OWN_FRAMES)
         self._control: deque[Any] = deque()
         self._others = Turns()
+        self.pace = Pace()
 
     def push(self, rpc: Any, priority: bool = False) -> bool:  # noqa: ARG002
         """Add an RPC. Returns whether it waits now; what waited before may be dropped for it.
@@ -309,10 +307,10 @@ class Queues(dict[Any, Any]):
 class Pace:
     """Limits how fast others' frames go to one neighbour."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         self._buckets = (
-            TokenBucket(PACE_PER_S, PACE_BURST, now),
-            TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, now),
+            TokenBucket(PACE_PER_S, PACE_BURST, 0.0),
+            TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, 0.0),
         )
 
     def wait(self, frames: int, size: int, now: float) -> float:

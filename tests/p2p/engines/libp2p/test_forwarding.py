@@ -78,7 +78,7 @@ def test_what_waits_goes_together_but_not_all_at_once() -> None:
 
 
 def test_the_pace_stays_below_the_next_nodes_limit() -> None:
-    pace, limit, now = Pace(0.0), message_limits(), 0.0
+    pace, limit, now = Pace(), message_limits(), 0.0
     for n in range(2000):
         now += pace.wait(1, 1000, now)
         assert limit.pay("us", now, MESSAGES), n
