@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import environment
 from swarmd.policy.parallel import data_parallel
 from swarmd.policy.parallel.data_parallel import Trainers, combine, deal
 from swarmd.policy.training.learner import Sums
@@ -20,8 +21,6 @@ from swarmd.types import Scored, UpdateReport
 from swarmd.workers.messages import Begin
 from swarmd.workers.worker import WorkerProcess
 from tests.swarmd.policy.conftest import external, local
-
-CONFIG = NodeConfig.model_validate({"model": {"name": "tiny", "device": "cpu"}})
 
 
 def row(prompt: int, length: int) -> Row:
@@ -66,16 +65,21 @@ def weights(policy: LanguagePolicy) -> Tensor:
     return torch.cat([w.detach().flatten() for w in policy.trained.values()])
 
 
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
 @pytest.mark.slow
 @pytest.mark.net
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])])
 def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step's weights are compared on both ranks bit for bit (check_every=1).
 
-    Another digest would start the rank again.
+    Another digest would start the rank again. By gloo, and by NCCL with a device for each.
     """
-    alone, shared = LanguagePolicy.open(CONFIG, 1), LanguagePolicy.open(CONFIG, 1)
+    config = NodeConfig.model_validate({"model": {"name": "tiny", "device": device}})
+    alone, shared = LanguagePolicy.open(config, 1), LanguagePolicy.open(config, 1)
     gradients: dict[str, Tensor] = {}
 
     def watch(name: str, parameters: Sequence[nn.Parameter]) -> None:
@@ -92,7 +96,9 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(
 
     def start(rank: int) -> WorkerProcess:
         return WorkerProcess(
-            "swarmd.policy.parallel.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {}
+            "swarmd.policy.parallel.rank",
+            Begin(config.model_dump_json(), 1, str(tmp_path), 2),
+            environment(config.model, rank),
         )
 
     pids = []
