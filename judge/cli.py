@@ -158,6 +158,19 @@ def serve(
             help="Asked of each specialty for an upload.", show_default=str(DEFAULTS.verified_questions)
         ),
     ] = None,
+    verified_benchmark: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Own tasks that uploaded weights answer too, in no score: a .parquet file, hf:…",
+            show_default="none",
+        ),
+    ] = None,
+    verified_benchmark_questions: Annotated[
+        int | None,
+        typer.Option(
+            help="Asked of each benchmark.", show_default=str(DEFAULTS.verified_benchmark_questions)
+        ),
+    ] = None,
     verified_hub: Annotated[
         str | None,
         typer.Option(help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."),
@@ -188,7 +201,9 @@ def serve(
     """
     settings = _settings(locals())
     if not settings.verified_bytes and (
-        settings.verified_hub or settings.verified_model != DEFAULTS.verified_model
+        settings.verified_hub
+        or settings.verified_benchmark
+        or settings.verified_model != DEFAULTS.verified_model
     ):
         raise NotAlone
     if settings.invitation:

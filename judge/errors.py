@@ -27,7 +27,7 @@ class NotTogether(JudgeError):
 
 
 class NotAlone(JudgeError):
-    """--verified-hub and --verified-model need --verified-bytes, which allows uploads: give it too."""
+    """--verified-hub, -model and -benchmark need --verified-bytes, which allows uploads: give it too."""
 
 
 class JudgeCannotListen(JudgeError):

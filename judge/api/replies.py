@@ -128,6 +128,10 @@ class VerifiedScore(BaseModel):
     high: High | None = None
     right: Right | None = None
     n: Questions | None = None
+    benchmarks: Annotated[
+        dict[str, tuple[float, int]] | None,
+        Field(description="rewards and questions, in no score", examples=[{"gsm8k": [31.0, 50]}]),
+    ] = None
 
 
 class PeerFields(TallyReply):

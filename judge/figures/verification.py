@@ -1,7 +1,7 @@
 """One upload of weights and what became of it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from judge.figures.intervals import pass_at
@@ -55,6 +55,7 @@ class Verification:
     signature: str | None = None
     right: float = 0.0  # sum of the rewards
     questions: int = 0
+    benchmarks: Mapping[str, Sequence[float]] = field(default_factory=dict)  # rewards, and questions
 
     @property
     def score(self) -> ScoreTally:
@@ -81,6 +82,7 @@ class Verification:
             score, interval = self.score, self.score.interval
             said |= {"ended": self.ended, "score": score.share, "low": interval.low, "high": interval.high}
             said |= {"right": self.right, "n": self.questions}
+            said |= {"benchmarks": self.benchmarks} if self.benchmarks else {}
         return said
 
 

@@ -76,10 +76,16 @@ class VerificationRecords:
         self._end(upload, {"state": "refused", "ended": at, "error": error, "remedy": remedy})
 
     def done(
-        self, upload: Upload, at: float, answers: Sequence[VerifiedAnswer], receipt: Mapping[str, str]
+        self,
+        upload: Upload,
+        at: float,
+        answers: Sequence[VerifiedAnswer],
+        benchmarks: Mapping[str, Sequence[float]],
+        receipt: Mapping[str, str],
     ) -> None:
         right = added(*(answer.reward for answer in answers))
         outcome = {"state": "done", "ended": at, "correct": right, "questions": len(answers), **receipt}
+        outcome["benchmarks"] = json.dumps(benchmarks)
         self._end(upload, {**outcome, "found": json.dumps(answers, ensure_ascii=False)})
 
     def _end(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
@@ -124,5 +130,11 @@ def _verification(row: Row[Any]) -> Verification:
     fields = row._mapping
     outcome = {name: fields.get(name) for name in ("ended", "error", "remedy", "receipt", "signature")}
     return Verification(
-        _upload(row), row.state, row.at, **outcome, right=row.correct or 0.0, questions=row.questions or 0
+        _upload(row),
+        row.state,
+        row.at,
+        **outcome,
+        right=row.correct or 0.0,
+        questions=row.questions or 0,
+        benchmarks=json.loads(row.benchmarks or "{}"),
     )

@@ -22,6 +22,7 @@ from judge.figures.verification import Upload, Verification, VerifiedAnswer, fou
 from judge.logs import survived
 from judge.store.verifications import VerificationRecords
 from judge.types import Signed, network_of
+from judge.verified.benchmarks import BenchmarkFigures, Benchmarks
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
 from judge.verified.hub import Hub
 from judge.verified.messages import AnswerRequest, ModelTensors
@@ -107,6 +108,7 @@ async def open_tier(
     judge: JudgeHandle,
     records: VerificationRecords,
     rng: random.Random,
+    benchmarks: Benchmarks,
     evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
     """Open the tier with what an earlier run left in its queue.
@@ -119,7 +121,7 @@ async def open_tier(
         folder = UploadFolder(settings.uploads_folder)
     except OSError as error:
         raise VerifiedUnusable(f"the folder of uploads cannot be used: {error}") from None
-    tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)
+    tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng, benchmarks)
     await tier.recover()
     return tier
 
@@ -134,10 +136,12 @@ class VerifiedTier:
         evaluator: Evaluator,
         models: dict[str, ModelTensors],
         rng: random.Random,
+        benchmarks: Benchmarks,
     ) -> None:
         """Take the open parts. models: those that can be verified. rng: unpredictable outside tests."""
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
+        self._benchmarks = benchmarks
         self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
         self._peers = TokenBuckets[PeerId](
             1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
@@ -314,7 +318,7 @@ class VerifiedTier:
         await self._written(self._records.running, upload.id)
         try:
             upload = upload if upload.digest else await self._fetched(upload)
-            answers = await self._answered(upload)
+            answers, known = await self._answered(upload)
         except Refused as why:
             await self._refuse(upload, why.refusal.error, why.refusal.remedy)
         except EvaluationFailed as why:
@@ -327,7 +331,8 @@ class VerifiedTier:
         else:
             at = self._judge.wall()
             self._let_go(upload)
-            await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
+            receipt = self._receipt(upload, answers, known, at)
+            await self._written(self._records.done, upload, at, answers, known, receipt)
 
     async def _fetched(self, upload: Upload) -> Upload:
         """Fetch the weights of an upload that names them on a hub. Raises Refused."""
@@ -360,14 +365,15 @@ class VerifiedTier:
         with survived("removing weights"):
             self._folder.remove(upload.id)
 
-    async def _answered(self, upload: Upload) -> Sequence[VerifiedAnswer]:
+    async def _answered(self, upload: Upload) -> tuple[Sequence[VerifiedAnswer], BenchmarkFigures]:
         """Evaluate the weights. Raises EvaluationFailed, VerifierFailed, OSError."""
         tasks = await asyncio.to_thread(self._drawn)
+        known = await asyncio.to_thread(self._benchmarks.drawn, self._rng)
         request = AnswerRequest(
             upload.model,
             upload.lora_rank,
             upload.digest,
-            tuple(task.question for task in tasks),
+            tuple(task.question for task in [*tasks, *(task for _, task in known)]),
             upload.answers,
             seed=self._rng.getrandbits(32),
             cpu=config.VERIFIED_CPU_S,
@@ -375,12 +381,12 @@ class VerifiedTier:
         )
         rows = await self._evaluator.answers(self._folder.file(upload.id), request)
         answers = []
-        for task, row in zip(tasks, rows, strict=True):
+        for task, row in zip(tasks, rows, strict=False):
             scores = await self._judge.score(task.ref, row)
             right = sum(score.reward >= 1 for score in scores)
             first = (scores[0].reward, right, scores[0].reason.value, row[0].text, row[0].ended)
             answers.append(VerifiedAnswer(task.ref.specialty, task.ref.n, *first))
-        return answers
+        return answers, await asyncio.to_thread(self._benchmarks.scored, known, rows[len(tasks) :])
 
     def _drawn(self) -> Sequence[Task]:
         """Draw as many new questions of each specialty, of held-out texts where there are enough."""
@@ -393,7 +399,9 @@ class VerifiedTier:
                     chosen[name].append(task)
         return [task for tasks in chosen.values() for task in tasks]
 
-    def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
+    def _receipt(
+        self, upload: Upload, answers: Sequence[VerifiedAnswer], known: BenchmarkFigures, at: float
+    ) -> dict[str, str]:
         said = Verification(upload, "done", at).document()
         fields = {
             name: said[name]
@@ -410,6 +418,7 @@ class VerifiedTier:
             )
         }
         fields |= {"source": upload.source} if upload.source else {}
+        fields |= {"benchmarks": known} if known else {}
         return self._judge.sign(
             {**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)}
         )

@@ -25,13 +25,15 @@ SPECIALTY = "questions"  # the specialty of lines that name none
 _MAX_MISTAKES = 5
 
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
 
 
 class _Line(msgspec.Struct):
     """One line of the file. Other keys are ignored: data sets have columns of their own."""
 
-    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
     answer: str | int | float
+    question: _Text = ""
+    problem: _Text = ""  # the same, as MATH-500 has it
     specialty: _Name = SPECIALTY
 
 
@@ -86,6 +88,9 @@ def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
             continue
         try:
             line = decode(text)
+            line.question = line.question or line.problem
+            if not line.question:
+                raise msgspec.ValidationError("it has no `question`")
             if not 0 < len(_answer(line)) <= MAX_OWN_ANSWER_CHARACTERS:
                 raise msgspec.ValidationError(
                     f"the answer has {len(_answer(line))} characters; it may have 1 to"

@@ -404,6 +404,7 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
                     upload,
                     2.0,
                     [VerifiedAnswer("bf", 1, 1.0, 1, "correct", "x", True)],
+                    {"gsm8k": (31.0, 50)},
                     {"receipt": "{}", "signature": ""},
                 )
         reader = Reader(store.database)
@@ -437,6 +438,7 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
         and "Verified by the judge" in page.text
         and "ab" * 32 in page.text
         and "1 of 1 questions" in page.text
+        and "31 of 50 known questions, in no score" in page.text
     )
 
 

@@ -103,8 +103,8 @@ def test_specialties_gsm8k_answers_and_small_files() -> None:
     [
         (["{"], "line 1: Input data was truncated"),
         (
-            [{"question": "a", "answer": "1"}, {"answer": "1"}],
-            "line 2: Object missing required field `question`",
+            [{"problem": "a", "answer": "1"}, {"answer": "1"}],
+            "line 2: it has no `question`",
         ),
         ([{"question": "a"}], "line 1: Object missing required field `answer`"),
         ([{"question": "", "answer": "1"}], r"line 1: Expected `str` of length >= 1 - at `\$.question`"),
