@@ -86,7 +86,7 @@ LAYERS = {
 }
 
 # What the configuration's choices are made of: these may be imported by it, from above.
-TABLES = ("swarmd.experience.sampling.", "swarmd.experience.strategies.", "swarmd.policy.training.losses.")
+TABLES = ("swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 
 PURE = """
     swarmd/types.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py

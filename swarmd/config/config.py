@@ -22,7 +22,6 @@ from swarmd.config.hours import checked_window
 from swarmd.config.messages import nearest
 from swarmd.config.own_strategy import take_name
 from swarmd.config.profiles import DEFAULT, PROFILES
-from swarmd.experience.sampling import STRATEGIES
 from swarmd.experience.strategies import TAKES, SharingSettings
 from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 
@@ -110,12 +109,6 @@ class GenerateConfig(_Section):
 class TrainConfig(_Section, LossSettings):
     # 0: by the model (policy/language_policy.py, docs/papers.md)
     learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    # The shape of the learning rate, from the end of the warm-up.
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates in which the rate rises to the full one
-    # Updates, with the warm-up, until the rate is lowest; 0: it never falls.
-    schedule_updates: Annotated[int, Field(ge=0, le=10**9)] = 0
-    lowest_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the rate that is left in the end
     # "adamw8bit" takes a quarter of the memory for moments; it needs `pip install 'swarmd[8bit]'`.
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     # How bfloat16 weights keep small steps; see policy/training/optimizer.py.
@@ -144,7 +137,6 @@ class ReplayConfig(_Section):
     updates_per_round: Annotated[int, Field(ge=1, le=64)] = 2
     # B: rollouts of one update; 0: round.local + round.external.
     batch: Annotated[int, Field(ge=0, le=4096)] = 0
-    strategy: Literal[tuple(STRATEGIES)] = "uniform"  # type: ignore[valid-type]
     # delta: the share of the pool that is older rollouts with a correct answer.
     positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9
     # The share of the pool that one other author may fill.

@@ -10,13 +10,6 @@ OUR_ENGINES = ("auto", "own", "continuous")
 
 def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     """Yield one line for each contradiction: where, which keys, why, and what to do."""
-    train = config.train
-    if 0 < train.schedule_updates < train.warmup:
-        yield (
-            f"{origins['train.schedule_updates']}: train.schedule_updates: expected 0 or at least"
-            f" train.warmup, {train.warmup}, found {train.schedule_updates}: the rate would have to fall"
-            " before it has risen"
-        )
     if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
         if config.round.train == "off":
             key, others = "round.train", '"off"'

@@ -25,8 +25,6 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
     "generate": {"temperature": 1.0},
     "train": {
         "learning_rate": 1e-3,
-        "schedule": "constant",
-        "warmup": 0,
         "optimizer": "adamw",
         "loss": "grpo",
         "loss_mean": "token",
@@ -36,7 +34,7 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
     },
     # What has no advantage is dropped by every receiver first, so nobody learns anything else where it is not
     # sent.
-    "sharing": {"share": "informative", "share_most": 0, "take": "uniform", "weigh": "paper"},
+    "sharing": {"share": "informative", "take": "uniform", "weigh": "paper"},
     "replay": {"mode": "off"},
     "gate": {"mode": "off"},
 }

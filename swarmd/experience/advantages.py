@@ -61,67 +61,39 @@ def among_ours(scored: Scored, success: float) -> Scored:
 
 # How to weigh what others wrote: a row for each value of `[sharing] weigh`.
 
-Weighting = Callable[[Scored, Sequence[float], float, Sequence[float]], Sequence[float]]
-"""Returns advantages, from four arguments: another's rollout, the loss's advantages, our own success in the
-rollout's specialty, and how likely our policy finds each completion.
-
-Success and likelihood are from 0 to 1 (`strategies.Sharing`). Likelihoods are 1 for all rows but those of
-BY_LIKELIHOOD.
+Weighting = Callable[[Scored, Sequence[float], float], Sequence[float]]
+"""Returns advantages, from another's rollout, the loss's advantages, and our own success in its specialty,
+from 0 to 1 (`strategies.Sharing`).
 """
 
 
-def paper(
-    _scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]
-) -> Sequence[float]:
+def paper(_scored: Scored, found: Sequence[float], _success: float) -> Sequence[float]:
     """Return the loss's advantages, as if our own policy had written the text (SAPO section 3.2)."""
     return found
 
 
-def positive(
-    _scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]
-) -> Sequence[float]:
+def positive(_scored: Scored, found: Sequence[float], _success: float) -> Sequence[float]:
     """Return max(A, 0): nothing is pushed down that our policy might never have said."""
     return tuple(max(0.0, advantage) for advantage in found)
 
 
-def right_one(
-    scored: Scored, _found: Sequence[float], _success: float, _likely: Sequence[float]
-) -> Sequence[float]:
+def right_one(scored: Scored, _found: Sequence[float], _success: float) -> Sequence[float]:
     """Return the reward: 1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
     return scored.rewards
 
 
-def truncated(
-    _scored: Scored, found: Sequence[float], _success: float, likely: Sequence[float]
-) -> Sequence[float]:
-    """Return the loss's advantages times an importance weight of at most 1.
-
-    The weight is below 1 where our policy finds the text less likely than the author's did.
-    """
-    return tuple(advantage * share for advantage, share in zip(found, likely, strict=True))
-
-
-def own_baseline(
-    scored: Scored, _found: Sequence[float], success: float, _likely: Sequence[float]
-) -> Sequence[float]:
-    """Return (r − b) / √(b (1 − b)), b our own success in that specialty.
+def own_baseline_positive(scored: Scored, _found: Sequence[float], success: float) -> Sequence[float]:
+    """Return (r − b) / √(b (1 − b)), b our own success in that specialty; 0 where that is below 0.
 
     A single answer and a group that is right throughout count, too.
     """
     b = min(MAX_SUCCESS, max(MIN_SUCCESS, success))
-    return tuple((reward - b) / math.sqrt(b * (1 - b)) for reward in scored.rewards)
-
-
-def own_baseline_positive(
-    scored: Scored, found: Sequence[float], success: float, likely: Sequence[float]
-) -> Sequence[float]:
-    """Return `own_baseline` with advantages below 0 set to 0."""
-    return tuple(max(0.0, advantage) for advantage in own_baseline(scored, found, success, likely))
+    return tuple(max(0.0, (reward - b) / math.sqrt(b * (1 - b))) for reward in scored.rewards)
 
 
 WEIGHS: Mapping[str, Weighting] = {
-    "paper": paper, "positive": positive, "right": right_one, "truncated": truncated, "own": own_baseline,
+    "paper": paper,
+    "positive": positive,
+    "right": right_one,
     "own-positive": own_baseline_positive,
-}  # fmt: skip
-# Rows of WEIGHS that cost a forward pass over what others wrote.
-BY_LIKELIHOOD = {"truncated"}
+}

@@ -1,13 +1,13 @@
-"""Sampling batches from the replay pool. Pure.
+"""Sampling batches from the replay pool: uniformly, none twice in a batch. Pure.
 
-A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it.
-`swarmd.experience.strategies` has the batches without replay.
+The replay paper found no clear difference to other ways. `swarmd.experience.strategies` has the batches
+without replay.
 """
 
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -35,30 +35,6 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
     )
 
 
-Strategy = Callable[[PoolEntry, int], bool]
-"""Whether a rollout is drawn only after all others. The number is that of the updates before this round."""
-
-
-def any_of_them(_kept: PoolEntry, _before: int) -> bool:
-    return False
-
-
-def drawn_this_round(kept: PoolEntry, before: int) -> bool:
-    return kept.last_use > before
-
-
-def used_before(kept: PoolEntry, _before: int) -> bool:
-    return kept.uses > 0
-
-
-# All draw uniformly, and none twice in one batch. The replay paper found no clear difference between them.
-STRATEGIES: Mapping[str, Strategy] = {
-    "uniform": any_of_them,
-    "without_replacement": drawn_this_round,
-    "never_used_first": used_before,
-}
-
-
 @dataclass
 class Replay:
     """A `Sampler` that draws every batch from the pool, where our own rollouts of this round are already.
@@ -69,7 +45,6 @@ class Replay:
 
     pool: Pool
     schedule: ReplaySchedule
-    strategy: str  # a name in STRATEGIES
     batch: int  # B: rollouts of one update, at most
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int
@@ -79,9 +54,7 @@ class Replay:
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
         if not self.schedule.resting:
-            return draw(
-                self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng, self._author
-            )
+            return draw(self.pool.kept(), self.batch, rng, self._author)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
@@ -92,12 +65,11 @@ class Replay:
 
 
 def draw(
-    kept: Sequence[PoolEntry], batch: int, waits: Strategy, before: int, rng: random.Random,
+    kept: Sequence[PoolEntry],
+    batch: int,
+    rng: random.Random,
     author_of: Callable[[PoolEntry], Author | None] = lambda _: None,
-) -> Sequence[Scored]:  # fmt: skip
-    """Draw at most `batch` rollouts, each of those that come first as likely; see Strategy.
-
-    Others' are drawn under the caps of `caps`.
-    """
-    in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))
+) -> Sequence[Scored]:
+    """Draw at most `batch` rollouts, each as likely; others' under the caps of `caps`."""
+    in_order = rng.sample(kept, len(kept))
     return [k.scored for k in first(in_order, batch, author_of, rng, lambda k: k.scored.ref.specialty)]

@@ -6,18 +6,15 @@ docs/experiments.md has them all, and what was measured.
 """
 
 import math
-import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from p2p.types import PeerId
-from swarmd.experience.advantages import BY_LIKELIHOOD, MIN_SUCCESS, WEIGHS, among_ours, unweighed
-from swarmd.types import Lead, Scored, TaskRef, Tokens, Weigh
+from swarmd.experience.advantages import MIN_SUCCESS, WEIGHS, among_ours, unweighed
+from swarmd.types import Lead, Scored, TaskRef, Weigh
 
 # After so many completions of a specialty an older one counts 1/e.
 MEMORY_COMPLETIONS = 256.0
@@ -104,16 +101,6 @@ def with_a_right_answer(scored: Scored) -> bool:
 SHARES: Mapping[str, Share] = {"informative": informative, "right": with_a_right_answer, "all": everything}
 
 
-def shared(local: Sequence[Scored], share: Share, most: int, rng: random.Random) -> Sequence[Scored]:
-    """Choose which of a round's own rollouts to share. most: share at most so many, at random; 0: all."""
-    chosen = [scored for scored in local if share(scored)]
-    return (
-        chosen
-        if not most or len(chosen) <= most
-        else [chosen[i] for i in sorted(rng.sample(range(len(chosen)), most))]
-    )
-
-
 # Which of the others' rollouts to take: of the pool for a batch, and of what is on offer for a fetch.
 
 
@@ -165,24 +152,6 @@ def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Seque
     return [max(0.0, lead.of(c.ref.specialty)) for c in candidates]
 
 
-def by_rarity(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """Weigh specialties evenly, however many candidates each has."""
-    count = Counter(c.ref.specialty for c in candidates)
-    return [1 / count[c.ref.specialty] for c in candidates]
-
-
-def by_age(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """Halve a candidate's weight for each round of age."""
-    newest = max((c.round for c in candidates), default=0)
-    return [0.5 ** (newest - c.round) for c in candidates]
-
-
-def by_author(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """Weigh authors evenly, however much each sends."""
-    count = Counter(c.author for c in candidates)
-    return [1 / count[c.author] for c in candidates]
-
-
 # Files of `config/own_strategy.py` come on top.
 TAKES: dict[str, Take] = {
     "uniform": Take(informative, evenly),
@@ -190,9 +159,6 @@ TAKES: dict[str, Take] = {
     "right": Take(with_a_right_answer, evenly),
     "need": Take(with_a_right_answer, by_need),
     "ahead": Take(with_a_right_answer, where_others_are_ahead),
-    "novelty": Take(informative, by_rarity),
-    "newest": Take(informative, by_age),
-    "authors": Take(informative, by_author),
 }
 
 
@@ -202,8 +168,6 @@ class SharingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
-    # The most of our own rollouts a round; 0: all that `share` lets through.
-    share_most: Annotated[int, Field(ge=0, le=1024)] = 0
     take: str = "uniform"  # of TAKES
     weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement
 
@@ -216,11 +180,9 @@ class Sharing:
     success: Success = field(default_factory=Success)  # our own
     others: Success = field(default_factory=Success)  # others' success, by our own verifier
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))
-    # `protocols.LogprobPolicy`; None: the policy gives none
-    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None
 
-    def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)
+    def to_share(self, local: Sequence[Scored]) -> Sequence[Scored]:
+        return [scored for scored in local if SHARES[self.settings.share](scored)]
 
     def judged(self, scored: Scored) -> Scored:
         """Return another's rollout in the group that gives its advantages: its own by the paper's weights."""
@@ -237,46 +199,18 @@ class Sharing:
         self.others.forget(number - LATELY_ROUNDS)
         self.lead = self.success.lead_of(self.others)
 
-    def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:
-        """Return how this node weighs the advantages of the batch's rollouts.
+    def weighing(self, me: PeerId) -> Weigh:
+        """Return how this node weighs the advantages of a batch's rollouts.
 
         Others' are weighed by `[sharing] weigh`, its own not at all.
         """
         if self.settings.weigh == "paper":
             return unweighed
-        row, own = WEIGHS[self.settings.weigh], [s for s in batch if s.rollout.author == me]
-        theirs = [s for s in batch if s.rollout.author != me]
-        likely = (
-            dict(zip(map(id, theirs), self._likely(own, theirs), strict=True))
-            if self.settings.weigh in BY_LIKELIHOOD
-            else {}
-        )
+        row = WEIGHS[self.settings.weigh]
 
         def weigh(scored: Scored, found: Sequence[float]) -> Sequence[float]:
             if scored.rollout.author == me:
                 return found
-            return row(
-                scored,
-                found,
-                self.success.of(scored.rollout.ref.specialty),
-                likely.get(id(scored), (1.0,) * len(found)),
-            )
+            return row(scored, found, self.success.of(scored.rollout.ref.specialty))
 
         return weigh
-
-    def _likely(self, own: Sequence[Scored], theirs: Sequence[Scored]) -> Sequence[Sequence[float]]:
-        """Return how likely our policy finds each completion, relative to our own texts, at most 1.
-
-        It is the geometric mean of its tokens' probabilities over that of our own text's.
-        """
-        if self.logprobs is None:
-            return [(1.0,) * len(s.rewards) for s in theirs]
-        bare = [s for s in theirs if s.tokens is None]
-        found = iter(self.logprobs(bare) if bare else ())
-        tokens = [s.tokens or next(found) for s in theirs]
-        ours = [logprob for s in own if s.tokens for each in s.tokens.logprobs for logprob in each]
-        usual = fmean(ours) if ours else -math.inf
-        return [
-            tuple(math.exp(min(0.0, fmean(each) - usual)) if each else 1.0 for each in t.logprobs)
-            for t in tokens
-        ]

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
-from swarmd.config.config import NodeConfig, TrainConfig
+from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS
@@ -38,7 +38,6 @@ from swarmd.policy.models.progress import Download
 from swarmd.policy.training import policy_files
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
-from swarmd.policy.training.optimizer import RateSchedule
 from swarmd.policy.training.packing import Row, encoded, rows_of
 from swarmd.tasks.answers import answer_end
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
@@ -133,7 +132,6 @@ class LanguagePolicy:
             loss=config.train.loss,
             settings=config.train.model_copy(update={"importance_cap": importance_cap(config)}),
             head_tokens=loaded.plan.head_tokens,
-            schedule=_schedule(config.train),
             optimizer=config.train.optimizer,
             precision=loaded.plan.precision or "master",
             kl_every=config.train.kl_every if measures_start(loaded.plan, loaded.device) else 0,
@@ -389,10 +387,6 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
             sampling.limit,
             sampling.context,
         )
-
-
-def _schedule(config: TrainConfig) -> RateSchedule:
-    return RateSchedule(config.schedule, config.warmup, config.schedule_updates, config.lowest_rate)
 
 
 def _default_rate(loaded: Loaded) -> float:

@@ -54,7 +54,7 @@ def build(
     """
     load_take(config.sharing.take)
     remembering = policy if isinstance(policy, LogprobPolicy) else None
-    sharing = Sharing(config.sharing, logprobs=remembering.logprobs if remembering else None)
+    sharing = Sharing(config.sharing)
     sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, swarm.author)
     pool, schedule, remember = Pool(config.round.max_age, author_of=swarm.author), ReplaySchedule(), None
     if config.replay.mode == "on":
@@ -66,7 +66,6 @@ def build(
         sampler = Replay(
             pool,
             schedule,
-            config.replay.strategy,
             _batch_size(config),
             sampler,
             config.round.max_age,

@@ -39,7 +39,7 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     with watch("share"):
         # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for
         # their rewards are the same.
-        parts.swarm.share([s.rollout for s in parts.sharing.to_share(local, parts.batch_rng)], t)
+        parts.swarm.share([s.rollout for s in parts.sharing.to_share(local)], t)
     with watch("collect"):
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
@@ -97,9 +97,7 @@ def _step(parts: RoundParts, watch: "_Stopwatch", local: Sequence[Scored]) -> St
             batch = parts.pool.remember(batch, parts.remember)
         # The policy gradient on T^n. The loss and `weigh` together say which of it has one
         # (`experience.advantages`).
-        update = (
-            parts.policy.update(batch, parts.sharing.weighing(batch, parts.me)) if batch else UpdateReport()
-        )
+        update = parts.policy.update(batch, parts.sharing.weighing(parts.me)) if batch else UpdateReport()
     return Step(batch, before, update)
 
 

@@ -246,9 +246,7 @@ def said_of(config: NodeConfig, device: str) -> dict[str, Any]:
     said = {
         "name": config.judge.name,
         "sharing": "swarm" if config.round.wanted else "solo",
-        "strategy": (
-            f"{config.replay.strategy if config.replay.mode == 'on' else sharing.take} {sharing.weigh}"
-        ),
+        "strategy": f"{'replay' if config.replay.mode == 'on' else sharing.take} {sharing.weigh}",
         "version": swarmd_version(),
         "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
         "local": config.round.local,

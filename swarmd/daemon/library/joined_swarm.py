@@ -374,7 +374,7 @@ class JoinedSwarm:
             sampler = replace(self._sampler, n_external=count)
             batch = BatchBuilder(sampler, pool, parts.me, (fitting,))((), parts.batch_rng)
             pool.use(batch)
-            weigh, lead = parts.sharing.weighing(batch, parts.me), parts.sharing.lead
+            weigh, lead = parts.sharing.weighing(parts.me), parts.sharing.lead
             self._round, self._collected = self._round + 1, self._collected + len(batch)
             pool.forget(self._round)
         network.next_round(self._round, [(scored.author, scored.ref.specialty) for scored in batch], lead)

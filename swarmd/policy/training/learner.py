@@ -29,7 +29,7 @@ from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.models.memory_plan import Precision
 from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
 from swarmd.policy.training.losses import LOSSES, LossSettings, k3
-from swarmd.policy.training.optimizer import Optimizer, RateSchedule, learning_rate
+from swarmd.policy.training.optimizer import Optimizer
 from swarmd.policy.training.packing import (
     Packed,
     Padded,
@@ -118,7 +118,6 @@ class Learning:
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
     # Tokens whose logits are held at once (`Plan.head_tokens`); 0: chosen by the vocabulary.
     head_tokens: int = 0
-    schedule: RateSchedule = field(default_factory=RateSchedule)
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
     # Updates between two measurements of the KL from the start; 0: none.
@@ -195,7 +194,7 @@ class Learner:
         norm = self._clip()
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
             return self._skip(sums.loss, norm)
-        rate = learning_rate(self._learning.learning_rate, self._learning.schedule, self.updates)
+        rate = self._learning.learning_rate
         self._apply(rate)
         self.updates, self.skipped = self.updates + 1, 0
         if self._scale != 1 and self.updates % STEPS_TO_DOUBLE == 0:

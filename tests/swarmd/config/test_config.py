@@ -199,10 +199,6 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ),
         ("[round]\nlocal = 0\ntrain = 'off'", 'round.local: expected above 0 where round.train is "off"'),
         (
-            "[train]\nwarmup = 10\nschedule_updates = 5",
-            "node.toml:3: train.schedule_updates: expected 0 or at least train.warmup, 10, found 5",
-        ),
-        (
             "[round]\nlocal = 0\n[swarm]\nengine = 'none'",
             'round.local: expected above 0 where swarm.engine is "none", found 0',
         ),

@@ -89,9 +89,7 @@ def test_ahead_fetches_a_whole_batch_where_it_is_on_offer_and_nothing_where_nobo
     assert batch("ahead", from_offers, {WEAK: 6, STRONG: 6}) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    "take, share", [("uniform", 0.5), ("right", 0.5), ("unfiltered", 0.5), ("authors", 0.5), ("novelty", 0.5)]
-)
+@pytest.mark.parametrize("take, share", [("uniform", 0.5), ("right", 0.5), ("unfiltered", 0.5)])
 def test_the_other_strategies_choose_from_offers_as_from_the_pool(take: str, share: float) -> None:
     whole, fetched = (batch(take, pool) for pool in (from_the_whole_pool, from_offers))
     assert (

@@ -13,7 +13,7 @@ from p2p.types import PeerId
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST_ROUNDS, GuardState, ReplaySchedule
-from swarmd.experience.sampling import STRATEGIES, Replay, draw
+from swarmd.experience.sampling import Replay, draw
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME = PeerId("me")
@@ -150,53 +150,32 @@ def test_a_pool_comes_back_as_it_was() -> None:
 
 @settings(derandomize=True, max_examples=100)
 @given(
-    st.sampled_from(sorted(STRATEGIES)),
     st.lists(st.integers(0, 3), max_size=20),
     st.integers(0, 12),
     st.integers(0, 9),
 )
-def test_a_batch_holds_none_twice_and_as_many_as_there_are(
-    strategy: str, uses: list[int], batch: int, seed: int
-) -> None:
+def test_a_batch_holds_none_twice_and_as_many_as_there_are(uses: list[int], batch: int, seed: int) -> None:
     kept = [PoolEntry(scored(n), u, u) for n, u in enumerate(uses)]
-    drawn = [s.rollout.ref.n for s in draw(kept, batch, STRATEGIES[strategy], 1, random.Random(seed))]
+    drawn = [s.rollout.ref.n for s in draw(kept, batch, random.Random(seed))]
     assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
-    if strategy == "never_used_first":
-        assert sum(uses[n] == 0 for n in drawn) == min(batch, uses.count(0))
-    if strategy == "without_replacement":
-        assert sum(uses[n] <= 1 for n in drawn) == min(batch, sum(u <= 1 for u in uses))
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_equal_rollouts_are_equally_likely(strategy: str) -> None:
+def test_equal_rollouts_are_equally_likely() -> None:
     rng, kept = random.Random(0), [PoolEntry(scored(n)) for n in range(6)]
-    drawn = Counter(s.rollout.ref.n for _ in range(3000) for s in draw(kept, 2, STRATEGIES[strategy], 0, rng))
+    drawn = Counter(s.rollout.ref.n for _ in range(3000) for s in draw(kept, 2, rng))
     assert all(abs(n / 6000 - 1 / 6) < 0.02 for n in drawn.values()) and len(drawn) == 6
 
 
-def replay(strategy: str, batch: int, updates: int = 4) -> tuple[Pool, Replay]:
+def replay(batch: int, updates: int = 4) -> tuple[Pool, Replay]:
     pool = Pool(9, 8, PoolLimits(ME, 9))
     schedule = ReplaySchedule(updates)
-    return pool, Replay(pool, schedule, strategy, batch, SharingSampler(n_local=2, n_external=2), fresh=2)
-
-
-def test_without_replacement_a_round_goes_through_the_whole_pool_before_it_repeats() -> None:
-    pool, sample = replay("without_replacement", 2)
-    fill(pool, [scored(n) for n in range(8)])
-    for t in (1, 2):
-        pool.forget(t)
-        seen: Counter[int] = Counter()
-        for _ in range(4):
-            batch = sample([], pool.snapshot(), random.Random(t))
-            pool.use(batch)
-            seen.update(s.rollout.ref.n for s in batch)
-        assert set(seen) == set(range(8))
+    return pool, Replay(pool, schedule, batch, SharingSampler(n_local=2, n_external=2), fresh=2)
 
 
 def test_our_own_may_be_more_than_half_of_a_batch() -> None:
     pool = Pool(9, 40, PoolLimits(ME, 9))
     fill(pool, [*(scored(n) for n in range(24)), *(scored(24 + n, author="abcde"[n % 5]) for n in range(10))])
-    sample = Replay(pool, ReplaySchedule(4), "uniform", 8, SharingSampler(), fresh=2)
+    sample = Replay(pool, ReplaySchedule(4), 8, SharingSampler(), fresh=2)
     own = [
         sum(s.rollout.author == ME for s in sample([], pool.snapshot(), random.Random(seed)))
         for seed in range(20)
@@ -205,7 +184,7 @@ def test_our_own_may_be_more_than_half_of_a_batch() -> None:
 
 
 def test_while_it_rests_the_batch_is_the_papers() -> None:
-    pool, sample = replay("uniform", 8)
+    pool, sample = replay(8)
     fill(pool, [scored(1), scored(2, author="a", born=1), scored(3, author="a", born=6)])
     pool.forget(6)
     local = [scored(8, born=6), scored(9, born=6)]

@@ -12,7 +12,7 @@ from swarmd.experience.batch import SharingSampler
 from swarmd.experience.caps import Author, Quota, choose, first
 from swarmd.experience.credit import useful
 from swarmd.experience.pool import Pool, PoolEntry
-from swarmd.experience.sampling import STRATEGIES, draw
+from swarmd.experience.sampling import draw
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 
@@ -213,10 +213,7 @@ def test_a_batch_of_replay_has_our_own_without_limit() -> None:
     def author(k: PoolEntry) -> Author | None:
         return None if k.scored.author == "me" else placed(k.scored.author)
 
-    mine = [
-        sum(s.author == "me" for s in draw(kept, 12, STRATEGIES["uniform"], 0, random.Random(seed), author))
-        for seed in range(40)
-    ]
+    mine = [sum(s.author == "me" for s in draw(kept, 12, random.Random(seed), author)) for seed in range(40)]
     assert max(mine) == 6
 
 

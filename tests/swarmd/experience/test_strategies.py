@@ -16,7 +16,6 @@ from swarmd.experience.strategies import (
     Sharing,
     SharingSettings,
     Success,
-    shared,
 )
 from swarmd.types import Completion, Lead, Rollout, Scored, TaskRef
 
@@ -52,9 +51,9 @@ def weights(take: str, lead: Lead | None = None) -> list[float]:
 
 
 def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_weights() -> None:
-    papers = SharingSettings(weigh="paper").model_dump(exclude={"share_most"})
+    papers = SharingSettings(weigh="paper").model_dump()
     assert [next(iter(table)) for table in (SHARES, TAKES, WEIGHS)] == list(papers.values())
-    assert SharingSettings().model_dump(exclude={"share_most"}) == papers | {"weigh": "positive"}
+    assert SharingSettings().model_dump() == papers | {"weigh": "positive"}
 
 
 def test_each_take_strategy_weighs_its_preference() -> None:
@@ -63,8 +62,6 @@ def test_each_take_strategy_weighs_its_preference() -> None:
         and weights("unfiltered") == [1] * 5
         and weights("right") == [1, 1, 0, 1, 1]
     )
-    assert weights("novelty") == weights("authors") == [0.5, 0, 0, 1, 0.5]
-    assert weights("newest") == [0.25, 0, 0, 1, 0.25]
 
 
 def test_need_goes_by_how_far_others_are_ahead_and_ahead_takes_nothing_else() -> None:
@@ -110,9 +107,8 @@ def test_the_lead_of_others_comes_from_recent_rollouts() -> None:
 
 
 def test_each_sharing_strategy_selects_its_rollouts() -> None:
-    rng = random.Random(0)
-    assert [len(shared(POOL, share, 0, rng)) for share in SHARES.values()] == [3, 4, 5]
-    assert len(shared(POOL, SHARES["all"], 2, rng)) == 2 and rng.random() != random.Random(0).random()
+    strategies = [Sharing(SharingSettings(share=share)) for share in SHARES]
+    assert [len(sharing.to_share(POOL)) for sharing in strategies] == [3, 4, 5]
 
 
 def test_success_forgets_and_is_copied() -> None:

@@ -55,11 +55,11 @@ def test_later_layers_win_key_by_key() -> None:
 
 
 def test_a_sweep_plays_every_combination_of_each_setting_but_the_baseline() -> None:
-    sweep = {"round": {"external": [4, 12]}, "sharing": {"take": ["need", "newest"]}}
+    sweep = {"round": {"external": [4, 12]}, "sharing": {"take": ["need", "ahead"]}}
     mine = {"name": "mine", "round": {"local": 2, "external": 1}}
     read = parse_experiment(PLAIN | {"setting": [PLAIN["setting"][1], mine], "sweep": sweep}, "x.toml")
     assert read.baseline.name == "4/4" and [setting.name for setting in read.settings[1:]] == [
-        f"mine, external {external}, take {take}" for external in (4, 12) for take in ("need", "newest")
+        f"mine, external {external}, take {take}" for external in (4, 12) for take in ("need", "ahead")
     ]
     assert [(s.nodes[0].round.local, s.nodes[0].round.external) for s in read.settings] == [
         (4, 4), (2, 4), (2, 4), (2, 12), (2, 12),

@@ -51,7 +51,7 @@ def experiment(rounds: int = 2, seeds: int = 1) -> Experiment:
                 {
                     "name": "1/1",
                     "round": {"local": 1, "external": 1},
-                    "sharing": {"share": "all", "take": "unfiltered", "weigh": "own"},
+                    "sharing": {"share": "all", "take": "unfiltered", "weigh": "own-positive"},
                 },
             ],
         },

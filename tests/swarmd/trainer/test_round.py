@@ -374,7 +374,6 @@ def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None
 REPLAY = {
     "mode": "on",
     "size": 12,
-    "strategy": "without_replacement",
     "updates_per_round": 2,
     "author_share": 1.0,
 }
