@@ -18,6 +18,7 @@ ENGINE = "libp2p"
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ROUND_LIMIT", TIMEOUT_S)
     monkeypatch.setattr(exchange_churn, "PATIENCE", TIMEOUT_S)
+    monkeypatch.setattr(exchange_churn, "SHARE_EVERY", 1.0)
 
 
 def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:

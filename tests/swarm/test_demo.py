@@ -16,7 +16,7 @@ from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S, wait_until
 from tests.processes import ended, killed_after
 
-ROUNDS = 12
+ROUNDS = 8
 
 
 @pytest.mark.slow

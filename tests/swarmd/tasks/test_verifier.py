@@ -256,7 +256,8 @@ def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> N
 
 
 @pytest.mark.slow
-def test_a_stopped_verifier_is_replaced(verifier: Verifier) -> None:
+def test_a_stopped_verifier_is_replaced(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ITEM_TIMEOUT_S", 0.5)
     items = questions(1, 5)
     verifier.score(items)
     assert verifier.pid is not None

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 name = "unruly"
-limits = {"seconds": 1.0, "memory": 96 * 2**20, "longest_question": 100, "longest_answer": 50}
+limits = {"seconds": 0.5, "memory": 96 * 2**20, "longest_question": 100, "longest_answer": 50}
 PID = os.getpid()
 # What score gives in place of a number from 0 to 1
 WRONG = ("none", "nan", "text", "two", "minus", "infinite")

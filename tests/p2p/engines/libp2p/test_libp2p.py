@@ -349,7 +349,7 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """Its connection is ended; a caller that waits for it may leave at once."""
-    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT_S", 1.0)
     _, a_engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
         me = PeerId(str(stack.host.get_id()))
