@@ -89,13 +89,20 @@ def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "VERIFIED_STALL_S", TIMEOUT_S)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A court's database is SQLite where a test does not say which."""
+    said = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    if "court_database" in metafunc.fixturenames and "court_database" not in said:
+        metafunc.parametrize("court_database", ["sqlite"], indirect=True)
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Callable[[], str]]:
     with cluster() as make:
         yield make
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module")
 def court_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     return new_database(request, tmp_path_factory.mktemp("judge"))
 

@@ -23,6 +23,8 @@ from swarmd.testing import TIMEOUT_S, wait_until
 
 USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
+# For a test of what a court keeps.
+on_each_database = pytest.mark.parametrize("court_database", KINDS, indirect=True)
 
 
 def find(program: str) -> str | None:

@@ -23,6 +23,7 @@ from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from tests.judge.conftest import Court
+from tests.judge.databases import on_each_database
 from tests.judge.evaluation.test_sessions import drawing
 from tests.judge.peers import SigningPeer
 from tests.judge.test_app import asked, refused, standing
@@ -45,6 +46,7 @@ async def answer(court: Court, peer: SigningPeer, evaluation: str, *texts: str) 
     return await court.post(peer, f"/v1/evaluations/{evaluation}/answers", given)
 
 
+@on_each_database
 async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     peer = court.peer()
     document = (await ask(court, peer, answers=3)).json()
@@ -125,6 +127,7 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
     )
 
 
+@on_each_database
 async def test_several_questions_at_a_time(court: Court) -> None:
     """Asking again gives the same ones, and new ones only for what was answered.
 
@@ -290,6 +293,7 @@ def test_names_are_cleaned(text: str, kept: str | None) -> None:
     assert plain(text) == kept
 
 
+@on_each_database
 async def test_a_name_is_kept_plain_and_bounded(court: Court) -> None:
     peer = court.peer()
     document = (await ask(court, peer, asker=ASKER | {"name": "\u202e an  otter\x00"})).json()

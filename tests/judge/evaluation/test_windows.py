@@ -34,6 +34,7 @@ from swarmd.testing import TIMEOUT_S
 from swarmd.types import TaskRef
 from tests.judge.api.test_protocol import answer, ask
 from tests.judge.conftest import Court, open_court
+from tests.judge.databases import on_each_database
 from tests.judge.peers import SigningPeer
 
 DAY = 86_400
@@ -213,6 +214,7 @@ async def test_no_error_ends_the_endless_tasks(
             await asyncio.sleep(0.01)
 
 
+@on_each_database
 @pytest.mark.anyio
 async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_closed(court: Court) -> None:
     peer = court.peer()
@@ -268,6 +270,7 @@ async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
         assert court.service._questions.window.number == 5
 
 
+@on_each_database
 @pytest.mark.anyio
 async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> None:
     peer, number = court.peer(), court.service._questions.window.number

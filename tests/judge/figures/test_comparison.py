@@ -34,6 +34,7 @@ from judge.types import Attributes
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from tests.judge.conftest import Court
+from tests.judge.databases import on_each_database
 from tests.judge.store.test_store import ANSWER, RIGHT, WRONG, opened, question
 
 
@@ -228,6 +229,7 @@ def rounded(row: dict[str, object]) -> str:
     return str({key: round(value, 9) if isinstance(value, float) else value for key, value in row.items()})
 
 
+@on_each_database
 @pytest.mark.anyio
 async def test_the_comparison_over_http(court: Court) -> None:
     for sharing in ("swarm", "solo"):

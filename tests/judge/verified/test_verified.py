@@ -39,6 +39,7 @@ from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import TaskRef
 from tests.judge.conftest import eventually
+from tests.judge.databases import on_each_database
 from tests.judge.peers import ORIGIN, SigningPeer
 from tests.judge.test_app import refused
 from tests.judge.verified.hostile_uploads import HostileUpload, uploads
@@ -148,6 +149,7 @@ async def judge(settings: JudgeSettings, anyio_backend: str) -> AsyncIterator[Up
         yield uploader
 
 
+@on_each_database
 async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader) -> None:
     peer = judge.peer()
     taken = await judge.upload(peer=peer, answers=3)
@@ -308,6 +310,7 @@ async def test_a_disk_that_times_out_is_not_the_senders_fault(
     assert judge.files() == []
 
 
+@on_each_database
 async def test_one_upload_a_peer_and_few_a_network(judge: Uploader) -> None:
     peer, held = judge.peer(), asyncio.Event()
 
@@ -415,7 +418,6 @@ def test_a_peers_last_uploads_are_kept(database: str) -> None:
 
 
 @pytest.mark.slow  # two hundred
-@pytest.mark.parametrize("court_database", ["sqlite"], indirect=True)
 async def test_two_hundred_hostile_uploads(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is kept, none is evaluated, each is told why and what to do, and the next good one goes on."""
     count = 0
