@@ -155,12 +155,11 @@ def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None,
         load_take(str(file))
 
 
-def test_an_evaluation_does_not_change_later_rounds() -> None:
+def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
     (_, setting) = experiment().settings
-    with Verifier("tiny-9") as verifier:
-        swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
-        swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
-        assert swarms[0].round(1) == swarms[1].round(1)
+    swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
+    swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
+    assert swarms[0].round(1) == swarms[1].round(1)
 
 
 def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
