@@ -85,7 +85,7 @@ class IncomingStream:
 
 
 class OutgoingStream(IncomingStream):
-    """A stream that we opened and have not negotiated. Implements `OpenedStream`."""
+    """A stream that we opened and have not negotiated. Implements `ByteStream`."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
