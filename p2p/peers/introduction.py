@@ -12,7 +12,6 @@ operator, and nothing is decided by it.
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -58,17 +57,10 @@ class Introduction(msgspec.Struct, array_like=True, frozen=True):
     swarms: Annotated[tuple[SwarmCount, ...], msgspec.Meta(max_length=MAX_SWARMS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Introduced:
-    """A peer's answer."""
+class Introduced(Introduction, frozen=True):
+    """A peer's answer, when it came."""
 
-    digest: str
-    trains: str
-    runs: str
-    doing: str
-    refuses: bool
     ahead: float  # seconds that its clock is ahead of ours, give or take the time that the answer took
-    swarms: Sequence[SwarmCount] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -124,8 +116,7 @@ def answered(message: bytes, now: float) -> Introduced | None:
         return None
     if said.version != VERSION:
         return None
-    ahead = said.time / 1000 - now
-    return Introduced(said.digest, said.trains, said.runs, said.doing, said.refuses, ahead, said.swarms)
+    return Introduced(**msgspec.structs.asdict(said), ahead=said.time / 1000 - now)
 
 
 async def ask(
