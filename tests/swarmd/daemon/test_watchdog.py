@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -165,107 +166,56 @@ def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> 
     ]  # fmt: skip
 
 
+def causes_of_death(
+    module: str, log_file: Path, deaths: int = 1, between: Callable[[], object] = lambda: None, **more: Any
+) -> tuple[list[str], TrainerChild]:
+    """Start a module of this folder in place of a trainer, and stop after so many deaths; also tells why."""
+    causes: list[str] = []
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        child.stop() if len(causes) == deaths else between()
+
+    async def run() -> None:
+        with trio.fail_after(TIMEOUT_S):
+            await child.run()
+
+    start = link.StartTrainer("{}", "", "", 1)
+    child = TrainerChild(start, log_file, print, died, module=f"tests.swarmd.daemon.{module}", **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
+        trio.run(run)
+    return causes, child
+
+
 @pytest.mark.net
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_restarted_once_stopped(
-    tmp_path: Path, deaths: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, deaths: int
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
-    causes: list[str] = []
-
-    def died(death: Death) -> None:
-        causes.append(death.cause)
-        if len(causes) == deaths:
-            child.stop()
-
-    start = link.StartTrainer("{}", str(tmp_path), "", 1)
-    child = TrainerChild(
-        start, tmp_path / "trainer.log", print, died, module="tests.swarmd.daemon.lingering", lingers=0.1
-    )
-
-    async def run() -> None:
-        with trio.fail_after(TIMEOUT_S):
-            await child.run()
-
-    trio.run(run)
-    assert (
-        causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths
-        and child.restarts == deaths - 1
-        and child.pid is None
-    )
+    causes, child = causes_of_death("lingering", tmp_path / "trainer.log", deaths, lingers=0.1)
+    assert causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths
+    assert child.restarts == deaths - 1 and child.pid is None
 
 
 @pytest.mark.net
-def test_a_trainer_of_another_version_is_a_death_with_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
-    causes: list[str] = []
-
-    def died(death: Death) -> None:
-        causes.append(death.cause)
-        child.stop()
-
-    child = TrainerChild(
-        link.StartTrainer("{}", "", "", 1),
-        tmp_path / "trainer.log",
-        print,
-        died,
-        module="tests.swarmd.daemon.foreign",
-    )
-
-    async def run() -> None:
-        with trio.fail_after(TIMEOUT_S):
-            await child.run()
-
-    trio.run(run)
-    assert len(causes) == 1 and "another version of swarmd" in causes[0] and "join again" in causes[0]
+def test_a_trainer_of_another_version_is_a_death_with_its_cause(tmp_path: Path) -> None:
+    (cause,), _ = causes_of_death("foreign", tmp_path / "trainer.log")
+    assert "another version of swarmd" in cause and "join again" in cause
 
 
 @pytest.mark.net
-def test_a_trainers_output_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
-    log_file, causes = tmp_path / "trainer.log", list[str]()
-
-    def died(death: Death) -> None:
-        causes.append(death.cause)
-        child.stop()
-
-    child = TrainerChild(
-        link.StartTrainer("{}", "", "", 1), log_file, print, died, module="tests.swarmd.daemon.talking"
-    )
-
-    async def run() -> None:
-        with trio.fail_after(TIMEOUT_S):
-            await child.run()
-
-    trio.run(run)
-    assert causes[0].startswith("the last word (") and log_file.read_text() == "the last word\n"
+def test_a_trainers_output_fills_no_disk(tmp_path: Path) -> None:
+    log_file = tmp_path / "trainer.log"
+    (cause,), _ = causes_of_death("talking", log_file)
+    assert cause.startswith("the last word (") and log_file.read_text() == "the last word\n"
     assert log_file.with_name("trainer.log.1").stat().st_size == LOG_BYTES + 1
 
 
 @pytest.mark.net
-def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where `tests` is
-    log_file, causes = tmp_path / "logs" / "trainer.log", list[str]()
-
-    def died(death: Death) -> None:
-        causes.append(death.cause)
-        if len(causes) == 1:
-            log_file.parent.mkdir()
-        else:
-            child.stop()
-
-    start = link.StartTrainer("{}", str(tmp_path), "", 1)
-    child = TrainerChild(start, log_file, print, died, module="tests.swarmd.daemon.lingering", lingers=0.1)
-
-    async def run() -> None:
-        with trio.fail_after(TIMEOUT_S):
-            await child.run()
-
-    trio.run(run)
+def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_path: Path) -> None:
+    log_file = tmp_path / "logs" / "trainer.log"
+    causes, _ = causes_of_death("lingering", log_file, 2, log_file.parent.mkdir, lingers=0.1)
     assert (
         causes[0] == f"it cannot be started: [Errno 2] No such file or directory: '{log_file}'"
         and "signal 9" in causes[1]

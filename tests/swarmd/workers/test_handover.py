@@ -3,10 +3,12 @@
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +16,21 @@ import torch
 from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter, private_folder
 from tests.processes import killed_after
 
-# Hands over versions 1, 2, 3, … of four tensors, each full of its version, until it is killed.
+# For each version that it reads, a process of its own hands over the versions after it, of four tensors, each
+# full of its version, until it is killed.
 WRITER = """
-import sys, torch
+import os, sys, torch
+from itertools import count
 from pathlib import Path
 from swarmd.policy.parallel.weight_sync import WeightWriter
-handover, version = WeightWriter(Path(sys.argv[1])), int(sys.argv[2])
-while True:
-    version += 1
-    handover.publish(version, {f"layer {i}": torch.full((250_000,), float(version)) for i in range(4)})
-    print(version, flush=True)
+for line in sys.stdin:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    handover = WeightWriter(Path(sys.argv[1]))
+    for version in count(int(line) + 1):
+        handover.publish(version, {f"layer {i}": torch.full((250_000,), float(version)) for i in range(4)})
+        print(os.getpid(), flush=True)
 """
 
 
@@ -50,25 +57,25 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 @pytest.mark.net
 def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: Path) -> None:
     weights = {f"layer {i}": torch.zeros(250_000) for i in range(4)}
-    pickup, rng, version = WeightReader(tmp_path, weights), random.Random(1), 0
-    for _ in range(3):
-        with killed_after(
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(tmp_path), str(version)], stdout=subprocess.PIPE
-            )
-        ) as writer:
-            assert writer.stdout is not None
-            writer.stdout.readline()
+    pickup, rng, version, killed = WeightReader(tmp_path, weights), random.Random(1), 0, 0
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with killed_after(subprocess.Popen(command, text=True, bufsize=1, **pipes)) as writers:
+        for _ in range(3):
+            writers.stdin.write(f"{version}\n")
+            pid = int(writers.stdout.readline())
+            while pid == killed:  # what it said last
+                pid = int(writers.stdout.readline())
             seen, enough = set(), rng.randint(2, 9)  # versions: it is written to while we look
             while len(seen) < enough:
-                assert writer.poll() is None
+                os.kill(pid, 0)
                 seen.add(found := pickup())
                 assert found >= version and all(bool((w == found).all()) for w in weights.values())
                 version = found
             time.sleep(rng.uniform(0.0, 0.05))  # it is killed at any moment of a write
-            writer.kill()
-        assert all(bool((w == pickup()).all()) for w in weights.values())
-        version = pickup()
+            os.kill(killed := pid, signal.SIGKILL)
+            assert all(bool((w == pickup()).all()) for w in weights.values())
+            version = pickup()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
