@@ -38,8 +38,8 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Envelope, ReceivedBody
+from swarmd.config.config import RoundConfig
 from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import SAPO_9
 from swarmd.types import Completion, Rollout, TaskRef
@@ -67,12 +67,12 @@ class Node:
         )
         self._gatherer = Gatherer(
             self.member,
-            Board(SAPO_9.trains_on, kept_rounds=1),
-            wanted=arguments.wanted,
-            specialties=SAPO_9.specialties,
-            hand_on=self._receive,
-            clock=time.monotonic,
-            rng=self._rng,
+            SAPO_9,
+            RoundConfig(external=arguments.wanted, max_age=1),
+            "uniform",
+            self._receive,
+            time.monotonic,
+            self._rng,
         )
 
     async def run(self) -> None:

@@ -52,7 +52,7 @@ from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
-from swarmd.exchange.gathering import gatherer_of
+from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
@@ -122,7 +122,7 @@ class Daemon:
         self.publisher = Publisher(
             self.member, curriculum.offers_a_second, config.round.max_age, rng, view.talk
         )
-        self.gatherer, self.choice = gatherer_of(
+        self.gatherer = Gatherer(
             self.member,
             curriculum,
             config.round,
@@ -318,7 +318,7 @@ class Daemon:
         self.status.round_done(done)
         self._count(done.shared, [(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
-        self.choice.begin(done.lead)
+        self.gatherer.choice.begin(done.lead)
         self.gatherer.next_round(done.line["round"] + 1)
         self.publisher.next_round()
         for reason, count in done.line["rejected"].items():

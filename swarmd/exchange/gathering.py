@@ -22,7 +22,7 @@ from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import RoundConfig
 from swarmd.config.own_strategy import load_take
 from swarmd.exchange import offers, wire
-from swarmd.exchange.offers import Board, Choice, Offered
+from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.serving import HARD, Serving
 from swarmd.experience.batch import OfferChoice
 from swarmd.tasks.curriculum import Curriculum
@@ -57,31 +57,35 @@ class Gatherer:
     """Fetches for one trainer.
 
     Args:
-        wanted: rollouts to fetch in a round.
-        specialties: the curriculum's.
-        tried: told of each author that was asked.
+        take: of `[sharing] take`.
         hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of
             the round in which it, or its offer, arrived.
+        tried: told of each author that was asked.
+
+    Attributes:
+        choice: is to be told of each round's end before the gatherer is.
     """
 
     def __init__(
         self,
         member: Member,
-        board: Board,
-        *,
-        wanted: int,
-        specialties: Sequence[str],
+        curriculum: Curriculum,
+        round: RoundConfig,
+        take: str,
         hand_on: Callable[[ReceivedBody], None],
         clock: Callable[[], float],
         rng: random.Random,
-        choice: Choice = offers.uniform,
-        serving: Serving | None = None,
         tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
     ) -> None:
-        self._member, self._board, self._wanted, self._specialties = member, board, wanted, specialties
-        self._hand_on, self._clock, self._rng, self._choice = hand_on, clock, rng, choice
-        self._serving, self._tried = serving or Serving(wanted), tried
-        self._wanting = wanted  # rollouts that this round still lacks
+        load_take(take)
+        self._member, self._specialties = member, curriculum.specialties
+        self._hand_on, self._clock, self._rng, self._tried = hand_on, clock, rng, tried
+        self._wanted = self._wanting = (
+            round.wanted
+        )  # rollouts of a round, and those that this one still lacks
+        self._board = Board(curriculum.trains_on, kept_rounds=round.max_age)
+        self.choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
+        self._serving = Serving(round.wanted)
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
         self.gathered, self.missed = 0, 0
@@ -162,7 +166,7 @@ class Gatherer:
 
         def choose(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
             prompt = [item for item in offered if item.author not in late]
-            return self._serving.choose(prompt, count, rng, self._choice, now, tried)
+            return self._serving.choose(prompt, count, rng, self.choice, now, tried)
 
         begun = [
             _Fetch(item, trio.CancelScope(), now, {})
@@ -255,33 +259,3 @@ class Gatherer:
         self.gathered += 1
         self._hand_on(ReceivedBody(item.author, item.group, wire.KIND, body, item.round))
         return True
-
-
-def gatherer_of(
-    member: Member,
-    curriculum: Curriculum,
-    round: RoundConfig,
-    take: str,
-    hand_on: Callable[[ReceivedBody], None],
-    clock: Callable[[], float],
-    rng: random.Random,
-    tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
-) -> tuple[Gatherer, OfferChoice[Offered]]:
-    """Make a node's gatherer, and the choice that it makes.
-
-    The choice is to be told of each round's end before the gatherer is.
-    """
-    load_take(take)
-    choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
-    gatherer = Gatherer(
-        member,
-        Board(curriculum.trains_on, kept_rounds=round.max_age),
-        wanted=round.wanted,
-        specialties=curriculum.specialties,
-        hand_on=hand_on,
-        clock=clock,
-        rng=rng,
-        choice=choice,
-        tried=tried,
-    )
-    return gatherer, choice

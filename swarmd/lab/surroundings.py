@@ -23,7 +23,7 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
-from swarmd.exchange.gathering import gatherer_of
+from swarmd.exchange.gathering import Gatherer
 from swarmd.protocols import Swarm
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.tasks.grading import solution
@@ -49,7 +49,7 @@ class FetchingMember:
         self._member = join(admitted=self._heard.put)
         self._here: list[ReceivedBody] = []
         hand_on = self._here.append
-        self._gatherer, self._choice = gatherer_of(
+        self._gatherer = Gatherer(
             self._member, curriculum, config.round, config.sharing.take, hand_on, clock, rng
         )
 
@@ -72,7 +72,7 @@ class FetchingMember:
 
     def end_round(self, lead: Lead) -> None:
         """End a round, as a trainer tells its daemon."""
-        self._choice.begin(lead)
+        self._gatherer.choice.begin(lead)
 
     async def _fetch(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -24,14 +24,12 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, P2pEngine, PeerId, ReceivedBody
+from swarmd.config.config import RoundConfig
 from swarmd.exchange import wire
 from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.exchange.serving import Serving
-from swarmd.experience.caps import Author, Quota
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 WANTED, SHARED = 4, 8  # rollouts a round
 BYTES = 4096  # of one rollout
@@ -63,13 +61,10 @@ class Node:
             admitted=self._admitted,
             folder=folder,
         )
-        self.serving = Serving(WANTED)
-        self.ration: Quota[Offered] = Quota(WANTED, lambda item: Author(item.author, item.group))
-        self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE)
+        settings = RoundConfig(external=WANTED, max_age=MAX_AGE)
         self.gatherer = Gatherer(
-            self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._receive,
-            clock=trio.current_time, rng=rng, choice=self.ration, serving=self.serving,
-        )  # fmt: skip
+            self.member, TINY_9, settings, "uniform", self._receive, trio.current_time, rng
+        )
 
     @property
     def id(self) -> PeerId:
@@ -85,7 +80,7 @@ class Node:
                 self.round += 1
                 ended(self)
                 self.got = 0
-                self.ration.begin()
+                self.gatherer.choice.begin(Lead())
                 self.gatherer.next_round(self.round + 1)
 
     def share(self, count: int = SHARED) -> None:
@@ -94,7 +89,9 @@ class Node:
 
         def rollout() -> Rollout:
             return Rollout(
-                TaskRef("bf", next(self._numbers)), tuple(Completion(text(), True) for _ in range(8)), self.id
+                TaskRef(self._rng.choice(TINY_9.specialties), next(self._numbers)),
+                tuple(Completion(text(), True) for _ in range(8)),
+                self.id,
             )
 
         RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)

@@ -28,7 +28,7 @@ from p2p.types import Envelope, Handlers, PeerId, Verdict
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TOPIC, Clock
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Completion, Lead, Rollout, TaskRef
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Shares, show
 
@@ -89,7 +89,7 @@ class World:
             )
 
     async def round(self, each: int, result: Result) -> None:
-        self.victim.ration.begin()
+        self.victim.gatherer.choice.begin(Lead())
         self.victim.gatherer.next_round(self.victim.gatherer.round + 1)
         for who in self.sybils:
             self.offer(who, each)
@@ -98,7 +98,8 @@ class World:
             self.offer(who, OFFERED)
             await trio.testing.wait_all_tasks_blocked()
             on_board = max(
-                on_board, sum(item.author in {h.peer_id for h in self.honest} for item in self.victim.board)
+                on_board,
+                sum(item.author in {h.peer_id for h in self.honest} for item in self.victim.gatherer._board),
             )
             for who_else in self.sybils if n == HONEST // 2 else ():  # and once more, between the others
                 self.offer(who_else, each)

@@ -29,7 +29,7 @@ from swarmd.daemon.membership import introduce, nearby, run, sharing_member, top
 from swarmd.errors import ConfigError
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
-from swarmd.exchange.gathering import gatherer_of
+from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.pacing import Heard, Pacing
 from swarmd.exchange.rollout_exchange import share
 from swarmd.exchange.swarm_id import curriculum_of
@@ -81,7 +81,7 @@ class Network:
         self._acknowledger = Acknowledger(engine.request, engine.connected, time.time)
         self._heard, rng = Heard(), random.Random(secrets.randbits(64))
         self._pacing = Pacing(self._heard, rng, curriculum.offers_a_second)
-        self._gatherer, self._choice = gatherer_of(
+        self._gatherer = Gatherer(
             self.member,
             curriculum,
             config.round,
@@ -242,7 +242,7 @@ class Network:
         for author, specialty in used:
             self._roster.useful(author, specialty)
         self._acknowledger.used(author for author, _ in used)
-        self._choice.begin(lead)
+        self._gatherer.choice.begin(lead)
         self._gatherer.next_round(number)
 
     def _on_envelope(self, envelope: Envelope) -> None:

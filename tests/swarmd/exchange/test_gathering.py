@@ -21,8 +21,7 @@ from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody, Unanswered
 from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer, gatherer_of
-from swarmd.exchange.offers import Board
+from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TOPIC, Clock, identity
@@ -65,13 +64,15 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
     member = Member(me, TOPIC, join, sequence=itertools.count(sequence), clock=Clock(), admitted=admitted)
     gatherer = Gatherer(
         member,
-        Board(TINY_9.trains_on, kept_rounds=2),
-        wanted=wanted,
-        specialties=TINY_9.specialties,
-        hand_on=lambda received: party.got.append(received),
-        clock=trio.current_time,
-        rng=random.Random(number),
+        TINY_9,
+        RoundConfig(external=wanted, max_age=2),
+        "uniform",
+        lambda received: party.got.append(received),
+        trio.current_time,
+        random.Random(number),
     )
+    # Without caps, so that one author may fill a round.
+    gatherer.choice = offers.uniform  # type: ignore[assignment]
     gatherer.resume(1)
     party = Party(member, gatherer)
     return party
@@ -293,11 +294,11 @@ async def test_offering_anothers_blob_is_charged_and_its_author_used(
 
 async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
     a, c, d, b = joined(1, 2, 3, 4)
-    gatherer, choice = gatherer_of(
+    gatherer = Gatherer(
         b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0)
     )
     b.gatherer = gatherer
-    choice.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
+    gatherer.choice.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
     for number, author in enumerate((a, c, d)):
         author.share(*range(10 * number, 10 * number + 4), specialty="arc_1d")
     async with running(b):
@@ -307,7 +308,7 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
             author.share(*range(100 + 10 * number, 102 + 10 * number))
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()] == ["bf"] * 4
-        choice.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
+        gatherer.choice.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
         gatherer.next_round(gatherer.round + 1)
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()[4:]] == ["arc_1d"] * 4
