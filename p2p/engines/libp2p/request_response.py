@@ -41,18 +41,22 @@ class Broken(Exception):
 
 
 class ByteStream(Protocol):
-    """A stream to a peer, whatever the library. `read` and `write` raise Broken."""
+    """A stream to a peer, whatever the library. Both calls raise Broken."""
 
     async def read(self) -> bytes:
         """Read some bytes, at most CHUNK_BYTES; none at the end."""
 
     async def write(self, data: bytes) -> None: ...
 
+
+class OpenedStream(ByteStream, Protocol):
+    """A stream that we opened, to ask."""
+
     async def end(self, well: bool) -> None:
         """Close it, or cut it off. Never fails."""
 
 
-S = TypeVar("S", bound=ByteStream)
+S = TypeVar("S", bound=OpenedStream)
 
 
 async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:

