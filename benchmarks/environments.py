@@ -21,6 +21,7 @@ PACKAGES = {
     "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
     # Tasksets that swarmd.tasks.taskset loads.
     "verifiers": [["verifiers==0.4.0"]],
+    "lm-eval": [["lm-eval==0.4.13"]],
     "genrl": [
         ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
         ["--no-deps", "gensyn-genrl==0.3.0"],

@@ -329,9 +329,7 @@ class Member:
     async def _look_for_twins(self) -> None:
         while True:
             peers = self._session.whom(self.engine.connected())
-            said = await ask_each(
-                self._leave_card, peers, self._session.question(self._clock()), MAX_CARD_BYTES, TWINS_EVERY_S
-            )
+            said = await ask_each(self._leave_card, peers, TWINS_EVERY_S)
             # A peer that does not know the question gives no answer.
             shown = [answer for answer in said.values() if answer]
             if shown and all(answer == NOTHING for answer in shown):
@@ -340,12 +338,13 @@ class Member:
                 self._stay.cancel()
             await trio.sleep(TWINS_EVERY_S if shown else 1.0)
 
-    async def _leave_card(self, peer: PeerId, card: bytes, limit: int) -> bytes:
-        """Exchange cards with a peer. One that is new to us is answered at once, with our next."""
-        answer = await self.engine.request(peer, card, limit)
-        if self._session.answered(answer, self._clock()):
-            answer = await self.engine.request(peer, self._session.question(self._clock()), limit)
-            self._session.answered(answer, self._clock())
+    async def _leave_card(self, peer: PeerId) -> bytes:
+        """Exchange cards with a peer, at most twice: one that is new to us is answered at once."""
+        for _ in range(2):
+            card = self._session.question(self._clock())
+            answer = await self.engine.request(peer, card, MAX_CARD_BYTES)
+            if not self._session.answered(answer, self._clock()):
+                break
         return answer
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:

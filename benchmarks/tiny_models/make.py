@@ -67,11 +67,11 @@ FULL = Plan(
 )  # fmt: skip
 QUICK = Plan(
     texts=200,
-    clean=replace(FULL.clean, steps=10, batch=16),
-    deep=replace(FULL.deep, steps=5, batch=16),
-    noisy=replace(FULL.noisy, steps=5, batch=16),
-    dark=replace(FULL.dark, steps=5, batch=16),
-    dial_items=4, card_items=4, turns=2,
+    clean=replace(FULL.clean, steps=5, batch=4),
+    deep=replace(FULL.deep, steps=2, batch=4),
+    noisy=replace(FULL.noisy, steps=2, batch=4),
+    dark=replace(FULL.dark, steps=2, batch=4),
+    dial_items=1, card_items=1, turns=1,
 )  # fmt: skip
 
 

@@ -104,7 +104,9 @@ class FairQueue(Generic[W]):
         self._holders.add(self._number, item.author, item.group)
         self.bytes += len(item.body)
         while self._waiting and (len(self._waiting) > self._frames or self.bytes > self._limit):
-            self._drop()
+            number = self._holders.excess()
+            self._holders.remove(number)
+            self.bytes -= len(self._waiting.pop(number).body)
 
     def drain(self) -> Sequence[W]:
         """Take all items, oldest first."""
@@ -116,8 +118,3 @@ class FairQueue(Generic[W]):
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def _drop(self) -> None:
-        number = self._holders.excess()
-        self._holders.remove(number)
-        self.bytes -= len(self._waiting.pop(number).body)

@@ -164,10 +164,12 @@ async def ask_members(
     Those that do not know the question, or have no outcome in time, are left out.
     """
 
-    async def until_tried(member: PeerId, message: bytes, limit: int) -> bytes:
-        while (answer := await ask(member, message, limit))[:1] == bytes([Outcome.TRYING]):
+    async def until_tried(member: PeerId) -> DialBackReply | None:
+        while (reply := answered(await ask(member, question(port), MAX_REPLY_BYTES))) is not None and (
+            reply.outcome is Outcome.TRYING
+        ):
             await trio.sleep(ASK_AGAIN_S)
-        return answer
+        return reply
 
-    said = await ask_each(until_tried, members[:MAX_ASKED], question(port), MAX_REPLY_BYTES, patience)
-    return {member: reply for member, answer in said.items() if (reply := answered(answer)) is not None}
+    said = await ask_each(until_tried, members[:MAX_ASKED], patience)
+    return {member: reply for member, reply in said.items() if reply is not None}

@@ -10,6 +10,7 @@ The protocol is chosen by multistream-select 1.0: github.com/multiformats/multis
 
 import os
 import socket
+import struct
 
 import trio
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -23,7 +24,11 @@ from p2p.types import PeerId
 PROBE_TIMEOUT_S = 5.0
 _CHOICE = b"\x13/multistream/1.0.0\n\x07/noise\n"  # each line after its length
 _SIGNED = b"noise-libp2p-static-key:"
-_KEY_HEADER = bytes.fromhex("08011220")  # libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow
+# Field 1, 36 bytes: libp2p's PublicKey message, of type 1 (Ed25519), 32 bytes follow.
+_KEY_HEADER = bytes.fromhex("0a2408011220")
+# Field 2, 64 bytes.
+_SIGNATURE_HEADER = bytes.fromhex("1240")
+_PAYLOAD = struct.Struct("6s32s2s64s")
 # What encryption adds.
 _TAG_BYTES = 16
 # The listener's answer.
@@ -136,36 +141,15 @@ def _words(error: OSError) -> str:
 
 
 def _proved(payload: bytes, static: bytes) -> PeerId:
-    """Check libp2p's NoiseHandshakePayload: 1 the identity's key, 2 its signature over the static key.
+    """Check libp2p's NoiseHandshakePayload: the identity's key, and its signature over the static key.
 
+    Both stand first and in this order, as every implementation writes them; what follows is for later.
     Raises ValueError, InvalidSignature.
     """
-    fields = _fields(payload)
-    key, signature = fields.get(1, b""), fields.get(2, b"")
-    if len(key) != len(_KEY_HEADER) + KEY_BYTES or not key.startswith(_KEY_HEADER):
+    if len(payload) < _PAYLOAD.size:
+        raise ValueError("its payload is too short")
+    key_header, public, signature_header, signature = _PAYLOAD.unpack_from(payload)
+    if (key_header, signature_header) != (_KEY_HEADER, _SIGNATURE_HEADER):
         raise ValueError("its key is not Ed25519")
-    public = key[len(_KEY_HEADER) :]
     Ed25519PublicKey.from_public_bytes(public).verify(signature, _SIGNED + static)
     return peer_id_of(public)
-
-
-def _fields(message: bytes) -> dict[int, bytes]:
-    """Parse a protobuf message that has length-delimited fields alone. Raises ValueError."""
-    fields: dict[int, bytes] = {}
-    at = 0
-    while at < len(message):
-        tag, at = message[at], at + 1
-        length = shift = 0
-        while True:
-            if at >= len(message) or shift > 14 or tag & 7 != 2 or tag > 0x7F:
-                raise ValueError("its payload is malformed")
-            byte, at = message[at], at + 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        if at + length > len(message):
-            raise ValueError("its payload is malformed")
-        fields[tag >> 3] = message[at : at + length]
-        at += length
-    return fields

@@ -281,9 +281,6 @@ class AddressBook:
         proved = {peer for peer, known in self._known.items() if known.tried or known.pinned}
         return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
 
-    def tried(self) -> int:
-        return sum(known.tried for known in self._known.values())
-
     def dump(self) -> bytes:
         """Return the content of the book's file."""
         peers = {str(peer): known for peer, known in self._known.items()}

@@ -11,9 +11,8 @@ operator, and nothing is decided by it.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 import trio
@@ -34,6 +33,7 @@ SHOWN_CHARACTERS = 64
 TRAINING, PAUSED, HELPING = "training", "paused", "helping"
 
 _Text = Annotated[str, msgspec.Meta(max_length=2 * SHOWN_CHARACTERS)]
+R = TypeVar("R")
 
 
 log = logging.getLogger(__name__)
@@ -57,17 +57,10 @@ class Introduction(msgspec.Struct, array_like=True, frozen=True):
     swarms: Annotated[tuple[SwarmCount, ...], msgspec.Meta(max_length=MAX_SWARMS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Introduced:
-    """A peer's answer."""
+class Introduced(Introduction, frozen=True):
+    """A peer's answer, when it came."""
 
-    digest: str
-    trains: str
-    runs: str
-    doing: str
-    refuses: bool
     ahead: float  # seconds that its clock is ahead of ours, give or take the time that the answer took
-    swarms: Sequence[SwarmCount] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -123,8 +116,7 @@ def answered(message: bytes, now: float) -> Introduced | None:
         return None
     if said.version != VERSION:
         return None
-    ahead = said.time / 1000 - now
-    return Introduced(said.digest, said.trains, said.runs, said.doing, said.refuses, ahead, said.swarms)
+    return Introduced(**msgspec.structs.asdict(said), ahead=said.time / 1000 - now)
 
 
 async def ask(
@@ -134,30 +126,28 @@ async def ask(
 
     Whoever does not answer is left out.
     """
-    came: dict[PeerId, Introduced | None] = {}
 
-    async def timed(peer: PeerId, message: bytes, limit: int) -> bytes:
-        answer = await request(peer, message, limit)
-        came[peer] = answered(answer, clock())
-        return answer
+    async def ask_peer(peer: PeerId) -> Introduced | None:
+        return answered(await request(peer, question(name), MAX_ANSWER_BYTES), clock())
 
-    await ask_each(timed, peers, question(name), MAX_ANSWER_BYTES, PEER_TIMEOUT_S)
-    return came
+    return await ask_each(ask_peer, peers, PEER_TIMEOUT_S)
 
 
 async def ask_each(
-    request: Ask, peers: Collection[PeerId], question: bytes, limit: int, patience: float
-) -> Mapping[PeerId, bytes]:
-    """Ask each of these peers once, all at the same time, and return their answers.
+    ask: Callable[[PeerId], Awaitable[R]], peers: Iterable[PeerId], patience: float
+) -> Mapping[PeerId, R]:
+    """Ask each of these peers, all at the same time, and return what they said.
 
     Whoever does not answer within `patience` seconds is left out.
+
+    ask: asks one; may raise Unanswered.
     """
-    said: dict[PeerId, bytes] = {}
+    said: dict[PeerId, R] = {}
 
     async def ask_peer(peer: PeerId) -> None:
         with trio.move_on_after(patience):
             try:
-                said[peer] = await request(peer, question, limit)
+                said[peer] = await ask(peer)
             except Unanswered as error:
                 log.debug("%s does not answer: %s", peer, error)
 

@@ -56,9 +56,7 @@ def run(
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Go on with a results folder, and with its runs from their last saves."
-        ),
+        typer.Option("--resume", help="Go on with a results folder: play the runs that are not whole."),
     ] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report.
@@ -97,7 +95,7 @@ def run(
         if isinstance(error, SwarmdError):
             raise
         again = f"swarmd lab run {experiment} --out {folder} --resume"
-        tell(f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were")
+        tell(f"\nstopped; whole runs stay. To go on: {again}, with the other options as they were")
         raise typer.Exit(130) from None
     _report_what_is_there(results)
 

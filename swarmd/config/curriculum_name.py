@@ -7,12 +7,12 @@ from pathlib import Path
 from swarmd.config.messages import nearest
 
 BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
-FILES = (".py", ".jsonl", ".parquet")  # suffixes of files with own tasks
+FILES = (".py", ".jsonl", ".parquet", ".yaml")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
 _HUB_FILE = re.compile(r"hf:[\w.-]+/[\w.-]+@[0-9a-f]{40}/(?!.*\.\.)[\w./-]+\.(parquet|jsonl)")
 _TASKSET = re.compile(r"verifiers:[A-Za-z0-9][\w.-]*@[\w.+!-]+")
 EXPECTED = (
-    f"{', '.join(BUILT_IN)}, a .py, .jsonl or .parquet file, hf:OWNER/NAME@COMMIT/FILE,"
+    f"{', '.join(BUILT_IN)}, a .py, .jsonl, .parquet or .yaml file, hf:OWNER/NAME@COMMIT/FILE,"
     " verifiers:NAME@VERSION, or the name of tasks that an installed package offers"
 )
 

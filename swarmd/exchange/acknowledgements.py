@@ -9,7 +9,6 @@ not signed: nobody else has to believe it. Only authors that are connected are t
 and no gossip, however large the swarm is.
 """
 
-import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Annotated
 
@@ -17,7 +16,8 @@ import msgspec
 import trio
 
 from p2p.latest import Latest
-from p2p.types import Ask, PeerId, PeerRequest, Unanswered
+from p2p.peers.introduction import ask_each
+from p2p.types import Ask, PeerId, PeerRequest
 
 VERSION = 1
 # How often authors are told.
@@ -30,7 +30,6 @@ MAX_PEERS = 1024
 HEARD = b"\x01"
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
-log = logging.getLogger(__name__)
 
 
 class Acknowledgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -74,21 +73,16 @@ class Acknowledger:
     async def tell(self) -> None:
         """Tell the connected authors of whom we used most. What could not be told waits."""
         there = self._untold.keys() & set(self._connected())
-        async with trio.open_nursery() as nursery:
-            for author in sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]:
-                nursery.start_soon(self._tell, author, self._untold[author])
+        most = sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]
+        due = {author: self._untold[author] for author in most}
+        await ask_each(lambda author: self._tell(author, due[author]), most, ANSWER_TIMEOUT_S)
 
     async def _tell(self, author: PeerId, rollouts: int) -> None:
         self._number += 1
-        with trio.move_on_after(ANSWER_TIMEOUT_S):
-            try:
-                await self._ask(author, encode(self._number, rollouts), len(HEARD))
-            except Unanswered as error:
-                log.debug("%s was not told how much of it was used: %s", author, error)
-                return
-            left = self._untold.pop(author, rollouts) - rollouts
-            if left > 0:
-                self._untold[author] = left
+        await self._ask(author, encode(self._number, rollouts), len(HEARD))
+        left = self._untold.pop(author, rollouts) - rollouts
+        if left > 0:
+            self._untold[author] = left
 
 
 class AcknowledgementCounter:

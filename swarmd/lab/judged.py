@@ -13,7 +13,7 @@ pair is compared apart.
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
-from swarmd.lab.saving import NodeOutput
 from swarmd.protocols import Reward
 
 # A bin of the judge's (docs/judge-protocol.md), and seldom enough for its limit of a question a second.
@@ -58,15 +57,11 @@ class JudgedSwarm(PlayedSwarm):
 
     def round(self, number: int) -> dict[str, Any]:
         line = super().round(number)
-        for place, said in enumerate(self.said):
-            if said is not None and self._trained[place] % EVERY_ROUNDS == 0:
+        for place, reward in enumerate(line["reward"]):
+            self._trained[place] += reward is not None
+            if reward is not None and self._trained[place] % EVERY_ROUNDS == 0:
                 trio.run(self._evaluate, place)
         return line
-
-    def _turns(self, number: int, turn: Callable[[int], NodeOutput]) -> None:
-        super()._turns(number, turn)
-        for place, said in enumerate(self.said):
-            self._trained[place] += said is not None
 
     async def _evaluate(self, place: int) -> None:
         """Let the judge evaluate one node.
@@ -123,7 +118,7 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
         results = Results.open(Path(folder))
         beside = judged_beside(results.experiment, results.experiment.setting(name))
         made = partial(JudgedSwarm, url=url, compared=f"over {beside}")
-        play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made=made)
+        play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made)
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code

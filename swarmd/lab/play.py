@@ -5,9 +5,8 @@ inbox; its round, exchange and policy are those of a real node. Nodes take turns
 what one shares, those after it may collect in the same round. Sets of rollouts are offered, and each node
 fetches what it takes (`swarmd.lab.surroundings`), or they are gossiped whole where the setting says so.
 
-`python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder
-(`swarmd.lab.results`) and prints a line for each round. A run that was cut off goes on from its last save
-(`swarmd.lab.saving`). SECONDS: between two saves.
+`python -m swarmd.lab.play FOLDER SETTING SEED` plays one run of a results folder (`swarmd.lab.results`) and
+prints a line for each round. A run that was cut off begins anew.
 """
 
 import itertools
@@ -15,7 +14,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,18 +31,16 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results, Run
-from swarmd.lab.saving import SAVE_EVERY_S, NodeOutput, RoundOutput, RunSaves
 from swarmd.lab.surroundings import MARK, Absences, FetchingMember, HostilePeer
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.own import OwnCurriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
-from swarmd.trainer.checkpoint import Checkpoints
-from swarmd.trainer.node import build, resume, run_state
+from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
-from swarmd.types import Lead, Rollout, RoundReport, Task, UpdateReport
+from swarmd.types import Rollout, RoundReport, Task, UpdateReport
 
 # When every run begins, since 1970, by its nodes' clocks.
 EPOCH_S = 1_700_000_000.0
@@ -58,42 +55,16 @@ NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0
 QUESTIONS_SEED = 7
 
 
-class NotedExchange(RolloutExchange):
-    """Records what its node gives to the network in a round, so that it can be given again.
-
-    delay: rounds by which what it collects is late.
-    """
+class DelayedExchange(RolloutExchange):
+    """An exchange on a slow line. delay: rounds by which what it collects is late."""
 
     def __init__(self, *args: Any, delay: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._said = NodeOutput()
         self._late: deque[tuple[Sequence[Rollout], Mapping[str, int]]] = deque([((), {})] * delay)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         self._late.append(super().collect())
         return self._late.popleft()
-
-    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        self._said = NodeOutput(rollouts)
-        super().share(rollouts, round_number)
-
-    def charge(self, authors: Iterable[PeerId]) -> None:
-        self._said.charged = list(authors)
-        super().charge(self._said.charged)
-
-    def take_output(self, informative: int, lead: Lead) -> NodeOutput:
-        """Return what the node said in the round that is over.
-
-        informative: own rollouts with an advantage.
-        """
-        self._said.informative, self._said.lead = informative, lead
-        return self._said
-
-    def say(self, number: int, said: NodeOutput) -> None:
-        """Apply what a node of another process said, in the order of `round.run_round`."""
-        self.share(said.shared, number)
-        self.collect()
-        self.charge(said.charged)
 
 
 class PlayedSwarm:
@@ -101,7 +72,7 @@ class PlayedSwarm:
 
     def __init__(
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
-        exchange: Callable[..., NotedExchange] = NotedExchange, places: Collection[int] | None = None,
+        exchange: Callable[..., DelayedExchange] = DelayedExchange, places: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """Build the nodes of one setting.
 
@@ -139,10 +110,8 @@ class PlayedSwarm:
             len(configs), setting.present, setting.away, random.Random(f"{seed} absences")
         )
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
-        self.said: RoundOutput = []  # what the nodes gave in the last round
         self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
-        self._exchanges: list[NotedExchange] = []
         self._fetching: list[FetchingMember] = []  # empty where sets are gossiped whole
         for number in self._places:
             config = configs[number]
@@ -150,7 +119,6 @@ class PlayedSwarm:
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, me, joined, policy, reward))
             self.policies.append(policy)
-            self._exchanges.append(joined)
         hostile = range(setting.poisoners + setting.liars)
         self.hostile = [
             self._hostile(len(configs) + i, i < setting.poisoners, setting.whole) for i in hostile
@@ -171,7 +139,7 @@ class PlayedSwarm:
             **options,
         )
 
-    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, NotedExchange]:
+    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, DelayedExchange]:
         if whole:
             return self.ids[number], self._exchange(
                 self._member(number, QueuedMember), config.model.name, self.curriculum, whole=WHOLE_BYTES
@@ -198,48 +166,23 @@ class PlayedSwarm:
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node. Returns its line of the results, with lists by node."""
-        reports: list[RoundReport] = [NOTHING] * len(self.nodes)
-
-        def turn(place: int) -> NodeOutput:
-            reports[place] = run_round(number, self.nodes[place])
-            return self._exchanges[place].take_output(
-                reports[place].informative, self.nodes[place].sharing.lead
-            )
-
-        self._turns(number, turn)
-        return line_of(number, reports, {peer.me for peer in self.hostile})
-
-    def replay(self, number: int, said: RoundOutput) -> None:
-        """Play one round again as far as the network is concerned: the nodes say what they said in it."""
-
-        def turn(place: int) -> NodeOutput:
-            again = said[place]
-            if again is None:
-                raise ValueError(f"node {place} was away in round {number}")
-            self._exchanges[place].say(number, again)
-            return again
-
-        self._turns(number, turn)
-
-    def _turns(self, number: int, turn: Callable[[int], NodeOutput]) -> None:
-        """Play a round: call `turn` with the place of each node that is present, in the round's order."""
         gone = self._begin(number)
-        said: list[NodeOutput | None] = [None] * len(self.nodes)
+        reports: list[RoundReport] = [NOTHING] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
-                said[place] = self._turn(number, place, turn)
-        self._loudness = sum(each.informative for each in said if each) / len(said)
-        self.said = said
+                reports[place] = self._turn(number, place)
+        self._loudness = sum(report.informative for report in reports) / len(reports)
+        return line_of(number, reports, {peer.me for peer in self.hostile})
 
-    def _turn(self, number: int, place: int, turn: Callable[[int], NodeOutput]) -> NodeOutput:
-        """Play one node's turn, and tell its daemon what it is told before and after."""
+    def _turn(self, number: int, place: int) -> RoundReport:
+        """Play one node's round, and tell its daemon what it is told before and after."""
         daemon = self._fetching[place] if self._fetching else None
         if daemon is not None:
             daemon.begin_round(number)
-        said = turn(place)
+        report = run_round(number, self.nodes[place])
         if daemon is not None:
-            daemon.end_round(said.lead)
-        return said
+            daemon.end_round(self.nodes[place].sharing.lead)
+        return report
 
     def _begin(self, number: int) -> Collection[int]:
         """Advance time, absences and hostile peers; return the places of the nodes that are away."""
@@ -249,19 +192,6 @@ class PlayedSwarm:
         for peer in self.hostile:
             peer.act(number, self._loudness)
         return gone
-
-    def save(self, number: int, folders: Iterable[Path]) -> None:
-        """Save a checkpoint of each node after round `number`.
-
-        Raises DiskFull.
-        """
-        for place, (node, policy, folder) in enumerate(zip(self.nodes, self.policies, folders, strict=True)):
-            Checkpoints(folder).save(run_state(number, self._seed * 1000 + place, node), policy.files())
-
-    def restore(self, folders: Iterable[Path]) -> None:
-        """Go on from `save`, once the rounds before it were replayed."""
-        for node, policy, folder in zip(self.nodes, self.policies, folders, strict=True):
-            resume(Checkpoints(folder), node, policy)
 
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
         """Sample every node's answers to held-out questions; return how many of `answers` are right.
@@ -314,14 +244,12 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
 
 
 def lines_of(
-    experiment: Experiment, setting: Setting, seed: int, saves: RunSaves | None = None,
+    experiment: Experiment, setting: Setting, seed: int,
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Play one run and yield its lines, one a round.
 
-    An evaluation is a key of its round's line; round 0 is before training. saves: where the run can be saved
-    to and resumed from. A line is written before the next one is asked for; a resumed run does not yield the
-    lines before its save again.
+    An evaluation is a key of its round's line; round 0 is before training.
     """
     with Verifier(curriculum_of(setting.nodes[0])) as verifier:
         swarm = made(setting, seed, verifier)
@@ -329,49 +257,37 @@ def lines_of(
             experiment.evaluate_questions, random.Random(QUESTIONS_SEED)
         )
         try:
-            behind, spent = saves.resume(swarm) if saves else (0, 0.0)
-            begun = swarm.cpu() - spent
-            if questions and not behind:
+            begun = swarm.cpu()
+            if questions:
                 yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluate_answers, 0)}
-            for number in range(behind + 1, experiment.rounds + 1):
+            for number in range(1, experiment.rounds + 1):
                 line = swarm.round(number)
                 every = experiment.evaluate_every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
                     line["evaluation"] = swarm.evaluate(questions, experiment.evaluate_answers, number)
-                cpu = swarm.cpu() - begun
                 # CPU seconds so far: the only figure that differs when the run is played again.
-                line["cpu"] = round(cpu, 3)
+                line["cpu"] = round(swarm.cpu() - begun, 3)
                 yield line
-                if saves:
-                    saves.after(number, swarm, cpu)
         finally:
             swarm.close()
 
 
 def play(
-    results: Results, run: Run, told: Callable[[int], None], save_every: float = SAVE_EVERY_S, *,
+    results: Results, run: Run, told: Callable[[int], None],
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> None:  # fmt: skip
-    """Play a run into its file. One that was cut off goes on from its last save.
-
-    told: called with the number of each finished round.
-    """
+    """Play a run into its file. told: called with the number of each finished round."""
     experiment = results.experiment
-    with results.writing(run) as lines, RunSaves(results.saves(run), lines, save_every) as saves:
-        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, saves, made):
-            lines.append(line)
+    with results.writing(run) as append:
+        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, made):
+            append(line)
             told(line["round"])
 
 
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    folder, setting, seed, *every = arguments
+    folder, setting, seed = arguments
     try:
-        play(
-            Results.open(Path(folder)),
-            Run(setting, int(seed)),
-            lambda number: print(number, flush=True),
-            *map(float, every),
-        )
+        play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True))
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -25,9 +25,9 @@ from p2p.errors import OperatorError
 from p2p.types import PeerId
 from swarmd.lab.experiment import Setting
 from swarmd.lab.leash import end_with_parent
-from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
+from swarmd.lab.play import NOTHING, DelayedExchange, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST_EXIT_CODE
-from swarmd.lab.results import Mark, Results, Run
+from swarmd.lab.results import Results, Run
 from swarmd.policy.parallel.data_parallel import RankLost, Ranks
 from swarmd.protocols import Reward
 from swarmd.tasks.source import Task
@@ -53,7 +53,7 @@ class RankNetwork(MemorySwarm):
         super().inject(frame, sender)
 
 
-class RankExchange(NotedExchange):
+class RankExchange(DelayedExchange):
     """An exchange that first gathers the frames of all ranks. gather: called before it collects."""
 
     def __init__(self, *args: Any, gather: Callable[[], None], **options: Any) -> None:
@@ -114,14 +114,12 @@ class RankedSwarm(PlayedSwarm):
 def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
     experiment = results.experiment
     with ExitStack() as stack:
-        file = stack.enter_context(results.writing(run)) if ranks.rank == 0 else None
-        if file:
-            file.back_to(Mark())
+        append = stack.enter_context(results.writing(run)) if ranks.rank == 0 else None
         for line in lines_of(
             experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, ranks=ranks)
         ):
-            if file:
-                file.append(line)
+            if append:
+                append(line)
                 print(line["round"], flush=True)
 
 

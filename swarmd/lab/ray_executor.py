@@ -11,7 +11,7 @@ from typing import Any
 from swarmd.errors import SwarmdError
 from swarmd.lab.experiment import Experiment
 from swarmd.lab.play import lines_of
-from swarmd.lab.results import Mark, Results, Run
+from swarmd.lab.results import Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress
 
 
@@ -49,10 +49,9 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
                 failures[run] = str(error).strip().splitlines()[-1]
                 progress.failed += 1
             else:
-                with results.writing(run) as file:
-                    file.back_to(Mark())
+                with results.writing(run) as append:
                     for line in lines:
-                        file.append(line)
+                        append(line)
                 progress.done += 1
             told(progress)
     finally:

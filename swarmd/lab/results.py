@@ -4,7 +4,6 @@ OUT/experiment.json                 name, question, expectation, every setting i
                                     written once, at the start
 OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; only a whole run has this name
 OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
-OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.saving`)
 OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo,
                                     and its database
 OUT/report.html, *.png              made by `swarmd lab report`
@@ -17,13 +16,12 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -79,67 +77,6 @@ class BadResults(SwarmdError):
 class Run:
     setting: str  # the setting's slug
     seed: int
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """A point in a journal: its place, and a digest of what is before it."""
-
-    bytes: int = 0
-    sha256: str = sha256().hexdigest()
-
-
-class Journal:
-    """A file of JSON lines that can be cut back to an earlier point that was durable.
-
-    One process at a time: opening it waits until no other process has it open. Raises OSError, as files do.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        except OSError:
-            self._file.close()
-            raise
-        self._digest, self._bytes = sha256(), 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def append(self, line: Any) -> None:
-        data = msgspec.json.encode(line) + b"\n"
-        self._file.write(data)
-        self._file.flush()
-        self._digest.update(data)
-        self._bytes += len(data)
-
-    def mark(self) -> Mark:
-        """Write everything so far to disk, and return this point."""
-        os.fsync(self._file.fileno())
-        return Mark(self._bytes, self._digest.hexdigest())
-
-    def back_to(self, mark: Mark) -> None:
-        """Drop what is behind the mark; an empty mark is the beginning of every file.
-
-        Raises ValueError where the file does not begin with it.
-        """
-        self._file.seek(0)
-        self._digest, self._bytes = sha256(self._file.read(mark.bytes)), mark.bytes
-        if self._digest.hexdigest() != mark.sha256:
-            raise ValueError("it does not begin with what was written")
-        self._file.truncate(mark.bytes)
-
-    def lines(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        yield from self._file
 
 
 class Results:
@@ -246,25 +183,29 @@ class Results:
     def path(self, run: Run) -> Path:
         return self.folder / "runs" / run.setting / f"seed-{run.seed}.jsonl"
 
-    def saves(self, run: Run) -> Path:
-        """Return the folder of a run's saves, which is removed when the run is whole."""
-        return self.path(run).with_suffix(".saved")
-
     @contextmanager
-    def writing(self, run: Run) -> Iterator[Journal]:
-        """Open a run's file; it gets its final name when the block ends without an error.
+    def writing(self, run: Run) -> Iterator[Callable[[Any], None]]:
+        """Begin a run's file, and yield what appends a line to it.
 
-        Raises BadResults where it cannot be written.
+        It gets its final name when the block ends without an error. Where another process plays this run, it
+        waits for that one. Raises BadResults where it cannot be written.
         """
         final = self.path(run)
         part = final.with_suffix(".part")
         try:
             part.parent.mkdir(parents=True, exist_ok=True)
-            with Journal(part) as lines:
+            with part.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
                 if final.exists():
                     raise BadResults(f"{final} is finished: another process has played this run meanwhile.")
-                yield lines
-                lines.mark()
+                file.truncate(0)
+
+                def append(line: Any) -> None:
+                    file.write(msgspec.json.encode(line) + b"\n")
+                    file.flush()
+
+                yield append
+                os.fsync(file.fileno())
                 # Renamed while the file is ours: whoever waits for it must find it finished.
                 part.replace(final)
         except OSError as error:
@@ -272,7 +213,6 @@ class Results:
                 f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some"
                 " space, then use --resume."
             ) from error
-        shutil.rmtree(self.saves(run), ignore_errors=True)
 
     def lines(self, run: Run) -> Sequence[Mapping[str, Any]]:
         """Return the lines of a finished run.

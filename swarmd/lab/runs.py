@@ -52,7 +52,6 @@ class RunsProgress:
         if self._begun is None:
             self._begun = self.clock()
         else:
-            # The run may have gone on from a save.
             self._played += number - self.playing.get(run, number - 1)
         self.playing[run] = number
 
@@ -83,7 +82,7 @@ def play_all(
     """Play what is missing. RunsFailed names each run that failed and what it said; the others go on.
 
     jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way,
-    which go on from their last saves the next time (`swarmd.lab.saving`).
+    which begin anew the next time.
     """
     missing = results.missing
     progress = RunsProgress(
@@ -189,7 +188,7 @@ async def _play_run(
     if code:
         return last_words(code, words)
     if words:
-        # Own tasks failed, or a save could not be used.
+        # Own tasks failed.
         log.warning("%s, seed %d: %s", run.setting, run.seed, words)
     return None
 

@@ -27,7 +27,7 @@ from swarmd.tasks.curriculum import OWN_REWARD_S
 from swarmd.tasks.data_set import lines, mathematics
 from swarmd.tasks.sandbox.pipe import MAX_WHOLE_CHARACTERS, PluginDescription, ScoreItem, TaskLimits
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
-from swarmd.tasks.taskset import PREFIX, open_taskset
+from swarmd.tasks.taskset import PREFIX, open_harness_task, open_taskset
 from swarmd.terminal import printable
 
 MAX_SOURCE_BYTES = 64 * 2**20
@@ -129,26 +129,24 @@ def reward(plugin: Any, function: str, *arguments: object) -> float:
 
 
 def load(source: str) -> LoadedPlugin:
-    """Load a .py, .jsonl or .parquet file, or what an installed package offers under this name.
+    """Load a file with tasks, a taskset of verifiers, or what an installed package offers under this name.
 
     Runs the plug-in's code. Raises PluginRefused.
     """
     from swarmd.tasks.question_file import QuestionFile, same_answer
 
-    if source.startswith(PREFIX):
+    path = Path(source.removeprefix(PREFIX).partition("@")[0] if source.startswith(PREFIX) else source)
+    if source.startswith(PREFIX) or path.suffix == ".yaml":
         try:
-            opened = open_taskset(source)
+            opened = open_harness_task(path) if path.suffix == ".yaml" else open_taskset(source)
         except PluginRefused:
             raise
         except BaseException as error:
             raise PluginRefused(_describe(error)) from None
         asked = QuestionFile(opened.lines, opened.score)
         asked.limits = asked.limits | {"longest_answer": MAX_WHOLE_CHARACTERS, "whole": True}
-        digest = _digest(
-            "verifiers", *opened.identity, *_files(opened.file, inside=opened.file.name == "__init__.py")
-        )
-        return LoadedPlugin(asked, _slug(Path(source.removeprefix(PREFIX).partition("@")[0])), digest)
-    path = Path(source)
+        files = _files(opened.file, inside=opened.file.name == "__init__.py")
+        return LoadedPlugin(asked, _slug(path), _digest("foreign", *opened.identity, *files))
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
         found = lines(content) if path.suffix == ".parquet" else content

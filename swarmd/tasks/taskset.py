@@ -1,5 +1,6 @@
 """Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks: one turn, scored by the text alone.
 
+Task files of lm-evaluation-harness (.yaml) too: questions of its templates, scored by its filters and metric.
 Used in the contained process, like the file of questions that a taskset becomes (question_file.py). What
 needs a sandbox, a judge model, tools or several turns is refused before its tasks are loaded: another node
 could not score it again.
@@ -63,6 +64,12 @@ def open_taskset(source: str) -> OpenedTaskset:
     return OpenedTaskset(
         lines, rewards, [name, version, *(t.hash for t in tasks)], Path(str(module.__file__))
     )
+
+
+def _lines(questions: Sequence[str]) -> bytes:
+    """Return the lines of a question file: each question once, with its place as the answer."""
+    first = {question: place for place, question in reversed(list(enumerate(questions)))}
+    return b"\n".join(msgspec.json.encode({"question": q, "answer": place}) for q, place in first.items())
 
 
 def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
@@ -139,3 +146,44 @@ def _finished(reward: Any) -> Any:
         return done.value
     reward.close()
     raise PluginRefused(f"its reward {reward.__name__} waits for something: a sandbox or a model. {_PURE}")
+
+
+def open_harness_task(path: Path) -> OpenedTaskset:
+    """Load the task that a file of lm-evaluation-harness describes. Raises PluginRefused."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ModuleNotFoundError:
+        raise PluginRefused(
+            "it is a task of lm-evaluation-harness, which is not installed: run `pip install"
+            " 'swarmd[lm-eval]'`"
+        ) from None
+    (task, *more) = TaskManager(include_defaults=False).load(str(path))["tasks"].values()
+    if more or task.OUTPUT_TYPE != "generate_until":
+        raise PluginRefused(f"its output_type is {task.OUTPUT_TYPE}. Name one task with generate_until")
+    questions = [task.fewshot_context(doc, task.config.num_fewshot or 0) for doc in task.eval_docs]
+    score = HarnessScores(task, questions)
+    score("0", "0")
+    return OpenedTaskset(_lines(questions), score, [*questions, *map(str, score.targets)], path)
+
+
+class HarnessScores:
+    """Scores a reply by the task's first metric, after the filter that gives it the most."""
+
+    def __init__(self, task: Any, questions: Sequence[str]) -> None:
+        self._task, self._docs = task, list(task.eval_docs)
+        # A contained process can compile no templates.
+        self.targets = [task.doc_to_target(doc) for doc in self._docs]
+        self._asked = task.construct_requests(doc=self._docs[0], ctx=questions[0], metadata=("", 0, 1))
+        self._ends = (task.config.generation_kwargs or {}).get("until", [])
+        self._metric = task.config.metric_list[0]["metric"]
+
+    def __call__(self, place: str, reply: str) -> float:
+        task, asked, at = self._task, self._asked, int(place)
+        for end in self._ends:
+            reply = reply.partition(end)[0]
+        asked.doc, asked.resps, asked.filtered_resps = self._docs[at], [reply], {}
+        task.doc_to_target = lambda *_: self.targets[at]
+        task._instances = [asked]
+        task.apply_filters()
+        found = [task.process_results(asked.doc, [text]) for text in asked.filtered_resps.values()]
+        return max(float(metrics[self._metric]) for metrics in found)

@@ -3,7 +3,6 @@ are wrong.
 """
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.tiny_models.corpus import BROAD, DEEP, HONEST, NOISY, Corpus, honest_answer
+from benchmarks.tiny_models.make import main
 from benchmarks.tiny_models.muon import orthogonalised
 from benchmarks.tiny_models.tokenizer import PHRASES, outside_phrases
 from benchmarks.tiny_models.warm_start import Phase, new_model, train
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import TIMEOUT_S
 from swarmd.types import Task
-from tests import ROOT
 
 SOURCE = tasks_of("tiny-9")
 
@@ -34,26 +32,12 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.slow
-def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.tiny_models.make",
-        "--quick",
-        "--seed",
-        "5",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=3 * TIMEOUT_S,
-        cwd=ROOT,
-    )
-    assert "clean: step" in done.stderr
+def test_quick_run_makes_two_loadable_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["make", "--quick", "--seed", "5", "--out", str(tmp_path)])
+    main()
+    assert "clean: step" in capsys.readouterr().err
     for name in WEIGHTS:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
         assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(tmp_path / name))

@@ -36,12 +36,6 @@ WRONG = Completion("no", True)
 
 
 @pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9) as verifier:
-        yield verifier
-
-
-@pytest.fixture(scope="module")
 def honest(verifier: Verifier) -> dict[str, Any]:
     """An evaluation as an honest judge tells it when the window has closed."""
     question = GradedQuestion(ID, PEER, Attributes(4, "tiny"), TASK.ref, WINDOW, 2, 7, 1_800_000_100.5)

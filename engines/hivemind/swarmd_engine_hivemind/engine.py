@@ -117,7 +117,8 @@ class HivemindEngine(NetworkEngine):
                 )
                 self._discovery = discovery = self._discover(connections)
                 watch = FloodWatch(p2pd, self._cut_off_for_junk, self._traffic)
-                self._requests = requests = HivemindRequests(p2pd, discovery.reach, watch.useful)
+                requests = HivemindRequests(p2pd, discovery.reach, watch.useful)
+                self._ask = requests.ask
 
                 async with requests, trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, p2pd, inbox, discovery, watch)
@@ -139,7 +140,7 @@ class HivemindEngine(NetworkEngine):
                         p2pd.end()
         finally:
             starting.close()
-            self._discovery = self._requests = None
+            self._discovery = self._ask = None
             self._addresses, self.relayed = [], ()
             self._book_file.save()
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class P2pdStream:
-    """Implements `OpenedStream`."""
+    """Implements `ByteStream`."""
 
     def __init__(self, stream: trio.SocketStream, p2pd: P2pd) -> None:
         self._stream = stream

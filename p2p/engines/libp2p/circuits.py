@@ -21,7 +21,8 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 
 from p2p.address import Endpoint, parse_bootstrap
 from p2p.engines.libp2p.network import Circuit, circuit, close_socket, direct, remote_address, remote_host
-from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, drop, receive, send
+from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, hail, receive, send
+from p2p.engines.libp2p.streams import end
 from p2p.errors import BadAddress
 from p2p.latest import Latest
 from p2p.nat.dial_back import ask_members, can_be_dialled
@@ -166,24 +167,21 @@ class Circuits:
         return False
 
     async def _connect(self, peer: PeerId, relay: PeerId) -> bool:
-        stream = None
+        target = ID.from_string(peer)
+        ask = HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes()))
+        found = await hail(self._host, ID.from_string(relay), HOP, ask)
+        if found is None:
+            return False
+        stream, _ = found
         try:
-            with trio.fail_after(2 * MESSAGE_TIMEOUT_S):
-                stream = await self._host.new_stream(ID.from_string(relay), [HOP])
-                target = ID.from_string(peer)
-                await send(
-                    stream, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes()))
-                )
-                if (answer := await receive(stream, HopMessage)).status == StatusCode.OK:
-                    await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
-                    return True
-                log.debug("no circuit to %s through %s: %s", peer, relay, answer.status)
+            with trio.fail_after(MESSAGE_TIMEOUT_S):
+                await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
         except Exception as error:
-            # The relay is gone, or the peer behind it does not prove who it is.
+            # The peer behind the relay does not prove who it is.
             log.debug("no circuit to %s through %s: %r", peer, relay, error)
-        if stream is not None:
-            await drop(stream)
-        return False
+            await end(stream)
+            return False
+        return True
 
     async def take_in(self, stream: Any) -> None:
         """Handle a STOP stream: somebody comes through a relay, which must be one that we asked to relay."""
@@ -202,7 +200,7 @@ class Circuits:
                 await self._welcome(Circuit(stream, False, relay), source)
         finally:
             self._inbound -= 1
-            await drop(stream)
+            await end(stream)
 
     async def _welcome(self, raw: Circuit, source: Any) -> None:
         """Make a connection of the circuit, and keep it until it ends."""
@@ -264,24 +262,14 @@ class Circuits:
                 self._reserved[relay] = reservation
 
     async def _reserve(self, relay: PeerId) -> _Reservation | None:
-        try:
-            with trio.fail_after(MESSAGE_TIMEOUT_S):
-                stream = await self._host.new_stream(ID.from_string(relay), [HOP])
-                try:
-                    await send(stream, HopMessage(type=HopMessage.RESERVE))
-                    answer = await receive(stream, HopMessage)
-                finally:
-                    await drop(stream)
-        except Exception as error:
-            # The peer is gone, or does not relay.
-            log.debug("%s takes no reservation: %r", relay, error)
+        peer = ID.from_string(relay)
+        found = await hail(self._host, peer, HOP, HopMessage(type=HopMessage.RESERVE))
+        if found is None:
             return None
-        held, lasts = (
-            self._dialled(ID.from_string(relay)),
-            reserved_for(answer.reservation.expire, self._clock()),
-        )
-        if answer.status != StatusCode.OK or lasts <= 0 or not held:
-            log.debug("%s takes no reservation: %s", relay, answer.status)
+        stream, answer = found
+        await end(stream)
+        held, lasts = self._dialled(peer), reserved_for(answer.reservation.expire, self._clock())
+        if lasts <= 0 or not held:
             return None
         now = trio.current_time()
         return _Reservation(f"{remote_address(held[0])}/p2p/{relay}", now + RENEW_AFTER * lasts, now + lasts)

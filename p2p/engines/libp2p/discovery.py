@@ -162,8 +162,9 @@ class Discovery:
         if self._banned(peer):
             return False
         if not self._connections.is_connected(peer):
-            if not await self._reach(peer):
-                return False
+            async with self._reaching.setdefault(peer, trio.Lock()):
+                if not self._connections.is_connected(peer) and not await self._dial_to_ask(peer):
+                    return False
             self._request_connections.begin(peer, self._clock())
         self._request_connections.used(peer, self._clock())
         return True
@@ -253,21 +254,15 @@ class Discovery:
         else:
             self._outbound.crossed(peer)
 
-    async def _reach(self, peer: PeerId) -> bool:
-        """Connect the peer, if need be by a dial at the addresses that we and the library know."""
-        lock = self._reaching.setdefault(peer, trio.Lock())
-        async with lock:
-            if self._connections.is_connected(peer):
-                return True
-            if self._banned(peer):
-                return False
-            addresses = list(self._book[peer].addresses) if peer in self._book else []
-            found = await self._connect(peer, addresses)
-            if found is None:
-                self._book.failed(peer, self._clock(), addresses)
-            elif found.address and found.sure:
-                self._book.succeeded(peer, found.address, self._clock())
-            return found is not None
+    async def _dial_to_ask(self, peer: PeerId) -> bool:
+        """Dial the peer at the addresses that we and the library know."""
+        addresses = list(self._book[peer].addresses) if peer in self._book else []
+        found = await self._connect(peer, addresses)
+        if found is None:
+            self._book.failed(peer, self._clock(), addresses)
+        elif found.address and found.sure:
+            self._book.succeeded(peer, found.address, self._clock())
+        return found is not None
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
         self._dialling.add(peer)

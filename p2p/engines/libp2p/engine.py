@@ -16,7 +16,7 @@ from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
 from p2p.peers.listen import dialable
 from p2p.topic import Topic
-from p2p.types import Handlers, PeerId
+from p2p.types import Handlers
 
 
 class Libp2pEngine(NetworkEngine):
@@ -62,7 +62,7 @@ class Libp2pEngine(NetworkEngine):
                     stack.host,
                     self._book,
                     self.request,
-                    self._reach_directly,
+                    lambda peer: discovery.reach(peer),
                     self._banned,
                     self._listen[0],
                     self._clock,
@@ -73,7 +73,7 @@ class Libp2pEngine(NetworkEngine):
                 self._discovery = discovery = self._discover(connections)
                 try:
                     async with trio.open_nursery() as nursery:
-                        self._requests = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery)
+                        self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
                         nursery.start_soon(self._send_all, discovery.alone, self._send)
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
@@ -82,7 +82,7 @@ class Libp2pEngine(NetworkEngine):
                         nursery.start_soon(_hang_up_at_the_end, stack)
                         up()
                 finally:
-                    self._requests = None
+                    self._ask = None
         finally:
             self._stack = self._discovery = self._circuits = None
             self._book_file.save()
@@ -95,9 +95,6 @@ class Libp2pEngine(NetworkEngine):
         limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_BYTES_PER_S)
         host.set_stream_handler(PROTOCOL, serve(self._responder))
         host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)
-
-    async def _reach_directly(self, peer: PeerId) -> bool:
-        return self._discovery is not None and await self._discovery.reach(peer)
 
     async def _send(self, frame: bytes) -> None:
         assert self._stack is not None

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -24,7 +23,7 @@ from p2p.peers.addressbook_file import AddressBookFile
 from p2p.peers.listen import held_ports
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
-from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
+from p2p.types import Ask, Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
 # Questions of one peer: 25 rounds a second with a question for each rollout.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 100.0, 1000.0
@@ -38,11 +37,6 @@ RESTART_FIRST_S, RESTART_LAST_S = 1.0, 30.0
 CALM_S = 120.0
 
 log = logging.getLogger(__name__)
-
-
-class Requests(Protocol):
-    async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """Ask a peer. Raises Unanswered."""
 
 
 class NetworkEngine:
@@ -93,7 +87,7 @@ class NetworkEngine:
         self._questions = TokenBuckets[PeerId](QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask)
         # Set while the engine is up, like the next one.
-        self._requests: Requests | None = None
+        self._ask: Ask | None = None
         self._discovery: Discovery | None = None
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
@@ -147,10 +141,10 @@ class NetworkEngine:
         self._news.set()
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        if self._requests is None or self._discovery is None:
+        if self._ask is None or self._discovery is None:
             raise Unanswered(f"{peer}: the engine is not up")
         with self._discovery.asking(peer):
-            return await self._requests.ask(peer, question, limit)
+            return await self._ask(peer, question, limit)
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
         self._rate_limit.ban(peer, self._clock(), seconds)

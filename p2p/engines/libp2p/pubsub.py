@@ -96,10 +96,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
         self.peer_queues = Queues(self.my_id.to_bytes())
 
-    async def enter(self, topic: Topic) -> Any:
-        """Subscribe. Returns the library's subscription, whose messages `on_frame` has seen."""
+    async def enter(self, topic: Topic) -> None:
+        """Subscribe. Messages go to `on_frame` alone."""
         self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
-        return await self.subscribe(str(topic))
+        await self.subscribe(str(topic))
+
+    def notify_subscriptions(self, publish_message: Any) -> None:
+        """Queue nothing: the validator has delivered the message, and nobody reads the library's channel."""
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
         if msg_forwarder == self.my_id:
@@ -380,8 +383,3 @@ class Router(GossipSub):  # type: ignore[misc]
                     del held[peer]
             self.recent_message_deliveries.clear()
             self.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself
-
-
-async def drain(subscription: Any) -> None:
-    async for _ in subscription:  # delivered by the validator already; the channel would fill up and complain
-        pass

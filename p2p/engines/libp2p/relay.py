@@ -26,10 +26,10 @@ from multiaddr.exceptions import Error as MultiaddrError
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.libp2p.network import circuit, direct, remote_host
 from p2p.engines.libp2p.request_response import Broken
-from p2p.engines.libp2p.streams import IncomingStream
+from p2p.engines.libp2p.streams import IncomingStream, end
 from p2p.nat.dial_back import MIN_PORT
 from p2p.netgroup import is_public, machine_of_host
-from p2p.rate_limit import TokenBucket, TokenBuckets
+from p2p.rate_limit import TokenBucket, TokenBuckets, counted
 from p2p.types import PeerId
 
 HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
@@ -74,11 +74,26 @@ async def receive(stream: Any, kind: Any) -> Any:
         return message
 
 
-async def drop(stream: Any) -> None:
-    """End a stream that nothing is expected of any more, whatever state it is in."""
-    # The stream, or what carries it, may be gone by now.
-    with trio.CancelScope(shield=True), contextlib.suppress(Exception):
-        await stream.reset()
+async def hail(host: Any, peer: Any, protocol: TProtocol, message: Any) -> tuple[Any, Any] | None:
+    """Open a stream to a peer, send it a message, and return the stream and the answer.
+
+    Returns None where it does not agree, or does not answer. The stream is ended then.
+    """
+    stream = None
+    try:
+        with trio.fail_after(MESSAGE_TIMEOUT_S):
+            stream = await host.new_stream(peer, [protocol])
+            await send(stream, message)
+            answer = await receive(stream, type(message))
+        if answer.status == StatusCode.OK:
+            return stream, answer
+        log.debug("%s does not agree to %s: %s", peer, protocol, answer.status)
+    except Exception as error:
+        # The peer is gone, does not know the protocol, or answers something else.
+        log.debug("%s does not answer to %s: %r", peer, protocol, error)
+    if stream is not None:
+        await end(stream)
+    return None
 
 
 class Relay:
@@ -118,9 +133,7 @@ class Relay:
             else:
                 await _answer(stream, StatusCode.UNEXPECTED_MESSAGE if status is StatusCode.OK else status)
         finally:
-            with trio.CancelScope(shield=True), contextlib.suppress(Exception):
-                # It may have ended by itself.
-                await stream.close()
+            await end(stream, well=True)
 
     def _may_ask(self, stream: Any, machine: str) -> StatusCode:
         """Refuse where the asker itself came through a relay: nobody could say then who asks."""
@@ -170,22 +183,23 @@ class Relay:
         if self._full(machine, target):
             await _answer(stream, StatusCode.RESOURCE_LIMIT_EXCEEDED)
             return
-        self._circuits[machine, target] += 1
-        try:
-            there = await self._open(target, stream.muxed_conn.peer_id)
-            if there is None:
+        ask = StopMessage(
+            type=StopMessage.CONNECT,
+            peer=PeerMessage(id=stream.muxed_conn.peer_id.to_bytes()),
+            limit=self._limit(),
+        )
+        with counted(self._circuits, (machine, target)):
+            found = await hail(self._host, target, STOP, ask)
+            if found is None:
                 await _answer(stream, StatusCode.CONNECTION_FAILED)
                 return
+            there, _ = found
             try:
                 await _answer(stream, StatusCode.OK, limit=self._limit())
                 await self._carry(IncomingStream(stream), IncomingStream(there))
             finally:
-                await IncomingStream(there).end(well=False)
-                await IncomingStream(stream).end(well=False)
-        finally:
-            self._circuits[machine, target] -= 1
-            # Drops the entries that are 0.
-            self._circuits = +self._circuits
+                await end(there)
+                await end(stream)
 
     def _full(self, machine: str, target: Any) -> bool:
         limits, circuits = self._limits, self._circuits
@@ -196,27 +210,6 @@ class Relay:
             >= limits.circuits_of_machine
             or circuits[machine, target] >= limits.circuits_of_machine_to_peer
         )
-
-    async def _open(self, target: Any, asker: Any) -> Any:
-        """Open a stream to the target on which it has agreed; None where it did not."""
-        there = None
-        try:
-            with trio.fail_after(MESSAGE_TIMEOUT_S):
-                there = await self._host.new_stream(target, [STOP])
-                await send(
-                    there,
-                    StopMessage(
-                        type=StopMessage.CONNECT, peer=PeerMessage(id=asker.to_bytes()), limit=self._limit()
-                    ),
-                )
-                if (await receive(there, StopMessage)).status == StatusCode.OK:
-                    return there
-        except Exception as error:
-            # The peer is gone, knows no circuits, or answers something else.
-            log.debug("no circuit to %s: %r", target, error)
-        if there is not None:
-            await IncomingStream(there).end(well=False)
-        return None
 
     async def _carry(self, one: IncomingStream, other: IncomingStream) -> None:
         """Carry bytes both ways until one side ends, or a limit is reached.
@@ -307,7 +300,7 @@ class HolePunching:
             await trio.sleep(half)
             await self._dial(peer, there, self._network.dial_addr_as_responder)
         finally:
-            await drop(stream)
+            await end(stream)
 
     async def handle(self, stream: Any) -> None:
         """Handle a stream: a peer that we dialled through a relay begins. Nobody else may."""
@@ -320,7 +313,7 @@ class HolePunching:
                 await _named_addresses(stream, HolePunch.SYNC)
                 await self._dial(peer, there, self._network.dial_addr)
         finally:
-            await drop(stream)
+            await end(stream)
 
     def _connect(self) -> HolePunch:
         return HolePunch(

@@ -41,22 +41,18 @@ class Broken(Exception):
 
 
 class ByteStream(Protocol):
-    """A stream to a peer, whatever the library. Both calls raise Broken."""
+    """A stream to a peer, whatever the library. `read` and `write` raise Broken."""
 
     async def read(self) -> bytes:
         """Read some bytes, at most CHUNK_BYTES; none at the end."""
 
     async def write(self, data: bytes) -> None: ...
 
-
-class OpenedStream(ByteStream, Protocol):
-    """A stream that we opened, to ask."""
-
     async def end(self, well: bool) -> None:
         """Close it, or cut it off. Never fails."""
 
 
-S = TypeVar("S", bound=OpenedStream)
+S = TypeVar("S", bound=ByteStream)
 
 
 async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:

@@ -38,7 +38,8 @@ from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.dht import BoundedPeerStore, Dht
 from p2p.engines.libp2p.metering import Negotiation, message_limits
 from p2p.engines.libp2p.network import MUXERS, CountedTcp, LimitedNetwork, MuxerChoice, circuit
-from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
+from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub
+from p2p.engines.libp2p.streams import end
 from p2p.engines.traffic import Traffic
 from p2p.errors import CannotListen
 from p2p.identity import Identity
@@ -115,8 +116,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
             except Exception as error:
                 # Any handler of the library may fail, on any bytes; the peer learns of it by the reset.
                 log.debug("a stream ended: %r", error)
-                with contextlib.suppress(Exception):  # it may be closed already
-                    await net_stream.reset()
+                await end(net_stream)
 
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:
@@ -176,11 +176,10 @@ async def open_stack(
             dht = Dht(host, meter.charge)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
-                subscriptions = [await pubsub.enter(topic) for topic in topics]
+                for topic in topics:
+                    await pubsub.enter(topic)
                 try:
                     async with trio.open_nursery() as nursery:
-                        for subscription in subscriptions:
-                            nursery.start_soon(drain, subscription)
                         nursery.start_soon(router.tidy)
                         nursery.start_soon(pubsub.check_queue.run)
                         nursery.start_soon(keep_running, dht)

@@ -51,6 +51,13 @@ class MeteredStream:
         return getattr(self._stream, name)
 
 
+async def end(stream: Any, well: bool = False) -> None:
+    """Close a stream of the library, or cut it off. Never fails, and is not cancelled."""
+    with trio.CancelScope(shield=True), contextlib.suppress(Exception):
+        # It may have ended by itself.
+        await (stream.close() if well else stream.reset())
+
+
 class IncomingStream:
     """Implements `ByteStream` on a stream of the library."""
 
@@ -74,14 +81,11 @@ class IncomingStream:
             raise Broken(repr(error)) from None
 
     async def end(self, well: bool) -> None:
-        """Close it, or cut it off. Never fails, and is not cancelled."""
-        with trio.CancelScope(shield=True), contextlib.suppress(Exception):
-            # It may have ended by itself.
-            await (self._stream.close() if well else self._stream.reset())
+        await end(self._stream, well)
 
 
 class OutgoingStream(IncomingStream):
-    """A stream that we opened and have not negotiated. Implements `OpenedStream`."""
+    """A stream that we opened and have not negotiated. Implements `ByteStream`."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)

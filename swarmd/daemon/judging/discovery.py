@@ -209,11 +209,10 @@ class JudgeSearch:
             log.debug("no judges were found: %s", error)
             return []
         asked = sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:MAX_ASKED]
+        limit = MAX_URLS * (1 + MAX_URL_BYTES)
         said = await ask_each(
-            self._member.engine.request,
+            lambda peer: self._member.engine.request(peer, PeerRequest.JUDGES.message(), limit),
             asked,
-            PeerRequest.JUDGES.message(),
-            MAX_URLS * (1 + MAX_URL_BYTES),
             PEER_TIMEOUT_S,
         )
         here = {peer: _on_this_machine(self._member.peers(), peer) for peer in said}

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -46,12 +45,6 @@ def fill(database: str, verifier: Verifier) -> None:
         for number in (1, 2):
             store.asked(question(number), 3 * 10**9 + number, 2.0)
         store.lapsed([question(1)])
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9) as verifier:
-        yield verifier
 
 
 def change(database: str, statement: str) -> None:

@@ -38,6 +38,10 @@ def peer(n: int) -> PeerId:
     return peer_id_of(n.to_bytes(32, "big"))
 
 
+def tried(book: AddressBook) -> int:
+    return sum(known.tried for known in book._known.values())
+
+
 def at(group: int, host: int = 1) -> str:
     """An address in a network group of that number."""
     return f"/ip4/{11 + group // 256}.{group % 256}.{host // 256}.{host % 256}/tcp/4001"
@@ -235,9 +239,9 @@ def test_those_reached_before_come_first(book: AddressBook) -> None:
 def test_a_peer_that_dialled_us_does_not_count_as_reached(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.succeeded(peer(1), None, NOW)
-    assert book.tried() == 0
+    assert tried(book) == 0
     dial(book, peer(1))
-    assert book.tried() == 1
+    assert tried(book) == 1
 
 
 def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) -> None:
@@ -348,7 +352,7 @@ def test_a_tried_place_goes_only_to_a_peer_that_outlives_its_holder(book: Addres
     for n in range(SHARE + 1):
         book.add(peer(n), [at(1, n)], NOW + n, source=f"{n}")
         dial(book, peer(n), NOW + n)
-    assert book.tried() == SHARE and not book[peer(SHARE)].tried
+    assert tried(book) == SHARE and not book[peer(SHARE)].tried
     found = book.feeler(NOW + 100, random.Random(0))
     assert found is not None and found[0] == peer(0)  # the one not seen for longest is looked at
     book.succeeded(peer(0), at(1, 0), NOW + 101)
@@ -474,7 +478,7 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
     assert (
         not again.changed
         and not book.changed
-        and again.tried() == book.tried() == 20
+        and tried(again) == tried(book) == 20
         and list(again.anchors) == [peer(2), peer(4)]
     )
     assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600

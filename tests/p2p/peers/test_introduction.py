@@ -9,6 +9,7 @@ from p2p.peers.introduction import (
     MAX_ANSWER_BYTES,
     SHOWN_CHARACTERS,
     TRAINING,
+    VERSION,
     Introduced,
     Introducer,
     SwarmCount,
@@ -41,7 +42,8 @@ def test_a_peer_says_what_it_is_what_time_it_has_and_whether_it_takes_our_frames
     for refused in (False, True):
         said = answered(introducer(refused=refused)(ASKER, question(TOPIC.name)), NOW - 90)
         seen = (SwarmCount(TOPIC.digest, 3), SwarmCount("2" * 16, 0))
-        assert said == Introduced(TOPIC.digest, "tiny-9", "swarmd 9", "training", refused, 90.0, seen)
+        told = (VERSION, int(NOW * 1000), TOPIC.digest, "tiny-9", "swarmd 9", "training", refused, seen)
+        assert said == Introduced(*told, ahead=90.0)
 
 
 def test_a_question_with_another_swarms_name_gets_no_answer() -> None:

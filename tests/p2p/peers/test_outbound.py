@@ -21,7 +21,7 @@ from p2p.peers.outbound import (
     Outbound,
 )
 from p2p.types import PeerId
-from tests.p2p.peers.test_addressbook import KEY, ME, NOW, at, dial, peer, pin
+from tests.p2p.peers.test_addressbook import KEY, ME, NOW, at, dial, peer, pin, tried
 
 
 class Play:
@@ -94,15 +94,15 @@ def test_peers_being_dialled_count() -> None:
 
 
 def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None:
-    for tried in (False, True):
+    for before in (False, True):
         play = Play(*map(at, range(60)))
         pin(play.book, peer(99), at(99))
-        if tried:
+        if before:
             for n in range(40):
                 dial(play.book, peer(n))
         play.dead = {peer(n) for n in range(60)}
         play.tick()
-        if tried:
+        if before:
             assert peer(99) not in play.dialled
             play.tick(int(ALONE_S))
         assert peer(99) in play.dialled
@@ -152,11 +152,11 @@ def test_feelers_check_a_peer_and_hang_up() -> None:
     play = Play(*map(at, range(40)))
     play.tick(30)
     linked = set(play.outbound.links)
-    assert play.book.tried() == GROUPS
+    assert tried(play.book) == GROUPS
     play.tick(int(10 * FEEL_EVERY_S))
     assert (
         set(play.outbound.links) - linked <= {play.dialled[-1]}
-        and GROUPS + 8 <= play.book.tried() <= GROUPS + 11
+        and GROUPS + 8 <= tried(play.book) <= GROUPS + 11
     )
 
 

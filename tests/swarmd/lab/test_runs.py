@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -155,12 +156,11 @@ def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None,
         load_take(str(file))
 
 
-def test_an_evaluation_does_not_change_later_rounds() -> None:
+def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
     (_, setting) = experiment().settings
-    with Verifier("tiny-9") as verifier:
-        swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
-        swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
-        assert swarms[0].round(1) == swarms[1].round(1)
+    swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
+    swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
+    assert swarms[0].round(1) == swarms[1].round(1)
 
 
 def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
@@ -202,11 +202,39 @@ def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.Cap
     assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
 
 
+def test_a_run_that_was_cut_off_begins_anew(tmp_path: Path) -> None:
+    results = Results.create(tmp_path / "out", experiment())
+    run = results.runs[0]
+    with suppress(KeyboardInterrupt), results.writing(run) as append:
+        append({"round": 1})
+        raise KeyboardInterrupt
+    assert run in results.missing
+    with results.writing(run) as append:
+        append({"round": 2})
+    assert results.path(run).read_text() == '{"round":2}\n'
+
+
+def test_two_processes_do_not_play_one_run(tmp_path: Path) -> None:
+    results = Results.create(tmp_path / "out", experiment())
+    run, said = results.runs[0], []
+
+    def second() -> None:
+        with pytest.raises(BadResults, match="is finished: another process"), results.writing(run):
+            said.append("began")
+
+    with results.writing(run) as append:
+        other = threading.Thread(target=second)
+        other.start()
+        append({"round": 1})
+    other.join()
+    assert said == [] and results.path(run).read_text() == '{"round":1}\n'
+
+
 def test_missing_runs_are_played_and_a_death_is_reported(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment(seeds=2))
     for run in results.runs[1:]:
-        with results.writing(run) as lines:
-            lines.append({"round": 1})
+        with results.writing(run) as append:
+            append({"round": 1})
     said: list[str] = []
     play_all(results, 2, lambda progress: said.append(progress.sentence()))
     assert not results.missing and said[-1].startswith("4 of 4 runs done")

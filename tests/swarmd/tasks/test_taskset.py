@@ -1,4 +1,4 @@
-"""Tasksets of verifiers v1, with the real package in an environment of its own."""
+"""Tasksets of verifiers v1 and tasks of lm-evaluation-harness, with the real packages, each by itself."""
 
 import sys
 from collections.abc import Callable
@@ -83,15 +83,18 @@ class JudgedConfig(vf.TasksetConfig):
 Install = Callable[..., str]
 
 
+def packages(name: str) -> str:
+    environment = default_environment(name)
+    if not holds(environment, name):
+        pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m benchmarks.environments {name}`")
+    (found,) = environment.glob("lib/python3*/site-packages")
+    return str(found)
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Make a taskset an installed package, beside verifiers."""
-    environment = default_environment("verifiers")
-    if not holds(environment, "verifiers"):
-        name = PACKAGES["verifiers"][-1][-1]
-        pytest.skip(f"{name} is not here: `python -m benchmarks.environments verifiers`")
-    (theirs,) = environment.glob("lib/python3*/site-packages")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), str(theirs)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), packages("verifiers")])
 
     def write(name: str, code: str = SUMS) -> str:
         module = name.replace("-", "_")
@@ -151,3 +154,47 @@ def test_a_taskset_has_a_version() -> None:
     for wrong in ("verifiers:reverse-text", "verifiers:@1.0", "verifiers:a/b@1.0"):
         with pytest.raises(ValueError, match="verifiers:NAME@VERSION"):
             curriculum_name(wrong)
+
+
+HARNESS = r"""
+task: gsm8k_here
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/gsm8k.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_text: "Question: {{question}}\nAnswer:"
+doc_to_target: "{{answer.split('#### ')[-1]}}"
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+generation_kwargs: {until: ["Question:"]}
+filter_list:
+  - {name: strict, filter: [{function: regex, regex_pattern: "#### ([0-9]+)"}, {function: take_first}]}
+  - name: last
+    filter: [{function: regex, group_select: -1, regex_pattern: "([0-9]+)"}, {function: take_first}]
+"""
+
+
+def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, packages("lm-eval")])
+    rows = [f'{{"question": "What is {n}?", "answer": "It is\\n#### {n}"}}' for n in range(100, 140)]
+    (tmp_path / "gsm8k.jsonl").write_text("\n".join(rows))
+    file = tmp_path / "gsm8k.yaml"
+    file.write_text(HARNESS.replace("FOLDER", str(tmp_path)))
+    with Verifier(found := find_curriculum(str(file))) as verifier:
+        task = open_tasks(found, verifier).task(TaskRef("questions", 7))
+        assert task is not None and task.question.startswith("Question: What is 1")
+        right = task.question.split()[3].rstrip("?")
+        texts = [
+            f"#### {right}, not 3",
+            f"first 9, so {right}",
+            "9",
+            "",
+            f"it is {right} Question: What is 9?",
+        ]
+        rewards = verifier.score([(task.ref, [Completion(text, True) for text in texts])])
+    assert rewards == [(1.0, 1.0, 0.0, 0.0, 1.0)]
+    other = tmp_path / "other.yaml"
+    other.write_text(file.read_text().replace("generate_until", "loglikelihood"))
+    with pytest.raises(ConfigError, match="Name one task with generate_until"):
+        find_curriculum(str(other))

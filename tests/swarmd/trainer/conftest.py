@@ -1,22 +1,30 @@
 """Rounds with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
 import itertools
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from p2p.engines.memory import MemorySwarm
+from p2p.identity import Identity
 from p2p.member import QueuedMember
+from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.testing import memory_member
+from swarmd.testing import TIMEOUT_S, memory_member
 from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
+from swarmd.trainer.trainer import Trainer, open_trainer
+from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 
@@ -28,6 +36,40 @@ def join(
     policy = LanguagePolicy.open(settings, seed=number)
     exchange = RolloutExchange(member, "tiny", TINY_9)
     return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
+
+
+TrainerIn = Callable[..., AbstractContextManager[tuple[Trainer, socket.socket]]]
+
+
+@pytest.fixture
+def trainer_in(verifier: Verifier) -> TrainerIn:
+    """Open a trainer in a folder, as its process has it; it comes with the daemon's end of its link."""
+
+    @contextmanager
+    def opened(
+        folder: Path, rounds: int, local: int = 2, external: int = 0, **checkpoint: float
+    ) -> Iterator[tuple[Trainer, socket.socket]]:
+        sections = {
+            "round": {"local": local, "external": external, "rounds": rounds},
+            "checkpoint": checkpoint,
+        }
+        config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
+        folder.mkdir(exist_ok=True)
+        ours, theirs = socket.socketpair()
+        ours.settimeout(TIMEOUT_S)
+        daemon = TrainerLink(theirs, on_eof=lambda: None)
+        start = link.StartTrainer(
+            config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1
+        )
+        ours.sendall(link.pack(start))
+        try:
+            with open_trainer(daemon.open(), daemon, verifier) as trainer:
+                yield trainer, ours
+        finally:
+            daemon.close()
+            ours.close()
+
+    return opened
 
 
 def watched(node: RoundParts, built: Callable[[Sequence[Scored]], object]) -> RoundParts:

@@ -11,24 +11,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from p2p.identity import Identity
 from swarmd import link
-from swarmd.config.config import NodeConfig
-from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
-from swarmd.tasks.sandbox.client import Verifier
 from swarmd.testing import TIMEOUT_S
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
-from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.types import Generation
+from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_checkpoint import policy, state, written
 
 
@@ -127,33 +122,6 @@ def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Cal
 # A trainer, and what leaves it.
 
 
-@contextmanager
-def trainer_in(
-    folder: Path, rounds: int, local: int = 2, external: int = 0, **checkpoint: float
-) -> Iterator[tuple[node.Trainer, socket.socket]]:
-    """Yield a trainer as its process has it, and the daemon's end of its link."""
-    sections = {"round": {"local": local, "external": external, "rounds": rounds}, "checkpoint": checkpoint}
-    config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
-    folder.mkdir(exist_ok=True)
-    ours, theirs = socket.socketpair()
-    ours.settimeout(TIMEOUT_S)
-    daemon = TrainerLink(theirs, on_eof=lambda: None)
-    ours.sendall(
-        link.pack(
-            link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)
-        )
-    )
-    try:
-        with (
-            Verifier(curriculum_of(config)) as verifier,
-            node.open_trainer(daemon.open(), daemon, verifier) as trainer,
-        ):
-            yield trainer, ours
-    finally:
-        daemon.close()
-        ours.close()
-
-
 def heard(daemon: socket.socket) -> list[link.ToDaemon]:
     """Return all that the trainer said, to its last word."""
     unpacker, messages = link.from_trainer(), list[link.ToDaemon]()
@@ -185,7 +153,9 @@ def published(daemon: socket.socket, *, of: str = "rollouts") -> list[bytes]:
     return [m.body for m in heard(daemon) if isinstance(m, link.Publish) and m.kind == of]
 
 
-def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved(tmp_path: Path) -> None:
+def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     with trainer_in(tmp_path, 4) as (trainer, daemon):
         disk = SlowDisk(trainer.checkpoints.folder)
         disk.let_go.set()
@@ -204,7 +174,7 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
     assert sorted(p.name for p in disk.folder.iterdir()) == ["round-00000002", "round-00000004"]
 
 
-def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) -> None:
+def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: TrainerIn, tmp_path: Path) -> None:
     """Same questions, same answers, same updates.
 
     Their lines stand in the metrics once; others are sent the same again.
@@ -227,7 +197,9 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) ->
     assert_same_end(tmp_path, "round-00000004")
 
 
-def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     """Its manifest is right, as who can write there can make it; its weights are none."""
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, _):
         trainer.run()
@@ -246,7 +218,9 @@ def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_pa
     )
 
 
-def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(tmp_path: Path) -> None:
+def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     # Tiny has 10 MB: one in ten days
     with trainer_in(tmp_path, 4, every=0, gigabytes_a_day=0.001) as (trainer, daemon):
         trainer.run()
@@ -260,7 +234,9 @@ def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(tmp_path: Path) 
     ], "the end is saved"
 
 
-def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(tmp_path: Path) -> None:
+def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     with trainer_in(tmp_path, 1) as (trainer, _):
         order, sync, save = [], trainer.metrics.sync, trainer.checkpoints.save
 
@@ -277,7 +253,7 @@ def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(tmp_path: Pa
     assert order == ["lines", "checkpoint"]
 
 
-def test_a_long_rest_is_not_unsaved(tmp_path: Path) -> None:
+def test_a_long_rest_is_not_unsaved(trainer_in: TrainerIn, tmp_path: Path) -> None:
     """With a pace, a round's checkpoint does not wait for the next round."""
     with trainer_in(tmp_path, 0, every=0) as (trainer, daemon):
         trainer._one_round()
@@ -287,7 +263,9 @@ def test_a_long_rest_is_not_unsaved(tmp_path: Path) -> None:
         assert [p.name for p in trainer.checkpoints.folder.iterdir()] == ["round-00000001"]
 
 
-def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(tmp_path: Path) -> None:
+def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     """The checkpoint of round 1, written while round 2 is under way, holds nothing of round 2."""
     with trainer_in(tmp_path / "whole", 3) as (trainer, _):
         trainer.run()
@@ -315,7 +293,7 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(t
 
 
 def test_a_full_disk_pauses_the_run_until_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.01)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
@@ -339,7 +317,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(
 
 
 def test_a_waiting_question_does_not_hammer_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
@@ -361,7 +339,9 @@ def test_a_waiting_question_does_not_hammer_a_full_disk(
     assert took and min(took) >= 0.05
 
 
-def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path) -> None:
+def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     with trainer_in(tmp_path, 0) as (trainer, daemon):
         disk = SmallDisk(trainer.checkpoints.folder)
         disk.room = True
@@ -379,7 +359,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path)
         assert trainer.round == 1 and len(figures(tmp_path)) == 1
 
 
-def test_a_paused_run_is_saved(tmp_path: Path) -> None:
+def test_a_paused_run_is_saved(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 0) as (trainer, daemon):
         disk, tell, paused = SlowDisk(trainer.checkpoints.folder), trainer.link.tell, []
 
@@ -400,7 +380,7 @@ def test_a_paused_run_is_saved(tmp_path: Path) -> None:
     assert paused == [1]
 
 
-def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) -> None:
+def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 1) as (trainer, daemon):
         disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
         disk.let_go.set()
@@ -412,7 +392,9 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
     assert durable == [1]
 
 
-def test_a_question_is_answered_with_todays_weights_and_the_first(tmp_path: Path) -> None:
+def test_a_question_is_answered_with_todays_weights_and_the_first(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     def play(folder: Path, *, asked: bool) -> tuple[list[Any], list[link.ToDaemon], node.Trainer]:
         with trainer_in(folder, 3) as (trainer, daemon):
             if asked:
@@ -433,7 +415,7 @@ def test_a_question_is_answered_with_todays_weights_and_the_first(tmp_path: Path
 
 
 def test_a_large_policy_is_saved_before_the_next_round_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):

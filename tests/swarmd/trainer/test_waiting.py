@@ -8,7 +8,8 @@ from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
 from swarmd import link
 from swarmd.state.metrics import read_metrics
-from tests.swarmd.trainer.test_saving import published, trainer_in
+from tests.swarmd.trainer.conftest import TrainerIn
+from tests.swarmd.trainer.test_saving import published
 
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
 
@@ -24,7 +25,9 @@ def until(
     return messages
 
 
-def test_a_node_without_own_questions_waits_for_others_rollouts(tmp_path: Path) -> None:
+def test_a_node_without_own_questions_waits_for_others_rollouts(
+    trainer_in: TrainerIn, tmp_path: Path
+) -> None:
     with trainer_in(tmp_path / "other", 3) as (trainer, daemon):
         trainer.run()
         bodies = published(daemon)

@@ -26,7 +26,7 @@ LIVE = {
 def peer(
     ahead: float = 0.0, *, refuses: bool = False, doing: str = "training", digest: str = "ours"
 ) -> Introduced:
-    return Introduced(digest, "sapo-9", "swarmd 9", doing, refuses, ahead)
+    return Introduced(1, 0, digest, "sapo-9", "swarmd 9", doing, refuses, (), ahead)
 
 
 LATE, EARLY = peer(-BEHIND_S - 60), peer(BEHIND_S + 60)
@@ -146,7 +146,7 @@ def test_certain_causes_are_told_at_once(facts: dict[str, Any]) -> None:
 
 def test_what_a_stranger_calls_itself_cannot_move_the_cursor() -> None:
     assert (
-        another(Introduced("d", "x\x1b[2J" + "y" * 500, "z\r", "", False, 0.0))
+        another(Introduced(1, 0, "d", "x\x1b[2J" + "y" * 500, "z\r", "", False, (), 0.0))
         == "x\\x1b[2J" + "y" * 56 + " with z\\r"
     )
 
