@@ -15,7 +15,7 @@ from p2p.address import parse_endpoint
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.memory import AdmissionMemory
-from p2p.blobs.blobs import BlobStore, Providers
+from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
 from p2p.envelope import seal
 from p2p.errors import OperatorError
@@ -142,7 +142,6 @@ class Member:
             )
         )
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
-        self._providers = Providers()
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
         # JUDGES and USED are added by whoever has an answer.
         self.answers: dict[PeerRequest, Answer] = {
@@ -212,7 +211,6 @@ class Member:
             return outcome.verdict
         if via is not None:
             self.reputation.admitted(via, now)
-        self._providers.note(outcome.author)
         self._admitted(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
         if via is None or self._knows(outcome.kind) or not self._unknown.of(via, now).wait(now):
             return Verdict.ACCEPT
@@ -272,13 +270,12 @@ class Member:
         self.blobs.put(blob)
 
     async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
-        """Fetch a blob from its named holders, or else from any member that we know.
+        """Fetch a blob from its named holders, or else from any member that we are connected to.
 
         Cancel it at your deadline. replies: filled with the reply of each holder so far.
         """
         now = self._clock()
-        connected = (peer.id for peer in self.peers())
-        holders = self._providers.likely(want.holders, connected)
+        holders = [*want.holders, *(peer.id for peer in self.peers())]
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
         return await self.fetcher.fetch(dataclasses.replace(want, holders=good), replies)
 

@@ -11,12 +11,14 @@ from enum import Enum
 
 import trio
 
-from p2p.blobs.blobs import ID_BYTES, MAX_HOLDERS, BlobStore, content_id
+from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
 from p2p.rate_limit import TokenBuckets
 from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
 
 # The answer of a peer that does not have the blob.
 MISSING = b"\0"
+# Peers that are asked for one blob, at most; some may be gone.
+MAX_HOLDERS = 32
 # Questions under way. Those to peers that are gone take long, and must not delay the others.
 QUESTIONS_AT_ONCE = 64
 # When the next holder is asked too.

@@ -8,10 +8,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import ID_BYTES, MAX_HOLDERS, BlobStore, content_id
+from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
 from p2p.blobs.fetch import (
     ASK_AGAIN_S,
     HOLDER_TIMEOUT_S,
+    MAX_HOLDERS,
     MISSING,
     BlobServer,
     Fetcher,
