@@ -90,7 +90,7 @@ class Node:
         if "list" in order:
             say(
                 listed=order["list"],
-                blobs={name.hex(): size for name, size in self.member.blobs.sizes().items()},
+                blobs={name.hex(): len(blob) for name, blob in self.member.blobs.held.items()},
             )
         elif "fetch" in order:
             blob = None

@@ -56,9 +56,6 @@ class TokenBuckets(Generic[K]):
         self.rate, self.burst = rate, burst
         self._buckets: Latest[K, TokenBucket] = Latest(most)
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def of(self, key: K, now: float) -> TokenBucket:
         """Return the bucket of this key; a new one is full."""
         bucket = self._buckets.get(key) or TokenBucket(self.rate, self.burst, now)

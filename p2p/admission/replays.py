@@ -93,9 +93,6 @@ class Replays:
         self._held: dict[Holder, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
         self._groups: Counter[str] = Counter()  # authors that each network group holds
 
-    def __len__(self) -> int:
-        return len(self._authors)
-
     def refuses(self, trace: Trace, holder: Holder, now: float) -> Reason | None:
         """Return why this frame may not be admitted: STALE, OLD, DUPLICATE or CROWDED."""
         key, sequence, sent_at = trace

@@ -7,7 +7,6 @@ that would only make its own offer ambiguous.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from hashlib import sha256
 
 import zstandard
@@ -72,28 +71,22 @@ class BlobStore:
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self.bytes, self._limit = 0, kept_bytes
-        self._blobs: OrderedDict[bytes, bytes] = OrderedDict()
+        # By id, the least recently used first.
+        self.held: OrderedDict[bytes, bytes] = OrderedDict()
 
     def put(self, blob: bytes) -> bytes:
         """Add a blob and return its id."""
         name = content_id(blob)
-        if name not in self._blobs:
-            self._blobs[name] = blob
+        if name not in self.held:
+            self.held[name] = blob
             self.bytes += len(blob)
-        self._blobs.move_to_end(name)
+        self.held.move_to_end(name)
         while self.bytes > self._limit:
-            self.bytes -= len(self._blobs.popitem(last=False)[1])
+            self.bytes -= len(self.held.popitem(last=False)[1])
         return name
 
     def get(self, name: bytes) -> bytes | None:
-        blob = self._blobs.get(name)
+        blob = self.held.get(name)
         if blob is not None:
-            self._blobs.move_to_end(name)
+            self.held.move_to_end(name)
         return blob
-
-    def sizes(self) -> Mapping[bytes, int]:
-        """Return the size of each blob, by id."""
-        return {name: len(blob) for name, blob in self._blobs.items()}
-
-    def __len__(self) -> int:
-        return len(self._blobs)

@@ -27,7 +27,7 @@ def test_buckets_are_bounded() -> None:
     buckets = TokenBuckets[str](rate=1e-9, burst=1, most=10)
     for i in range(1_000):
         buckets.of(str(i), 0.0).spend(1)
-    assert buckets.of("999", 0.0).left == 0 and len(buckets) == 10  # the newest are remembered
+    assert buckets.of("999", 0.0).left == 0 and len(buckets._buckets) == 10  # the newest are remembered
 
 
 def test_a_rate_limit_passes_a_busy_swarm_and_bans_flooders() -> None:

@@ -72,4 +72,4 @@ def test_a_store_keeps_what_is_asked_for() -> None:
     store.put(bytes([9]) * 100)
     assert store.get(third) is None and store.get(second) is not None
     store.put(bytes([9]) * 100)
-    assert len(store) == 2 and store.bytes == 200
+    assert len(store.held) == 2 and store.bytes == 200

@@ -113,7 +113,7 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
         await settled()
         got = b.rollouts()
         assert len(got) == 4 and all(rollout in shared for rollout in got)
-        assert len(b.member.blobs) == 4  # nothing else came over
+        assert len(b.member.blobs.held) == 4  # nothing else came over
         assert {envelope.author for envelope in b.got} == {a.id}
         b.gatherer.next_round(b.gatherer.round + 1)
         await settled()
@@ -325,7 +325,7 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
 async def test_a_malformed_offer_is_reported(body: bytes, reason: Reason) -> None:
     a, b = joined(1, 2)
     a.member.publish(offers.KIND, body)
-    assert b.member.reports == {reason: 1} and not len(b.member.blobs)
+    assert b.member.reports == {reason: 1} and not len(b.member.blobs.held)
 
 
 async def test_a_holder_that_sends_more_than_offered_is_cut_off() -> None:
@@ -333,4 +333,4 @@ async def test_a_holder_that_sends_more_than_offered_is_cut_off() -> None:
     a.member.blobs.put(bytes(MAX_BLOB_BYTES))
     engine = b.member.engine
     with pytest.raises(Unanswered):
-        await engine.request(a.id, b"\x01" + next(iter(a.member.blobs._blobs)), 100)
+        await engine.request(a.id, b"\x01" + next(iter(a.member.blobs.held)), 100)

@@ -195,7 +195,7 @@ async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: tri
         shared = []
         for n in range(4):
             shared += a.share(*range(10 * n, 10 * n + 8))
-            names = list(a.member.blobs.sizes())[-8:]
+            names = list(a.member.blobs.held)[-8:]
             liar.member.publish(
                 offers.KIND, offers._body(1, [(0, 1000 + 10 * n + i, 1, bytes([n, i]) * 6) for i in range(8)])
             )
