@@ -26,6 +26,7 @@ from judge.figures.intervals import Interval
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
+    TIERS,
     WINDOW_QUESTIONS,
     BoardView,
     LeaderboardPage,
@@ -36,7 +37,6 @@ from judge.figures.leaderboard import (
 )
 from judge.figures.overlap import new_texts
 from judge.figures.ranks import RankRange
-from judge.figures.tiers import TIERS
 from judge.store.reader import DAY
 from judge.types import GradedEvaluation, network_of
 from p2p.identity import nickname

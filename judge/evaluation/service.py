@@ -34,8 +34,7 @@ from judge.errors import (
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
-from judge.evaluation.sequences import Sequences
-from judge.evaluation.sessions import Room, Sessions
+from judge.evaluation.sessions import Room, Sequences, Sessions
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
 from judge.logs import survived

@@ -30,10 +30,11 @@ from judge.errors import (
     Refusal,
 )
 from judge.evaluation.questions import Drawn
-from judge.types import UNNAMED, Attributes, OpenQuestion, Requester
+from judge.types import UNNAMED, Attributes, OpenQuestion, Requester, Signed
 from p2p.types import PeerId
 
 REMEMBERED_CLOSED = 10_000
+REMEMBERED_SEQUENCES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +166,36 @@ class Sessions:
         self._closed[question.id] = (question.peer, why)
         while len(self._closed) > REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
+
+
+class Sequences:
+    """The highest sequence number that each peer has used: those of its signed requests only rise.
+
+    It is bounded; what is forgotten here is still in the store as `floor`.
+    """
+
+    def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
+        self._remembered = remembered
+        self._highest: OrderedDict[PeerId, int] = OrderedDict()
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._highest
+
+    def claim(self, signed: Signed, floor: int) -> Refusal | None:
+        """Use the number up; a Refusal where it, or a larger one, was used before.
+
+        floor: the highest the store remembers.
+        """
+        highest = max(self._highest.get(signed.peer, -1), floor)
+        if signed.sequence <= highest:
+            return Refusal(
+                409,
+                "this sequence number, or a larger one, was used before",
+                "Sign again with a larger one: nobody can send a captured request twice.",
+                extra=(("sequence", highest),),
+            )
+        self._highest[signed.peer] = signed.sequence
+        self._highest.move_to_end(signed.peer)
+        while len(self._highest) > self._remembered:
+            self._highest.popitem(last=False)
+        return None

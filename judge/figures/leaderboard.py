@@ -10,6 +10,7 @@ Wilson's interval it would be by 0.80. Those with fewer than LISTED_ANSWERS answ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from judge.figures.anytime import always
@@ -22,6 +23,21 @@ WINDOW_QUESTIONS = 100
 LISTED_ANSWERS = 10
 BOARD_PAGE_PEERS = 50
 CURVE_POINTS = 48
+# What the figures of each tier prove, for the pages and the JSON.
+TIERS = MappingProxyType(
+    {
+        "reported": (
+            "Reported: the node answered over the network. This proves that the holder of the key sent these"
+            " answers in time. It proves nothing about a model: a node can work the right answers out without"
+            " one."
+        ),
+        "verified": (
+            "Verified: the node uploaded its weights, or named them on a hub, and the judge ran them itself."
+            " These weights, named by their SHA-256, scored so on these questions, which were drawn"
+            " afterwards. It does not prove that this node trained them."
+        ),
+    }
+)
 SORTS = ("rank", "score", "questions", "reward", "seen", "new")
 # More rounds an hour are not believed of a node.
 MAX_ROUNDS_PER_HOUR = 36_000.0
@@ -95,7 +111,7 @@ class BoardView:
     limit: int = BOARD_PAGE_PEERS
     search: str = ""  # text to find in names and id
     model: str = ""
-    tier: str = ""  # one of judge/figures/tiers.py
+    tier: str = ""  # one of judge/figures/leaderboard.py
     seen_since: float = 0.0  # seconds since the epoch
     sort: str = "rank"  # one of SORTS
     curves: int = 0  # points of each peer's curve; 0: no curves

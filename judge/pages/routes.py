@@ -17,13 +17,13 @@ from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.figures.leaderboard import (
     BOARD_PAGE_PEERS,
     LISTED_ANSWERS,
+    TIERS,
     WINDOW_QUESTIONS,
     BoardView,
     by_specialty,
 )
 from judge.figures.overlap import TRAINING, new_texts
 from judge.figures.rounds import BIN_ROUNDS
-from judge.figures.tiers import TIERS
 from judge.pages import drawing, rendering, views
 from swarmd.config.invitation import read_invitation
 from swarmd.tasks.curriculum import Curriculum

@@ -4,11 +4,16 @@ The verifier starts first, and loads while this process imports torch and transf
 all.
 """
 
+import contextlib
 import gc
 import logging
 import os
 import socket
 import sys
+from pathlib import Path
+from typing import Final
+
+import psutil
 
 from swarmd import link
 from swarmd.config.config import NodeConfig
@@ -16,11 +21,13 @@ from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.trainer.priority import lower_cpu_priority, lower_disk_priority
 from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
 
+# At 10 a process gets about a tenth of a core that another program wants whole. At 19 it would get a
+# seventieth, and the daemon could take a trainer that was slowed down so suddenly for one that hangs.
+NICE: Final = 10
 # A note on the seconds that a step of the start usually takes.
 BUSY = "many times that where other programs use all cores"
 
@@ -69,6 +76,37 @@ def main() -> None:
         daemon.close()
         # At its end a process collects what is not frozen, which takes over a second.
         gc.freeze()
+
+
+def lower_cpu_priority() -> None:
+    """Let other programs go first, from now on.
+
+    What the platform does not have is left out. A lower priority stays.
+    """
+    with contextlib.suppress(OSError):
+        # On Linux the niceness of a process is that of its first thread alone; that of a process group
+        # reaches every thread there is, of workers and verifier as well. The daemon starts the trainer as a
+        # group of its own.
+        which = os.PRIO_PGRP if os.getpgrp() == os.getpid() else os.PRIO_PROCESS
+        nice = max(NICE, os.getpriority(which, 0))
+        os.setpriority(which, 0, nice)
+        # Linux desktops share the CPU out by session first, and a trainer is a session of its own: there its
+        # own niceness means nothing.
+        autogroup = Path("/proc/self/autogroup")
+        if autogroup.exists():
+            autogroup.write_text(str(nice))
+
+
+def lower_disk_priority() -> None:
+    """Let other programs read and write first.
+
+    To be called before threads and processes are started: they inherit it.
+    """
+    process = psutil.Process()
+    # On Linux alone: the last class of those that share the disk.
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):
+        if process.ionice().ioclass != psutil.IOPRIO_CLASS_IDLE:
+            process.ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,31 @@ kept by short rests without one.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
+import msgspec
 import psutil
 import trio
 
+from p2p import durable
 from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
-from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions, out_of_budget
+from swarmd.daemon.guest.conditions import (
+    OVERRIDE,
+    MachineFacts,
+    PauseCause,
+    PauseConditions,
+    clock_words,
+    out_of_budget,
+)
 from swarmd.daemon.guest.limits import CpuShare
 from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
 from swarmd.daemon.guest.probes import Probes
-from swarmd.daemon.guest.user_pause import PAUSE_FILE, UserPause
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
 
@@ -35,6 +44,8 @@ CHECK_EVERY_S: Final = 1.0
 SHARE_EVERY_S: Final = 0.25
 # Share of the month's budget: what kill -9 can make the node forget.
 SAVE_AFTER: Final = 1 / 2000
+PAUSE_FILE: Final = "pause.json"
+REMEDY: Final = "swarmd resume"
 
 
 class Leaves(Protocol):
@@ -263,3 +274,56 @@ class Guest:
             self._stay_away([spent, *self.away])
         else:
             self._limit_traffic()  # a month has begun since
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """The pause that the user asked for, as it is kept in the state folder."""
+
+    # Seconds since the epoch; None: until `swarmd resume`.
+    until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None
+    schema: int = 1
+
+
+class UserPause:
+    """The user's pause. clock: seconds since the epoch."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path, self._clock = path, clock
+        self._asked = self._read()
+
+    def begin(self, until: float | None) -> None:
+        self._asked = _Asked(until)
+        try:
+            durable.replace(self._path, msgspec.json.encode(self._asked))
+        except OSError as error:
+            log.warning("%s cannot be written (%s): the pause ends with the node", self._path, error)
+
+    def end(self) -> None:
+        self._asked = None
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning(
+                "%s cannot be removed: %s. The node will be paused again when it starts.", self._path, error
+            )
+
+    def now(self) -> PauseCause | None:
+        """Return the pause that the user asked for, or None if there is none or it is over."""
+        if self._asked is not None and self._asked.until is not None and self._asked.until <= self._clock():
+            self.end()
+        if self._asked is None:
+            return None
+        until = self._asked.until
+        if until is None:
+            return PauseCause("user", "you paused it", None, f"with {REMEDY}", REMEDY)
+        words = clock_words(datetime.fromtimestamp(until), datetime.fromtimestamp(self._clock()))
+        return PauseCause("user", "you paused it", until, f"at {words}", REMEDY)
+
+    def _read(self) -> _Asked | None:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Asked)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("%s cannot be read (%s): the node is not paused", self._path, error)
+            return None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from judge.api.signing import HEADERS, verify_request
 from judge.errors import Refusal
-from judge.evaluation.sequences import Sequences
+from judge.evaluation.sessions import Sequences
 from judge.types import Signed
 from p2p.identity import Identity
 from p2p.types import PeerId

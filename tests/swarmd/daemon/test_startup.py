@@ -22,7 +22,7 @@ from swarmd.daemon import daemon as daemon_module
 from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.testing import TIMEOUT_S, until
-from swarmd.trainer.priority import NICE
+from swarmd.trainer.__main__ import NICE
 
 
 @pytest.mark.slow
