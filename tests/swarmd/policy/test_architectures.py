@@ -259,52 +259,6 @@ def test_every_architecture_that_is_named_is_compared_here() -> None:
     assert {make().model_type for make in ARCHITECTURES.values()} == COVERED | PADDED
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_batches_compute_what_single_sequences_do(name: str) -> None:
-    """Log-probabilities as sampled, the likeliest tokens, log-probabilities and gradients as learnt.
-
-    Questions and answers of several lengths in each batch; all questions begin alike.
-    """
-    plain = make(ARCHITECTURES[name]())
-    network, prompts = copy.deepcopy(plain), [(7, 8, 9, *prompt) for prompt in sequences(20, 11, 2)]
-    packed = plain.config.model_type in COVERED and name != "granitemoehybrid"
-    assert (adopt(network), covers(plain.config)) == (packed, packed)
-
-    answers = decode(
-        network, prompts, 3, Sampling(10, 64, frozenset(range(1, VOCABULARY, 8)), 1.0), seeded(CPU, 0), 9999
-    )
-    assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the others"
-    for prompt, samples in zip(prompts, answers, strict=True):
-        for s in samples:
-            torch.testing.assert_close(
-                torch.tensor(s.logprobs), plain_logprobs(plain, prompt, s.ids), atol=1e-4, rtol=0
-            )
-    greedy = decode(network, prompts, 1, Sampling(10, 64, frozenset(), 0.0), seeded(CPU, 0), 9999)
-    for prompt, (s,) in zip(prompts, greedy, strict=True):
-        wanted = plain(input_ids=torch.tensor([[*prompt, *s.ids]]), use_cache=False).logits[0].argmax(-1)
-        assert s.ids == tuple(wanted[len(prompt) - 1 : -1].tolist())
-
-    rows = rows_of(prompts)
-    learner = Learner(network, Learning(0.0, 1e9, 1.0, 16_384, checkpointing="on"), CPU)
-    found = learner.logprobs(rows)
-    for row in rows:
-        torch.testing.assert_close(
-            torch.tensor(found[row]), plain_logprobs(plain, row.prompt, row.completion), atol=1e-4, rtol=0
-        )
-        ids = torch.tensor([[*row.prompt, *row.completion]])
-        logprobs = plain(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 : -1].log_softmax(-1)
-        (-row.weight * row.advantage * logprobs.gather(1, ids[0, len(row.prompt) :, None]).sum()).backward()
-    got: dict[str, torch.Tensor] = {}
-    for key, weight in learner.weights.items():
-        weight.register_post_accumulate_grad_hook(lambda p, key=key: got.__setitem__(key, p.grad.clone()))
-    learner.step(rows)
-    for key, weight in plain.named_parameters():
-        if weight.grad is not None and weight.grad.any():
-            # Gemma 3n's sparse layers have kinks, so that a rounded input has another gradient.
-            scale = float(weight.grad.abs().max()) * (1e-3 if name == "gemma3n_text" else 1e-4)
-            torch.testing.assert_close(got[key], weight.grad, atol=scale + 1e-7, rtol=1e-2, msg=key)
-
-
 class Waits(TorchDispatchMode):
     """Counts the operations that wait for a GPU until it has done its work, on whatever device they run.
 
@@ -346,29 +300,63 @@ class Copies(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_token_waits_once_for_the_device(name: str) -> None:
-    """The whole batch does, to see which rows are left; their leaving, masks and windows need no more.
+def test_batches_compute_what_single_sequences_do(name: str) -> None:
+    """Log-probabilities as sampled, the likeliest tokens, log-probabilities and gradients as learnt.
 
+    Questions and answers of several lengths in each batch; all questions begin alike. The whole batch waits
+    for the device once a token, to see which rows are left; their leaving, masks and windows need no more.
     transformers' own masks ask once more whether there is padding, and Gemma 3n whether a distribution's
     parameters are right, twice in each of its two sparse layers.
     """
-    network, passes = make(ARCHITECTURES[name]()), list[int]()
-    sampling = Sampling(12, 64, frozenset(range(1, VOCABULARY, 8)), 1.0)
+    plain, passes = make(ARCHITECTURES[name]()), list[int]()
+    network, prompts = copy.deepcopy(plain), [(7, 8, 9, *prompt) for prompt in sequences(20, 11, 2)]
+    packed = plain.config.model_type in COVERED and name != "granitemoehybrid"
+    assert (adopt(network), covers(plain.config)) == (packed, packed)
+
+    sampling = Sampling(10, 64, frozenset(range(1, VOCABULARY, 8)), 1.0)
     with Waits() as waits, Copies() as copies:
         answers = decode(
             network,
-            sequences(23, 14, 5),
+            prompts,
             3,
             sampling,
             seeded(CPU, 0),
             9999,
             rest=lambda: passes.append(waits.count + copies.count),
         )
-    assert len({len(s.ids) for samples in answers for s in samples}) > 1
+    assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the others"
     each = list(map(operator.sub, passes[2:], passes[1:]))
-    more = 4 if name == "gemma3n_text" else 0 if adopt(network) else 1
     assert min(each) >= 1
-    assert max(each) <= 1 + more
+    assert max(each) <= 1 + (4 if name == "gemma3n_text" else not packed)
+    for prompt, samples in zip(prompts, answers, strict=True):
+        for s in samples:
+            torch.testing.assert_close(
+                torch.tensor(s.logprobs), plain_logprobs(plain, prompt, s.ids), atol=1e-4, rtol=0
+            )
+    greedy = decode(network, prompts, 1, Sampling(10, 64, frozenset(), 0.0), seeded(CPU, 0), 9999)
+    for prompt, (s,) in zip(prompts, greedy, strict=True):
+        wanted = plain(input_ids=torch.tensor([[*prompt, *s.ids]]), use_cache=False).logits[0].argmax(-1)
+        assert s.ids == tuple(wanted[len(prompt) - 1 : -1].tolist())
+
+    rows = rows_of(prompts)
+    learner = Learner(network, Learning(0.0, 1e9, 1.0, 16_384, checkpointing="on"), CPU)
+    found = learner.logprobs(rows)
+    for row in rows:
+        torch.testing.assert_close(
+            torch.tensor(found[row]), plain_logprobs(plain, row.prompt, row.completion), atol=1e-4, rtol=0
+        )
+        ids = torch.tensor([[*row.prompt, *row.completion]])
+        logprobs = plain(input_ids=ids, use_cache=False).logits[0, len(row.prompt) - 1 : -1].log_softmax(-1)
+        (-row.weight * row.advantage * logprobs.gather(1, ids[0, len(row.prompt) :, None]).sum()).backward()
+    got: dict[str, torch.Tensor] = {}
+    for key, weight in learner.weights.items():
+        weight.register_post_accumulate_grad_hook(lambda p, key=key: got.__setitem__(key, p.grad.clone()))
+    learner.step(rows)
+    for key, weight in plain.named_parameters():
+        if weight.grad is not None and weight.grad.any():
+            # Gemma 3n's sparse layers have kinks, so that a rounded input has another gradient.
+            scale = float(weight.grad.abs().max()) * (1e-3 if name == "gemma3n_text" else 1e-4)
+            torch.testing.assert_close(got[key], weight.grad, atol=scale + 1e-7, rtol=1e-2, msg=key)
 
 
 def test_an_adapter_on_recurrent_layers_trains_and_folds(tmp_path: Path) -> None:
