@@ -324,14 +324,12 @@ def moderate(
 
 @app.command()
 def export(
-    to: Annotated[
-        Path, typer.Argument(help="A CSV file, or one that ends in .parquet; - is CSV to standard output.")
-    ],
+    to: Annotated[Path, typer.Argument(help="A CSV file; - is standard output.")],
     database: Database = None,
     curriculum: Curriculum = None,
     config: Config = None,
 ) -> None:
-    """Write every question and answer as CSV or Parquet.
+    """Write every question and answer as CSV.
 
     Names and answers are strangers' text: mind what your spreadsheet makes of it.
     """
@@ -342,12 +340,8 @@ def export(
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # whatever the locale
         archive.export(kept, sys.stdout)
         return
-    with _whole_or_none(to) as file:
-        if to.suffix == ".parquet":
-            rows = archive.export_parquet(kept, file)
-        else:
-            with TextIOWrapper(file, encoding="utf-8", newline="") as text:
-                rows = archive.export(kept, text)
+    with _whole_or_none(to) as file, TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        rows = archive.export(kept, text)
     print(f"{rows:,} questions written.")
 
 

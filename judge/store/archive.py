@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,9 +20,8 @@ from judge.store.tables import about, evaluations, metadata, peers
 from swarmd.tasks.answers import added
 from swarmd.tasks.sandbox.client import Completion, ScoredAnswer, TaskRef
 
-# Rows that are read at a time, and in a group of a Parquet file.
+# Rows that are read at a time.
 ROWS = 500
-ROW_GROUP = 10_000
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
 
@@ -88,33 +87,6 @@ def export(database: Path | str, to: TextIO) -> int:
         writer.writerow(evaluations.columns.keys())
         for rows, row in enumerate(db.execute(_ORDERED), 1):  # noqa: B007
             writer.writerow(row)
-    return rows
-
-
-def export_parquet(database: Path | str, to: BinaryIO, group: int = ROW_GROUP) -> int:
-    """Write the same as Parquet, a row group at a time.
-
-    Raises DatabaseUnusable where pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise DatabaseUnusable(
-            "Parquet needs a package that is not installed. Run `pip install 'swarmd[judge,parquet]'`."
-        ) from None
-    kinds = {int: pyarrow.int64(), float: pyarrow.float64()}
-    schema = pyarrow.schema(
-        [
-            (column.name, kinds.get(column.type.python_type, pyarrow.string()))
-            for column in evaluations.columns
-        ]
-    )
-    rows = 0
-    with reading(database) as db, parquet.ParquetWriter(to, schema, compression="zstd") as writer:
-        for part in _parts(db.execute(_ORDERED).mappings(), group):
-            writer.write_table(pyarrow.Table.from_pylist([dict(row) for row in part], schema))
-            rows += len(part)
     return rows
 
 
@@ -206,6 +178,6 @@ def reading(database: Path | str) -> Iterator[Connection]:
             ) from None
 
 
-def _parts(rows: Any, most: int = ROWS) -> Iterator[list[Mapping[str, Any]]]:
-    while part := list(itertools.islice(rows, most)):
+def _parts(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
+    while part := list(itertools.islice(rows, ROWS)):
         yield part

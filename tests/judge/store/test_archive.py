@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyarrow.parquet import ParquetFile
 from typer.testing import CliRunner
 
 from judge import cli
@@ -115,18 +114,6 @@ def test_csv_has_every_question_and_answer(database: str, verifier: Verifier) ->
     assert HOSTILE in {row["answer"] for row in rows}
 
 
-def test_parquet_has_the_same_rows_as_csv(database: str, verifier: Verifier) -> None:
-    fill(database, verifier)
-    written, text = io.BytesIO(), io.StringIO(newline="")
-    assert archive.export_parquet(database, written, group=4) == archive.export(database, text) == 10
-    found = ParquetFile(written)
-    assert [found.metadata.row_group(place).num_rows for place in range(found.num_row_groups)] == [4, 4, 2]
-    rows = found.read().to_pylist()
-    as_text = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
-    assert as_text == list(csv.DictReader(io.StringIO(text.getvalue(), newline="")))
-    assert {type(row["n"]) for row in rows} == {int} and {type(row["asked_at"]) for row in rows} == {float}
-
-
 def test_backup_export_and_verify_as_commands(tmp_path: Path, verifier: Verifier) -> None:
     database = str(tmp_path / "judge.sqlite3")
     fill(database, verifier)
@@ -134,10 +121,6 @@ def test_backup_export_and_verify_as_commands(tmp_path: Path, verifier: Verifier
     runner = CliRunner()
     assert "8 answers scored again, 0 differences" in runner.invoke(cli.app, ["verify", *of]).output
     assert "13 rows copied" in runner.invoke(cli.app, ["backup", str(tmp_path / "copy"), *of]).output
-    assert (
-        "10 questions written"
-        in runner.invoke(cli.app, ["export", str(tmp_path / "answers.parquet"), *of]).output
-    )
     assert (
         "10 questions written"
         in runner.invoke(cli.app, ["export", str(tmp_path / "answers.csv"), *of]).output
