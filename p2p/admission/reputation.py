@@ -17,6 +17,7 @@ It holds at most MAX_PEERS records. Banned peers are forgotten last.
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -74,9 +75,7 @@ class _Record(msgspec.Struct, array_like=True):
     group: str = ""  # the network group it had when we were last connected
 
 
-class _ReputationFile(msgspec.Struct, array_like=True):
-    version: int
-    peers: dict[str, _Record]
+_decoder = msgspec.msgpack.Decoder(tuple[Literal[1], dict[str, _Record]])  # the version, and each peer's
 
 
 class Reputation:
@@ -148,19 +147,15 @@ class Reputation:
         }
 
     def dump(self) -> bytes:
-        return msgspec.msgpack.encode(
-            _ReputationFile(VERSION, {str(peer): record for peer, record in self._peers.items()})
-        )
+        return msgspec.msgpack.encode((VERSION, self._peers))
 
     def load(self, data: bytes, now: float) -> None:
         """Take over what `dump` gave. Raises ValueError on anything else, and then changes nothing."""
         try:
-            file = msgspec.msgpack.decode(data, type=_ReputationFile)
+            _, peers = _decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(str(error)) from None
-        if file.version != VERSION:
-            raise ValueError(f"version {file.version}")
-        self._peers = {PeerId(peer): record for peer, record in file.peers.items()}
+        self._peers = {PeerId(peer): record for peer, record in peers.items()}
         for record in self._peers.values():
             # Where the clock was set back, no ban becomes longer.
             record.at = min(record.at, now)

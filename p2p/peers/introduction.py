@@ -12,7 +12,7 @@ operator, and nothing is decided by it.
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 import trio
@@ -20,7 +20,7 @@ import trio
 from p2p.topic import Topic
 from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
-VERSION = 1
+VERSION: Final = 1
 MAX_ANSWER_BYTES = 2560
 # Swarms in an answer.
 MAX_SWARMS = 16
@@ -47,7 +47,7 @@ class SwarmCount(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
 
 class Introduction(msgspec.Struct, array_like=True, frozen=True):
-    version: int
+    version: Literal[1]
     time: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # ms
     digest: _Text
     trains: _Text
@@ -113,8 +113,6 @@ def answered(message: bytes, now: float) -> Introduced | None:
     try:
         said = _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    if said.version != VERSION:
         return None
     return Introduced(**msgspec.structs.asdict(said), ahead=said.time / 1000 - now)
 

@@ -17,7 +17,7 @@ even where a clock is wrong.
 
 from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ from p2p.identity import SIGNATURE_BYTES, Identity, verify_key
 from p2p.latest import Latest
 from p2p.types import PeerId, PeerRequest
 
-VERSION = 1
+VERSION: Final = 1
 MAX_CARD_BYTES = 256
 # The answer where there is no other card.
 NOTHING = b"\x00"
@@ -47,7 +47,7 @@ _Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class TwinCard(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    version: int
+    version: Literal[1]
     session: _Bytes16
     started: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
     nonce: _Bytes16
@@ -67,10 +67,9 @@ def decoded(message: bytes) -> TwinCard | None:
     if len(message) > MAX_CARD_BYTES:
         return None
     try:
-        card = _decoder.decode(message)
+        return _decoder.decode(message)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return card if card.version == VERSION else None
 
 
 class TwinSession:

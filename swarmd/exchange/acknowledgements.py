@@ -10,7 +10,7 @@ and no gossip, however large the swarm is.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 import trio
@@ -19,7 +19,7 @@ from p2p.latest import Latest
 from p2p.peers.introduction import ask_each
 from p2p.types import Ask, PeerId, PeerRequest
 
-VERSION = 1
+VERSION: Final = 1
 # How often authors are told.
 TELL_EVERY_S = 30.0
 # Authors told at a time.
@@ -33,7 +33,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
 
 class Acknowledgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    version: int
+    version: Literal[1]
     number: _Count
     rollouts: _Count
 
@@ -102,8 +102,6 @@ class AcknowledgementCounter:
         try:
             said = _decoder.decode(content or b"")
         except (msgspec.MsgspecError, RecursionError):
-            return b""
-        if said.version != VERSION:
             return b""
         number, before = self._by.get(peer, (None, 0))
         total = min(self.rollouts, before + (said.rollouts if number != said.number else 0))

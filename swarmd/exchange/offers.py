@@ -19,7 +19,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -34,7 +34,7 @@ from swarmd.types import Rollout, TaskRef
 
 # The envelope's kind.
 KIND = wire.OFFER_KIND
-VERSION = 1
+VERSION: Final = 1
 # The size of one offer, at most.
 OFFER_BYTES = 1024
 # Items in one offer.
@@ -53,7 +53,7 @@ _Ids = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES * 
 
 
 class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    version: int
+    version: Literal[1]
     round: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     specialties: Annotated[tuple[_Index, ...], _MANY]
     ns: Annotated[tuple[_N, ...], _MANY]
@@ -133,8 +133,6 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return wire.newer(envelope.body, VERSION)
-    if offer.version != VERSION:
-        return Reason.WRONG_VERSION
     if len(envelope.body) > OFFER_BYTES or _encoder.encode(offer) != envelope.body:
         return Reason.UNDECODABLE
     ids = [offer.ids[at : at + ID_BYTES] for at in range(0, len(offer.ids), ID_BYTES)]

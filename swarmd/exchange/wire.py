@@ -12,6 +12,7 @@ fetches anything: `rollouts` and `offer` are of text, `rollouts-image` and `offe
 """
 
 from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
 
@@ -24,7 +25,7 @@ KIND = "rollouts"
 OFFER_KIND = "offer"
 # The modality of a kind without a tag.
 TEXT = "text"
-VERSION = 1
+VERSION: Final = 1
 # Rollouts in one body.
 MAX_ROLLOUTS = 64
 # Completions of one rollout.
@@ -48,7 +49,7 @@ class _Rollout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
 
 class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    version: int
+    version: Literal[1]
     round: int
     model: str
     rollouts: tuple[_Rollout, ...]
@@ -97,8 +98,6 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return newer(body, VERSION)
-    if parsed.version != VERSION:
-        return Reason.WRONG_VERSION
     if (
         _encoder.encode(parsed) != body
         or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS
