@@ -127,7 +127,7 @@ class HivemindEngine(NetworkEngine):
                     nursery.start_soon(watch.run)
                     # Started first, as whoever finds us may ask at once.
                     await nursery.start(serve, p2pd, self._responder)
-                    nursery.start_soon(self._send_all, discovery.alone, partial(self._send, p2pd, outbox))
+                    nursery.start_soon(self._send_all, connections.in_mesh, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._book_file.save_regularly)
                     nursery.start_soon(self._keep_addresses, p2pd, listen)

@@ -92,7 +92,8 @@ class Connections(Protocol):
 class Discovery:
     """Keeps this node connected to enough members.
 
-    topics: our swarm's first; the members of all count as ours. banned: whether a peer is to stay away now.
+    connections: the engine asks it, too. topics: our swarm's first; the members of all count as ours.
+    banned: whether a peer is to stay away now.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Discovery:
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self._connections, self._topics = connections, topics
+        self.connections, self._topics = connections, topics
         self._book, self._banned, self._clock, self._rng = book, banned, clock, rng
         self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
@@ -130,8 +131,8 @@ class Discovery:
 
     async def _look_on(self, nursery: trio.Nursery) -> None:
         while True:
-            pause = await self._connections.refresh(self._dialled)
-            for record in await self._connections.identified():
+            pause = await self.connections.refresh(self._dialled)
+            for record in await self.connections.identified():
                 self._note_record(record)
             self._note_connected()
             await self._reconnect_missing()
@@ -140,19 +141,12 @@ class Discovery:
 
     def peers(self) -> list[Peer]:
         """Return the connected members of our swarm that get what we publish."""
-        connected = self._connections.connected()
-        return [connected[peer] for peer in sorted(self._connections.in_mesh()) if peer in connected]
-
-    def alone(self) -> bool:
-        """Return whether nobody would get what we publish."""
-        return not self._connections.in_mesh()
+        connected = self.connections.connected()
+        return [connected[peer] for peer in sorted(self.connections.in_mesh()) if peer in connected]
 
     def connected(self) -> Collection[PeerId]:
         """Return all connected peers, as of the last look."""
         return self._connected
-
-    def present(self, topic: Topic) -> int:
-        return self._connections.present(topic)
 
     async def reach(self, peer: PeerId) -> bool:
         """Make sure that the peer is connected, to ask it something.
@@ -161,9 +155,9 @@ class Discovery:
         """
         if self._banned(peer):
             return False
-        if not self._connections.is_connected(peer):
+        if not self.connections.is_connected(peer):
             async with self._reaching.setdefault(peer, trio.Lock()):
-                if not self._connections.is_connected(peer) and not await self._dial_to_ask(peer):
+                if not self.connections.is_connected(peer) and not await self._dial_to_ask(peer):
                     return False
             self._request_connections.begin(peer, self._clock())
         self._request_connections.used(peer, self._clock())
@@ -182,20 +176,14 @@ class Discovery:
 
     async def hang_up(self, peer: PeerId) -> None:
         self._connected -= {peer}
-        await self._connections.hang_up(peer)
-
-    async def announce(self, topic: Topic) -> None:
-        """Announce this node in a topic. Raises Unanswered."""
-        await self._connections.provide(topic)
+        await self.connections.hang_up(peer)
 
     async def find(self, topic: Topic) -> list[PeerId]:
         """Find who announced itself, and tell the address book. Raises Unanswered."""
         return list(dict.fromkeys(record.peer for record in await self._look_up(topic)))
 
     async def _look_up(self, topic: Topic) -> list[AddressRecord]:
-        found = [
-            record for record in await self._connections.providers(topic) if record.peer != self._book.me
-        ]
+        found = [record for record in await self.connections.providers(topic) if record.peer != self._book.me]
         for record in found:
             self._note_record(record)
         return found
@@ -206,7 +194,7 @@ class Discovery:
         )
 
     def _note_connected(self) -> None:
-        now, connected = self._clock(), self._connections.connected()
+        now, connected = self._clock(), self.connections.connected()
         for peer in self._connected - connected.keys():
             self._book.lost(peer, now)
         for peer in connected.keys() - self._connected:
@@ -224,7 +212,7 @@ class Discovery:
         Where a stream breaks on both sides at a bad moment, or a second node has the other's key, the
         libraries never try again while the connection lasts.
         """
-        now, members = self._clock(), set(self._connections.subscribed())
+        now, members = self._clock(), set(self.connections.subscribed())
         self._missing = {
             peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members
         }
@@ -234,7 +222,7 @@ class Discovery:
             await self.hang_up(peer)
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
-        now, connected, members = self._clock(), self._connected, self._connections.subscribed()
+        now, connected, members = self._clock(), self._connected, self.connections.subscribed()
         over = [*self._outbound.prune(connected, members, now, self._rng)]
         over += self._request_connections.prune(connected, now) if len(members) > TARGET_MEMBERS else []
         for peer in over:
@@ -268,7 +256,7 @@ class Discovery:
         self._dialling.add(peer)
         self._dialled.add(peer)
         try:
-            found = await self._connections.dial(peer, addresses)
+            found = await self.connections.dial(peer, addresses)
         finally:
             self._dialling.discard(peer)
         if found is None:
@@ -290,4 +278,4 @@ class Discovery:
                     for record in await self._look_up(topic):
                         if record.relayed and record.peer not in self._connected | self._dialling:
                             nursery.start_soon(self._dial, record.peer, ())
-                    await self._connections.provide(topic)
+                    await self.connections.provide(topic)

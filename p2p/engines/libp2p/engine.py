@@ -74,7 +74,7 @@ class Libp2pEngine(NetworkEngine):
                 try:
                     async with trio.open_nursery() as nursery:
                         self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
-                        nursery.start_soon(self._send_all, discovery.alone, self._send)
+                        nursery.start_soon(self._send_all, connections.in_mesh, self._send)
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
                         nursery.start_soon(circuits.keep)

@@ -154,7 +154,7 @@ class NetworkEngine:
     async def announce(self, topic: Topic) -> None:
         if self._discovery is None:
             raise Unanswered("the engine is not up")
-        await self._discovery.announce(topic)
+        await self._discovery.connections.provide(topic)
 
     async def find(self, topic: Topic) -> Sequence[PeerId]:
         if self._discovery is None:
@@ -169,7 +169,7 @@ class NetworkEngine:
         return self._discovery.connected() if self._discovery is not None else ()
 
     def present(self, topic: Topic) -> int:
-        return self._discovery.present(topic) if self._discovery is not None else 0
+        return self._discovery.connections.present(topic) if self._discovery is not None else 0
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.add(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
@@ -177,8 +177,10 @@ class NetworkEngine:
     def _discover(self, connections: Connections) -> Discovery:
         return Discovery(connections, self._topics, self._book, self._banned, self._clock, self._rng)
 
-    async def _send_all(self, alone: Callable[[], bool], send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send what is published, until cancelled.
+    async def _send_all(
+        self, reached: Callable[[], Collection[PeerId]], send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Send what is published, until cancelled. reached: who gets what we send.
 
         A frame waits while we are alone, but not for long: a rollout is worth something while it is fresh.
         """
@@ -186,7 +188,7 @@ class NetworkEngine:
             if not self._waiting:
                 self._news = trio.Event()
                 await self._news.wait()
-            elif alone() and self._waiting[0][0] > self._clock():
+            elif not reached() and self._waiting[0][0] > self._clock():
                 await trio.sleep(0.1)
             else:
                 await send(self._waiting.popleft()[1])
