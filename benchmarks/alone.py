@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from p2p.admission.memory import REPUTATION, save_reputation
+from p2p.admission.memory import REPUTATION
 from p2p.admission.reputation import Reputation
 from p2p.types import PeerId, Reason
 from swarmd.daemon.local_api import control
@@ -147,7 +147,7 @@ def _hold_against(nodes: Nodes, other: LocalNode, offences: int) -> None:
         reputation = Reputation()
         for before in range(offences, 0, -1):
             reputation.offence(PeerId(other.peer_id), Reason.UNDECODABLE, time.time() - 10 * before)
-        save_reputation(node.folder / REPUTATION, reputation.dump())
+        (node.folder / REPUTATION).write_bytes(reputation.dump())
 
 
 def twins(nodes: Nodes, _folder: Path) -> Result:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p.admission.memory import REPUTATION, save_reputation
+from p2p.admission.memory import REPUTATION
 from p2p.admission.reputation import Reputation
 from p2p.identity import Identity
 from p2p.types import Reason
@@ -61,7 +61,7 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
     for before in range(200, 0, -1):
         # Banned six times: for half an hour
         held_against.offence(name, Reason.UNDECODABLE, time.time() - 10 * before)
-    save_reputation(boot / REPUTATION, held_against.dump())
+    (boot / REPUTATION).write_bytes(held_against.dump())
     with ExitStack() as stack:
         words = ["bootstrap", "--state-dir", str(boot), "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]
         helper = first_line(started(stack, *words, SWARMD_SWARM_ENGINE="libp2p", SWARMD_SWARM_MDNS="off"))
