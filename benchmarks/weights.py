@@ -79,7 +79,7 @@ def table(least: float) -> None:
     for mb, found, asked_by in sorted(rows, key=lambda row: -row[0]):
         name = found.metadata["Name"]
         total, count = total + mb, count + 1
-        torch += mb * bool(re.match("torch$|nvidia|cuda|triton", name))
+        torch += mb * bool(re.match("torch$|nvidia-(?!ml)|cuda|triton", name))
         if mb >= least:
             taken = import_ms(owners[name.lower()]) if name.lower() in owners else None
             ms = "" if taken is None else f"{taken:.0f}"

@@ -216,6 +216,11 @@ class WhenConfig(_Section):
         AfterValidator(lambda text: text and checked_percent(text)),
         Field(description='a share such as "50 %"'),
     ] = ""  # pause while other programs take more than this share of all cores; "": never
+    gpu: Annotated[
+        str,
+        AfterValidator(lambda text: text and checked_percent(text)),
+        Field(description='a share such as "30 %"'),
+    ] = ""  # pause while other programs take more than this share of the node's NVIDIA GPU; "": never
     hours: Annotated[
         tuple[
             Annotated[

@@ -338,19 +338,15 @@ def declared(project: Path) -> dict[str, set[str]]:
     }
 
 
+# Extras, and what they bring: the set-up installs none of them.
+BY_CHOICE = {"trackio", "wandb", "tensorboard", "trl", "datasets", "verifiers", "lm-eval"}
+
+
 def test_constraints_pin_everything_that_is_asked_for() -> None:
     pinned, overridden = pins("constraints.txt"), pins("overrides.txt")
     names = set().union(*declared(ROOT).values())
-    by_choice = {
-        "trackio",
-        "wandb",
-        "tensorboard",
-        "trl",
-        "datasets",
-        "verifiers",
-    }  # the set-up installs none of them
-    assert names - by_choice - pinned.keys() == set()
-    for name in names - by_choice - {"bitsandbytes", "ray"}:  # and what those want in turn, here
+    assert names - BY_CHOICE - pinned.keys() == set()
+    for name in names - BY_CHOICE - {"bitsandbytes", "ray"}:  # and what those want in turn, here
         further = {
             canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line
         }
@@ -358,7 +354,8 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     assert pinned.keys() & overridden.keys() == set()  # uv would hold to both
     # No local versions: "+cpu" is one platform's
     assert all(re.fullmatch(r"[\w.]+", version) for version in pinned.values())
-    assert not any(name.startswith(("nvidia", "cuda", "triton")) for name in pinned)
+    of_torch = [name for name in pinned if name.startswith(("nvidia", "cuda", "triton"))]
+    assert of_torch == ["nvidia-ml-py"]  # pure Python, and ours
 
 
 # A program of its own; imported by their names in a string; reasoning-gym imports it and does not ask for it.
@@ -394,19 +391,7 @@ def imported(folders: str) -> set[str]:
         (
             ".",
             "swarmd p2p",
-            [
-                "",
-                "8bit",
-                "math",
-                "parquet",
-                "plot",
-                "qr",
-                "trackio",
-                "wandb",
-                "tensorboard",
-                "trl",
-                "verifiers",
-            ],
+            ["", "8bit", "math", "parquet", "plot", "qr", *(BY_CHOICE - {"datasets"})],
         ),
         (".", "judge", ["judge", "parquet", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),

@@ -29,6 +29,7 @@ class MachineFacts:
     load: float | None = None  # of other programs: share of all cores
     metered: bool | None = None
     temperature: float | None = None  # °C, of the processor
+    gpu: float | None = None  # of other programs: share of the node's GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class PauseCause:
     until: seconds since the epoch; None where nobody can know. ends: the same in words.
     """
 
-    kind: str  # paused by hand, battery, active, load, hours, temperature, metered, month
+    kind: str  # paused by hand, battery, active, load, gpu, hours, temperature, metered, month
     cause: str
     until: float | None
     ends: str
@@ -52,14 +53,31 @@ class PauseCause:
         return asdict(self)
 
 
+class UseByOthers:
+    """Whether other programs take more than `limit`, such as "50 %", or did so until a moment ago."""
+
+    def __init__(self, limit: str) -> None:
+        self._limit = percent(limit) if limit else None
+        self._at: float | None = None  # the last time that it was too much; None: the pause is over
+
+    def too_much(self, share: float | None, now: float) -> bool:
+        """Return whether to pause. Where the share is not known, nothing changes but nothing pauses."""
+        if self._limit is None or share is None:
+            return False
+        if share > self._limit:
+            self._at = now
+        elif self._at is not None and not 0 <= now - self._at < QUIET_S:
+            self._at = None
+        return self._at is not None
+
+
 class PauseConditions:
     """Remembers which conditions hold, for those that end at less than what they begin at."""
 
     def __init__(self, when: WhenConfig) -> None:
         self._when = when
         self._windows = [window(text) for text in when.hours]
-        self._load = percent(when.load) if when.load else None
-        self._loaded_at: float | None = None  # the last time that there was too much; None: the pause is over
+        self._load, self._gpu = UseByOthers(when.load), UseByOthers(when.gpu)
         self._hot = False
 
     def check(self, facts: MachineFacts, now: float) -> list[PauseCause]:
@@ -97,15 +115,12 @@ class PauseConditions:
                 f"{self._when.user:g} min after the last key or move",
                 OVERRIDE,
             )
-        if self._load is None or facts.load is None:
-            return
-        if facts.load > self._load:
-            self._loaded_at = now
-        elif self._loaded_at is not None and not 0 <= now - self._loaded_at < QUIET_S:
-            self._loaded_at = None
-        if self._loaded_at is not None:
+        if self._load.too_much(facts.load, now):
             ends = f"after {QUIET_S:.0f} s below {self._when.load}"
             yield PauseCause("load", "other programs need the machine", None, ends, OVERRIDE)
+        if self._gpu.too_much(facts.gpu, now):
+            ends = f"after {QUIET_S:.0f} s below {self._when.gpu}"
+            yield PauseCause("gpu", "other programs need the GPU", None, ends, OVERRIDE)
 
     def _hours(self, now: float) -> Iterator[PauseCause]:
         local = datetime.fromtimestamp(now)

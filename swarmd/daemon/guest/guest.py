@@ -32,6 +32,7 @@ from swarmd.daemon.guest.conditions import (
 )
 from swarmd.daemon.guest.limits import CpuShare
 from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
+from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import Probes
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
@@ -85,10 +86,11 @@ class Guest:
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
         self._meter = meter or ProcessMeter(clock())
-        probes = Probes(config.when)
+        gpus = NvidiaGpus(self._meter.pids)
+        probes = Probes(config.when, gpus)
         self._measure, self._unknown = measure or probes.measure, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
-        self._energy, self._on_gpu = EnergyMeter(), on_gpu
+        self._energy, self._on_gpu = EnergyMeter(gpus.watts), on_gpu
         self._share, self._budget = self._share_of(config.limits), self._budget_of(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)

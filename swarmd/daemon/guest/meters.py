@@ -1,19 +1,18 @@
 """Measures what the node costs its machine: CPU time, disk writes, and an estimate of the energy.
 
 It counts all the node's processes: the daemon, the trainer, the verifier, workers and p2pd. The energy is the
-node's share of the processor's, and the whole of its CUDA device's while it trains.
+node's share of the processor's, and the whole of its GPUs' while it trains.
 """
 
 import os
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from swarmd.daemon.guest.probes import Run, busy_seconds, run
+from swarmd.daemon.guest.probes import busy_seconds
 
 # How often to search for new processes: a search reads all of the machine's.
 FIND_EVERY_S: Final = 5.0
@@ -41,6 +40,10 @@ class ProcessMeter:
         self._processes = [self._root]
         self._found_at = now - FIND_EVERY_S
         self._totals = self._read(now)
+
+    def pids(self) -> Collection[int]:
+        """Return the ids of the node's processes, as of the last search."""
+        return [process.pid for process in self._processes]
 
     def read(self, now: float) -> Spent:
         before, self._totals = self._totals, self._read(now)
@@ -78,25 +81,25 @@ def _descendants(root: psutil.Process) -> list[psutil.Process]:
 READ_EVERY_S: Final = 10.0
 # After a longer gap between two readings the machine has slept.
 MAX_GAP_S: Final = 2 * READ_EVERY_S
-_POWER: Final = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
 
 
 class EnergyMeter:
     """Estimates energy; `read` returns what was used since the last call.
 
-    folder: where Linux has the processor's counters (RAPL), mostly for root alone.
+    watts: returns the power that the node's GPUs draw now; None where it cannot be told. folder: where Linux
+    has the processor's counters (RAPL), mostly for root alone.
     """
 
     def __init__(
         self,
+        watts: Callable[[], float | None],
         folder: Path = Path("/sys/class/powercap"),
         times: Callable[[], Any] = psutil.cpu_times,
-        ask: Run = run,
     ) -> None:
         self._packages = sorted(
             each for each in folder.glob("intel-rapl:*") if _text(each / "name").startswith("package")
         )
-        self._times, self._ask = times, ask
+        self._times, self._watts = times, watts
         self._joules = {package: _joules(package) for package in self._packages}
         self._busy = busy_seconds(times())
         self._at: float | None = None
@@ -108,7 +111,8 @@ class EnergyMeter:
         """
         since = None if self._at is None else max(0.0, now - self._at)
         slept, self._at = since is not None and since > MAX_GAP_S, now
-        device = self._device(min(since, MAX_GAP_S)) if on_gpu and since is not None else None
+        watts = self._watts() if on_gpu and since is not None else None
+        device = None if watts is None or since is None else watts * min(since, MAX_GAP_S)
         joules = [found for found in (self._processor(ours, slept), device) if found is not None]
         return sum(joules) / 3600 if joules else None
 
@@ -125,13 +129,6 @@ class EnergyMeter:
                 around = float(_text(package / "max_energy_range_uj") or 0) / 1e6
                 taken.append(now - before if now >= before else now - before + around)
         return share * sum(taken) if taken else None
-
-    def _device(self, seconds: float) -> float | None:
-        """Return the power that the first device of nvidia-smi draws now, times `seconds`."""
-        try:
-            return float(self._ask(_POWER).split()[0]) * seconds
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            return None
 
 
 def _text(file: Path) -> str:

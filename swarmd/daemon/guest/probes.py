@@ -1,7 +1,7 @@
-"""What the platform tells of battery, load, network and temperature; None where it cannot tell.
+"""What the platform tells of battery, load, GPU, network and temperature; None where it cannot tell.
 
 What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle
-time.
+time, `nvidia` the GPU.
 """
 
 import subprocess
@@ -14,6 +14,7 @@ import psutil
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
+from swarmd.daemon.guest.nvidia import NvidiaGpus
 
 COMMAND_TIMEOUT_S: Final = 2.0
 # Returns a command's standard output; raises OSError or subprocess.SubprocessError.
@@ -112,8 +113,8 @@ class Probes:
     `measure` may take some milliseconds: call it in a thread.
     """
 
-    def __init__(self, when: WhenConfig, run: Run = run) -> None:
-        self._when, self._run = when, run
+    def __init__(self, when: WhenConfig, gpus: NvidiaGpus, run: Run = run) -> None:
+        self._when, self._gpus, self._run = when, gpus, run
         self._load = LoadProbe()
         self._idle = idle_probe(run) if when.user else None
         self._sensors = getattr(psutil, "sensors_temperatures", None)  # Linux and FreeBSD
@@ -132,6 +133,7 @@ class Probes:
             on_battery=on_battery() if when.battery == "pause" else None,
             idle=self._idle(now) if self._idle else None,
             load=self._load(ours) if when.load else None,
+            gpu=self._gpus.used_by_others() if when.gpu else None,
             metered=self._metered,
             temperature=temperature(self._sensors) if when.temperature and self._sensors else None,
         )
@@ -144,6 +146,8 @@ class Probes:
                 "when.user has no effect: the time since the last key or move cannot be told here"
                 " (docs/guest.md)"
             )
+        if when.gpu and self._gpus.nvml is None:
+            yield "when.gpu has no effect: no NVIDIA driver answers here"
         if when.metered == "pause" and facts.metered is None:
             yield (
                 "when.metered has no effect: NetworkManager does not tell here whether the network is metered"

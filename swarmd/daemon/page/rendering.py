@@ -67,6 +67,7 @@ _LIMIT_LABELS: Mapping[str, tuple[str, str]] = {
     "when.metered": ("On a metered network", "{}"),
     "when.user": ("While you use the machine", "pause, until {:g} min later"),
     "when.load": ("Other programs use the CPU", "pause above {}"),
+    "when.gpu": ("Other programs use the GPU", "pause above {}"),
     "when.hours": ("Trains", "{}"),
     "when.temperature": ("Hot processor", "pause above {:g} °C"),
 }

@@ -109,7 +109,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         f"limits.{name}": "1 MB/s" for name in ("up", "down")
     }
     texts |= {f"limits.{name}": "1 GB" for name in ("month", "state")}
-    texts |= {"when.load": "50 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
+    texts |= {"when.load": "50 %", "when.gpu": "30 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
     values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():
         kind = kind_of(NODE.keys[key])

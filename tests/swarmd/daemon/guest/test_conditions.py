@@ -32,7 +32,7 @@ def test_by_default_a_battery_alone_pauses() -> None:
 
 
 def test_unknown_facts_pause_nothing() -> None:
-    everything = WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0)
+    everything = WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %", temperature=50.0)
     assert kinds(PauseConditions(everything), MachineFacts()) == []
 
 
@@ -46,17 +46,16 @@ def test_a_user_at_the_machine_pauses_the_node() -> None:
     ]
 
 
-def test_the_load_of_others_ends_a_pause_only_after_some_quiet() -> None:
-    conditions = PauseConditions(WhenConfig(load="50 %"))
-    assert kinds(conditions, MachineFacts(load=0.5)) == [] and kinds(conditions, MachineFacts(load=0.51)) == [
-        "load"
-    ]
-    assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET_S - 1) == ["load"]
-    assert (
-        kinds(conditions, MachineFacts(load=0.1), NOON + QUIET_S)
-        == []
-        == kinds(conditions, MachineFacts(load=0.1), NOON + QUIET_S + 1)
-    )
+@pytest.mark.parametrize("kind", ["load", "gpu"])
+def test_what_others_use_ends_a_pause_only_after_some_quiet(kind: str) -> None:
+    conditions = PauseConditions(WhenConfig.model_validate({kind: "50 %"}))
+
+    def found(share: float, after: float = 0.0) -> list[str]:
+        return kinds(conditions, MachineFacts(**{kind: share}), NOON + after)
+
+    assert found(0.5) == [] and found(0.51) == [kind]
+    assert found(0.1, QUIET_S - 1) == [kind]
+    assert found(0.1, QUIET_S) == [] == found(0.1, QUIET_S + 1)
 
 
 def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
@@ -82,10 +81,11 @@ def test_a_pause_for_the_hours_says_when_it_ends() -> None:
 
 def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
     conditions = PauseConditions(
-        WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0, hours=("sat",))
+        WhenConfig(metered="pause", user=5.0, load="10 %", gpu="10 %", temperature=50.0, hours=("sat",))
     )
-    found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 99.0), NOON)
-    assert [each.kind for each in found] == ["battery", "metered", "temperature", "active", "load", "hours"]
+    found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 99.0, 1.0), NOON)
+    kinds = ["battery", "metered", "temperature", "active", "load", "gpu", "hours"]
+    assert [each.kind for each in found] == kinds
     assert all(each.cause and each.ends and each.remedy for each in found)
 
 

@@ -30,6 +30,9 @@ class Meter:
         spent, self.spent = self.spent, 0.0
         return Spent(spent, None)
 
+    def pids(self) -> list[int]:
+        return []
+
 
 class Swarm:
     def __init__(self) -> None:

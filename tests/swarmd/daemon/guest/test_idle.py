@@ -16,11 +16,13 @@ from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
 from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter
+from swarmd.daemon.guest.nvidia import NvidiaGpus
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
 Battery = namedtuple("Battery", "percent secsleft power_plugged")
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 Sensor = namedtuple("Sensor", "label current high critical")
+NO_GPUS = NvidiaGpus(list, lambda: None)
 
 
 def missing(_command: Sequence[str]) -> str:
@@ -123,14 +125,15 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
         asked.append(command)
         return "u 1"
 
-    quiet = Probes(WhenConfig(battery="train", metered="share"), run)
+    quiet = Probes(WhenConfig(battery="train", metered="share"), NO_GPUS, run)
     assert quiet.measure(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
-    probes = Probes(WhenConfig(user=1.0, temperature=70.0, metered="pause"), run)
+    probes = Probes(WhenConfig(user=1.0, temperature=70.0, metered="pause", gpu="30 %"), NO_GPUS, run)
     assert [probes.measure(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
     # It starts a program: every ten seconds
     assert len([command for command in asked if "Metered" in command]) == 1
     assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == [
         "when.user",
+        "when.gpu",
         "when.metered",
         "when.temperature",
     ]
@@ -157,7 +160,7 @@ def test_energy_is_our_share_of_the_processor_and_the_whole_device(tmp_path: Pat
     times = iter(
         [Times(100, 0, 0, 50, 0, 0, 0), Times(110, 0, 0, 60, 0, 0, 0), Times(110, 0, 0, 70, 0, 0, 0)]
     )
-    meter = EnergyMeter(tmp_path, lambda: next(times), lambda _: "300.00\n75.1\n")
+    meter = EnergyMeter(lambda: 300.0, tmp_path, lambda: next(times))
     for package, name, joules in ((0, "package-0", 120), (1, "package-1", 30), (2, "psys", 999)):
         counted(tmp_path, package, name, joules)
     assert meter.read(0.0, 4.0, False) == pytest.approx(0.4 * 150 / 3600)
@@ -168,12 +171,12 @@ def test_a_night_in_which_the_machine_slept_took_no_energy(tmp_path: Path) -> No
     """A device draws 300 W when asked; the processor's counter began anew."""
     busy = iter([0.0, 10.0, 20.0])
     counted(tmp_path, 0, "package-0", 150)
-    meter = EnergyMeter(tmp_path, lambda: Times(next(busy), 0, 0, 0, 0, 0, 0), lambda _: "300.00\n")
+    meter = EnergyMeter(lambda: 300.0, tmp_path, lambda: Times(next(busy), 0, 0, 0, 0, 0, 0))
     assert meter.read(0.0, 10.0, False) == 0
     counted(tmp_path, 0, "package-0", 5)
     assert meter.read(8 * 3600.0, 10.0, True) == pytest.approx(300 * 2 * READ_EVERY_S / 3600)
 
 
 def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    meter = EnergyMeter(tmp_path, ask=missing)
+    meter = EnergyMeter(NO_GPUS.watts, tmp_path)
     assert meter.read(0.0, 1.0, True) is None and meter.read(10.0, 1.0, True) is None
