@@ -121,7 +121,7 @@ class Flood:
 
 
 async def attack(victim: str, given: argparse.Namespace, written: list[bytes]) -> None:
-    topic, until = Topic("probe", given.digest), time.monotonic() + given.patience
+    topic, until = Topic(given.swarm, given.digest), time.monotonic() + given.patience
     for dial in itertools.count():
         key = dial if given.redial == "fresh" else 0
         identity = key_of(given.seed, key)
@@ -141,7 +141,7 @@ async def attack(victim: str, given: argparse.Namespace, written: list[bytes]) -
 
 async def attack_all(given: argparse.Namespace) -> None:
     written = rpcs(
-        given.kind, key_of(given.seed, 0), Topic("probe", given.digest), given.messages, given.batch
+        given.kind, key_of(given.seed, 0), Topic(given.swarm, given.digest), given.messages, given.batch
     )
     say(ready=time.process_time())
     async with trio.open_nursery() as nursery:

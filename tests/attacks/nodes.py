@@ -29,14 +29,21 @@ def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list
 
 
 def attacker(
-    stack: ExitStack, folder: Path, module: str, victims: Sequence[str], **options: str | float
+    stack: ExitStack,
+    folder: Path,
+    module: str,
+    victims: Sequence[str],
+    digest: str = "0",
+    **options: str | float,
 ) -> ProbeProcess:
     """Return a hostile process. At the end it is killed: it reads no orders, so none would make it leave."""
     given = {
         name: [] if value is True else [str(value)] for name, value in options.items() if value is not False
     }
     more = [word for name, value in given.items() for word in (f"--{name}", *value)]
-    hostile = ProbeProcess(folder / "hostile", module=f"tests.attacks.{module}", bootstrap=victims, more=more)
+    hostile = ProbeProcess(
+        folder / "hostile", module=f"tests.attacks.{module}", bootstrap=victims, digest=digest, more=more
+    )
     stack.enter_context(hostile)
     stack.callback(hostile.kill)
     return hostile
