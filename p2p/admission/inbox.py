@@ -125,19 +125,15 @@ class Inbox:
         trace = Trace(parsed.author, parsed.sequence, parsed.sent_at_ms)
         if (reason := self._replays.refuses(trace, holder, now)) is not None:
             return reason
-        if not self._affords(parsed.author, len(frame), now):
+        frames, size = self._frames.of(parsed.author, now), self._bytes.of(parsed.author, now)
+        if frames.refill(now) < 1 or size.refill(now) < len(frame):
             return Reason.OVER_QUOTA
         if self._reputation is not None and self._reputation.shunned(peer_id_of(parsed.author), now):
             return Reason.SHUNNED
         envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):
-            self._frames.of(parsed.author, now).spend(1)
-            self._bytes.of(parsed.author, now).spend(len(frame))
+            frames.spend(1)
+            size.spend(len(frame))
             self._replays.remember(trace, holder, now)
             self._note(trace)
         return envelope
-
-    def _affords(self, author: bytes, size: int, now: float) -> bool:
-        return (
-            self._frames.of(author, now).refill(now) >= 1 and self._bytes.of(author, now).refill(now) >= size
-        )

@@ -95,9 +95,9 @@ def own_networks() -> dict[str, Network]:
     found: dict[str, Network] = {}
     for item in (item for items in psutil.net_if_addrs().values() for item in items):
         if item.family in (socket.AF_INET, socket.AF_INET6) and item.netmask:
-            network = ipaddress.ip_network(
-                f"{item.address.split('%')[0]}/{_bits(item.netmask)}", strict=False
-            )
+            # 255.255.255.0 or ffff:ffff::, as a number of bits.
+            bits = int(ipaddress.ip_address(item.netmask)).bit_count()
+            network = ipaddress.ip_network(f"{item.address.split('%')[0]}/{bits}", strict=False)
             if not network.is_loopback and not network.is_link_local:
                 found[item.address.split("%")[0]] = network
     return found
@@ -219,8 +219,3 @@ def _near(endpoint: Endpoint, networks: Sequence[Network]) -> bool:
     return endpoint.kind in ("ip4", "ip6") and any(
         ipaddress.ip_address(endpoint.host) in network for network in networks
     )
-
-
-def _bits(mask: str) -> int:
-    """Convert a netmask, 255.255.255.0 or ffff:ffff::, to its number of bits."""
-    return int(ipaddress.ip_address(mask)).bit_count()

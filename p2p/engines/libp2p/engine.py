@@ -1,6 +1,7 @@
 """The p2p engine on py-libp2p. When the library breaks, it is started again with the same key and port."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -74,7 +75,8 @@ class Libp2pEngine(NetworkEngine):
                 try:
                     async with trio.open_nursery() as nursery:
                         self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
-                        nursery.start_soon(self._send_all, connections.in_mesh, self._send)
+                        send = partial(stack.pubsub.publish, str(self._topic))
+                        nursery.start_soon(self._send_all, connections.in_mesh, send)
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
                         nursery.start_soon(circuits.keep)
@@ -95,10 +97,6 @@ class Libp2pEngine(NetworkEngine):
         limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_BYTES_PER_S)
         host.set_stream_handler(PROTOCOL, serve(self._responder))
         host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)
-
-    async def _send(self, frame: bytes) -> None:
-        assert self._stack is not None
-        await self._stack.pubsub.publish(str(self._topic), frame)
 
 
 async def _hang_up_at_the_end(stack: Stack) -> None:
