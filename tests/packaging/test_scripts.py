@@ -393,7 +393,7 @@ def imported(folders: str) -> set[str]:
             "swarmd p2p",
             ["", "8bit", "math", "parquet", "plot", "qr", *(BY_CHOICE - {"datasets"})],
         ),
-        (".", "judge", ["judge", "parquet", "qr"]),
+        (".", "judge", ["judge", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
         ("engines/hivemind", "engines/hivemind", [""]),
