@@ -152,7 +152,14 @@ class Daemon:
             self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs
         )
         self.guest = Guest(
-            config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu
+            config,
+            folder,
+            traffic,
+            self.member,
+            self.child.tell,
+            view.talk,
+            on_gpu=self.status.on_gpu,
+            helped=lambda: self.given.used,
         )
         self.judging = judging_of(
             self.member, config, curriculum, folder, self.status.device, self.child.tell, view.talk

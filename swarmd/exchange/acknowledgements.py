@@ -109,10 +109,15 @@ class AcknowledgementCounter:
             self._by[peer] = (said.number, total)
         return HEARD
 
+    @property
+    def used(self) -> int:
+        """How often a rollout was used."""
+        return sum(total for _, total in self._by.values())
+
     def document(self) -> dict[str, int]:
         """Return the status: rollouts shared, how often one was used, and by how many peers."""
         return {
             "rollouts": self.rollouts,
-            "used": sum(total for _, total in self._by.values()),
+            "used": self.used,
             "by": len(self._by),
         }

@@ -1,4 +1,4 @@
-"""The usage ledger, a small file of the state folder: what the node has cost, by day, by month and in all.
+"""The usage ledger, a small file of the state folder: what the node cost and gave, by day, month and in all.
 
 Days and months are those of the machine's own time zone. The file is replaced as a whole, so kill -9 loses
 what came since the last save.
@@ -30,6 +30,7 @@ class Usage(msgspec.Struct, frozen=True):
     bytes_up: int = 0  # bytes of the swarm's connections
     bytes_down: int = 0
     bytes_written: int | None = None  # to disk
+    helped: int = 0  # times that another node says it trained on a rollout of ours
 
     def plus(self, other: "Usage") -> "Usage":
         return Usage(
@@ -38,6 +39,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.bytes_up + other.bytes_up,
             self.bytes_down + other.bytes_down,
             _sum(self.bytes_written, other.bytes_written),
+            self.helped + other.helped,
         )
 
     @property

@@ -74,6 +74,7 @@ class Guest:
         meter: ProcessMeter | None = None,
         measure: Callable[[float, float], MachineFacts] | None = None,
         on_gpu: Callable[[], bool] = lambda: False,
+        helped: Callable[[], int] = lambda: 0,
     ) -> None:
         """Connect probes, ledger, budget and conditions for one node.
 
@@ -82,6 +83,7 @@ class Guest:
             traffic: of the node's engine.
             measure: replaces `Probes.measure`, if given.
             on_gpu: whether the node trains on a CUDA device now.
+            helped: how often others say that they trained on a rollout of ours, since the start.
         """
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
@@ -94,6 +96,7 @@ class Guest:
         self._share, self._budget = self._share_of(config.limits), self._budget_of(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
+        self._helped, self._helped_before = helped, 0
         self._ours = self._ours_read = 0.0  # CPU seconds since the last look, and since energy was read
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: MachineFacts | None = None
@@ -153,7 +156,9 @@ class Guest:
         spent = self._meter.read(now)
         self._moved = self._traffic.up, self._traffic.down
         up, down = self._moved[0] - moved_before[0], self._moved[1] - moved_before[1]
-        self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written))
+        helped_before, self._helped_before = self._helped_before, self._helped()
+        helped = max(0, self._helped_before - helped_before)
+        self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written, helped))
         self._ours, self._ours_read = self._ours + spent.cpu_seconds, self._ours_read + spent.cpu_seconds
         if self._share is not None:
             self._resting = self._share.spent(spent.cpu_seconds, now)

@@ -10,6 +10,7 @@ from html import escape
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote
 
 from swarmd.daemon.local_api.status_words import (
     NO_FIRST,
@@ -134,11 +135,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "controls": _controls(document),
         "round": _round(document),
         "try": _try(document.get("model") or {}),
-        "given": (
-            _card("Given to others", _paragraph(given))
-            if (given := given_words(document.get("given") or {}))
-            else ""
-        ),
+        "given": _given(document.get("given") or {}, (document.get("usage") or {}).get("total") or {}),
         "cost": _cost(document.get("usage") or {}),
         "peers": _peers(document, peers, now),
         "refused": _refused(document),
@@ -283,6 +280,30 @@ def _code(text: str) -> str:
         return ""
     code = segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)
     return f'<div class="qr">{code}</div>'
+
+
+def _given(given: Mapping[str, Any], total: Mapping[str, Any]) -> str:
+    """Render what the node gave since its start and, once others used some of it, in all, with a badge."""
+    words, helped = given_words(given), total.get("helped") or 0
+    if not helped:
+        return _card("Given to others", _paragraph(words)) if words else ""
+    file = f"data:image/svg+xml,{quote(badge(helped))}"
+    return _card("Given to others", _paragraph(words)) + (
+        f"<p>In all others trained {helped:,} times on its answers."
+        f' <a download="swarmd.svg" href="{file}">A badge of it</a></p>'
+    )
+
+
+def badge(helped: int) -> str:
+    """Return a picture (SVG) to show elsewhere: how often others trained on this machine's answers."""
+    text = f"my machine helped others learn {helped:,} times"
+    width = 68 + 6.2 * len(text)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="20" role="img"'
+        f' font-family="Verdana,sans-serif" font-size="11" fill="#fff"><title>swarmd: {text}</title>'
+        f'<rect width="100%" height="20" rx="3" fill="#2563eb"/><rect width="58" height="20" rx="3"'
+        f' fill="#333"/><text x="7" y="14">swarmd</text><text x="65" y="14">{text}</text></svg>'
+    )
 
 
 def _cost(usage: Mapping[str, Any]) -> str:

@@ -52,6 +52,7 @@ class Played:
         self.clock, self.meter, self.swarm, self.traffic = clock or Clock(), Meter(), Swarm(), Traffic()
         self.told: list[link.ToTrainer] = []
         self.said: list[str] = []
+        self.helped = 0
         config = NodeConfig.model_validate(sections)
         meter: Any = self.meter
         self.guest = Guest(
@@ -64,6 +65,7 @@ class Played:
             self.clock,
             meter,
             lambda *_: MachineFacts(),
+            helped=lambda: self.helped,
         )
         self.guest.begin()
 
@@ -282,3 +284,12 @@ def test_limits_are_changed_one_by_one_and_a_rate_only_where_it_can_be_kept() ->
     assert changed(before, {"up": "", "down": ""}, rates=False) == before
     with pytest.raises(SwarmdError, match="libp2p alone"):
         changed(before, {"up": "10 kB/s"}, rates=False)
+
+
+def test_what_others_used_is_counted_over_restarts(tmp_path: Path) -> None:
+    for used in (5, 2):  # of each run
+        node = Played(tmp_path)
+        for node.helped in (used - 1, used, used):
+            node.guest.count()
+        node.guest.ledger.save()
+    assert node.guest.document()["usage"]["total"]["helped"] == 7

@@ -14,7 +14,7 @@ from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY_S, Usage, UsageLedger
 from swarmd.testing import Clock
 
 DAY = 86_400.0
-ONE = Usage(10.0, None, 1000, 2000, 4096)
+ONE = Usage(10.0, None, 1000, 2000, 4096, 3)
 
 
 def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
@@ -33,6 +33,7 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     )
     assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000] and shown["days"][1] == shown["today"]
     assert ledger.this_month.bytes_moved == 3000
+    assert (shown["month"]["helped"], shown["total"]["helped"]) == (3, 6)
     assert (
         "today 0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written; in all"
         in cost_words(shown)

@@ -3,6 +3,8 @@
 import re
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
 import trio
@@ -327,3 +329,13 @@ async def test_the_node_is_not_asked_before_somebody_looks() -> None:
     async with served(Node()) as node:
         await trio.testing.wait_all_tasks_blocked()
         assert node.looks == 0
+
+
+def test_what_was_given_in_all_can_be_shown_elsewhere() -> None:
+    assert "badge" not in whole(document(given=GIVEN, usage=USAGE)).text
+    helped = USAGE | {"total": USAGE["total"] | {"helped": 1234}}
+    shown = rendering.parts(document(given=GIVEN, usage=helped), dict(PEERS), now=0.0)["given"]
+    assert "In all others trained 1,234 times" in shown
+    ((_, text),) = re.findall(r'download="(\S+)" href="data:image/svg\+xml,(\S+)"', shown)
+    picture = ElementTree.fromstring(unquote(text))
+    assert picture.tag.endswith("svg") and "1,234" in "".join(picture.itertext())
