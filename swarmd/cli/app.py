@@ -61,6 +61,7 @@ app.command(epilog="Example: swarmd verify 0123456789abcdef0123456789abcdef, or 
     judge.verify
 )
 app.add_typer(service.app, name="service")
+app.command(epilog="Example: swarmd leaderboard --judge https://judge.example")(judge.leaderboard)
 app.command(epilog="Example: swarmd leave --yes")(join.leave)
 app.command(epilog="Example: swarmd logs -f")(status.logs)
 app.command("bug-report", epilog="Example: swarmd bug-report --hide-addresses")(status.bug_report)
@@ -156,7 +157,7 @@ def version(as_json: AsJson = False) -> None:
 
 # The order in which `swarmd --help` shows them: what a volunteer does first comes first.
 _PANELS = {
-    "Take part": "join invite status peers verify ui pause resume stop leave logs service demo",
+    "Take part": "join invite status peers leaderboard verify ui pause resume stop leave logs service demo",
     "What you trained": "chat serve export",
     "This machine": "models doctor plan config identity bug-report version",
     "For operators and researchers": "bootstrap answer task lab",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from p2p.errors import OperatorError
 from swarmd.cli.options import (
     AsJson,
     ConfigFile,
@@ -27,6 +28,7 @@ from swarmd.errors import ConfigError, NotRunning
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
+    from swarmd.cli.views.notify import Send
     from swarmd.config.config import NodeConfig
     from swarmd.config.invitation import Invitation
     from swarmd.config.sources import Resolved
@@ -147,15 +149,30 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
     with StateFolder.open(folder) as state:
         state.require_room()
         from swarmd.cli.views.log import LogView
+        from swarmd.cli.views.notify import NotifyView
         from swarmd.cli.views.plain import StartView
 
-        view = LogView(StartView(_view(as_json)))
+        view = NotifyView(LogView(StartView(_view(as_json))), _notifier(node_config.notify))
         try:
             from swarmd.daemon.daemon import run_node
 
-            return run_node(node_config, state, view, lambda: remember(resolved, folder))
+            code = run_node(node_config, state, view, lambda: remember(resolved, folder))
+            view.ended(None)
+        except OperatorError as error:
+            view.ended(str(error))
+            raise
         finally:
             view.close()
+        return code
+
+
+def _notifier(wanted: str) -> "Send":
+    from swarmd.cli.views.notify import nothing, notifier
+
+    found = notifier() if wanted == "on" else nothing
+    if found is None:
+        tell('notify is "on", and there is neither notify-send nor osascript here: nothing will be shown')
+    return found or nothing
 
 
 def _view(as_json: bool) -> "View":

@@ -1,4 +1,4 @@
-"""`swarmd verify`: check what a judge says, and upload weights to it."""
+"""`swarmd leaderboard` and `swarmd verify`: read what judges say, check it, upload weights to them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.config.config import NodeConfig
-    from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation
+    from swarmd.daemon.judging.reader import EvidenceCheck, JudgedBoard, PublicEvaluation
     from swarmd.daemon.judging.weights_upload import UploadedWeights, VerifiedOutcome
     from swarmd.tasks.curriculum import Curriculum
 
@@ -80,7 +80,7 @@ def verify(
 
     folder = as_state_dir(state_dir)
     if not upload and what is not None:
-        url = judge_of(judge, config, folder)
+        url = judges_of([judge] if judge else None, config, folder)[0]
         try:
             check_evaluation(url, what, folder, curriculum, as_json)
         except NothingThere:
@@ -232,6 +232,44 @@ def _upload_words(found: "VerifiedOutcome") -> str:
 
 
 DIFFERS, NOT_YET = 1, 4
+Judges = Annotated[
+    list[str] | None, typer.Option("--judge", help="URL of a judge. Repeatable.", show_default="the node's")
+]
+
+
+def leaderboard(
+    judge: Judges = None,
+    after: Annotated[int, typer.Option(help="Show the ranks behind this one.", min=0)] = 0,
+    config: ConfigFile = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leaderboard of the swarm's judges.
+
+    Each node's score is pass@1 with its 95 % interval; nodes are ranked by its lower end.
+    """
+    from swarmd.daemon.judging.reader import JudgedBoard, read
+
+    found: list[tuple[str, JudgedBoard, dict[str, Any]]] = []
+    silent: list[str] = []
+    for url in judges_of(judge, config, as_state_dir(state_dir)):
+        try:
+            found.append((url, *read(url, f"/v1/leaderboard?after={after}", JudgedBoard)))
+        except Unreachable as error:
+            silent.append(str(error))
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "judges": [{"url": url, **document} for url, _, document in found],
+                "errors": silent,
+            }
+        )
+    else:
+        lines = "\n\n".join("\n".join(_board_lines(url, board, time.time())) for url, board, _ in found)
+        tell(lines, sys.stdout)
+    if silent:
+        raise Unreachable("\n".join(f"swarmd: {line}" for line in silent) if len(silent) > 1 else silent[0])
 
 
 def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as_json: bool) -> None:
@@ -271,8 +309,8 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
         raise typer.Exit(DIFFERS if holds is False else NOT_YET)
 
 
-def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
-    """Return the URL of the judge to ask: `given`, else the running node's, else the next join's."""
+def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> list[str]:
+    """Return the judges to ask: `given`, else the running node's, else the next join's."""
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
     from swarmd.daemon.local_api.control import call
@@ -282,7 +320,7 @@ def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
         return given
     try:
         if url := (call(folder, "status").get("judge") or {}).get("url"):
-            return str(url)
+            return [str(url)]
     except (NotRunning, Unreachable):
         pass
     url = recalled(resolve(config_file(config), os.environ, {}), folder)[0].judge.url
@@ -293,7 +331,40 @@ def judge_of(given: str | None, config: Path | None, folder: Path) -> str:
         )
     if not url:
         raise ConfigError("this node has no judge. Give --judge URL, or set judge.url.")
-    return url
+    return [url]
+
+
+def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
+    """Format a leaderboard as columns, a node a line; what exceeds MIN_COLUMNS is on the next line."""
+    from swarmd.daemon.local_api.status_words import MIN_COLUMNS
+
+    lines = [
+        printable(
+            f"{url}: {board.curriculum.name}, {board.listed} nodes listed, {board.unlisted} with too few"
+            " answers"
+        )
+    ]
+    rows: list[tuple[str, ...]] = [("#", "node", "score", "95 %", "answers", "last seen", "model")]
+    for peer in board.peers:
+        name = peer.said.get("name")
+        model = peer.model + (f', "{name}"' if isinstance(name, str) else "")
+        interval, ago = f"{peer.low:.3f}–{peer.high:.3f}", _ago(now - peer.last_seen)
+        node = f"{peer.nickname} …{peer.peer[-6:]}"
+        row = (peer.rank, node, f"{peer.score:.3f}", interval, f"{peer.answered:,}", ago, model)
+        rows.append(tuple(printable(str(cell))[:60] for cell in row))
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    for *cells, model in rows:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+        fits = len(line) + 2 + len(model) <= MIN_COLUMNS
+        lines += [f"{line}  {model}"] if fits else [line.rstrip(), f"    {model}"]
+    return [*lines, *([f"more: --after {board.more_after}"] if board.more_after is not None else [])]
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
 
 
 def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:

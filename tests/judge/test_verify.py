@@ -205,11 +205,47 @@ def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
                 outcome(url, ID)
 
 
+BOARD = {
+    "curriculum": {"name": "tiny-9", "digest": TINY_9.digest},
+    "listed": 51,
+    "unlisted": 2,
+    "more_after": 50,
+    "peers": [
+        {
+            "rank": 1,
+            "peer": PEER,
+            "nickname": "brave-otter",
+            "model": "tiny\x1b[2J",
+            "last_seen": 0.0,
+            "answered": 1_234,
+            "score": 0.62,
+            "low": 0.522,
+            "high": 0.709,
+            "n": 100,
+            "said": {"name": "otter\u202e"},
+        }
+    ],
+}
+
+
 @pytest.mark.net
-def test_a_judge_that_is_none_or_nowhere_is_told(run: Run) -> None:
-    with serving({f"/v1/evaluations/{'a' * 32}": {"peers": 3}}) as odd:
-        code, _, error = run("verify", "a" * 32, "--judge", odd)
-        assert code == 4 and "no answer of a judge" in error
-    code, _, error = run("verify", "a" * 32, "--judge", "http://127.0.0.1:1")
-    assert code == 4 and "cannot be reached" in error
-    assert run("verify", "a" * 32)[0] == 2
+def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
+    with (
+        serving({"/v1/leaderboard?after=0": BOARD}) as url,
+        serving({"/v1/leaderboard?after=0": {"peers": 3}}) as odd,
+    ):
+        code, said, _ = run("leaderboard", "--judge", url)
+        assert (
+            code == 0
+            and "tiny-9, 51 nodes listed, 2 with too few answers" in said
+            and "more: --after 50" in said
+        )
+        assert max(map(len, said.splitlines())) <= 80
+        assert "0.620  0.522–0.709  1,234" in said and "\x1b" not in said and "\u202e" not in said
+        code, said, error = run(
+            "leaderboard", "--judge", url, "--judge", odd, "--judge", "http://127.0.0.1:1", "--json"
+        )
+        document = json.loads(said)
+        assert code == 4 and document["judges"][0]["peers"] == BOARD["peers"] and len(document["errors"]) == 2
+        assert "no answer of a judge" in error and "cannot be reached" in error
+    assert run("leaderboard")[0] == 2

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.status_words import (
+    SMOOTH_ROUNDS,
     counts,
     judge_words,
     model_words,
@@ -84,7 +85,7 @@ class LiveView:
             self._live.refresh()
 
     def round(self, line: Mapping[str, Any]) -> None:
-        """Ignore the round: the status document carries the last one."""
+        """Ignore the round: the status document carries the last one and the curve."""
 
     def talk(self, text: str) -> None:
         self._page.say(text)
@@ -126,8 +127,12 @@ class LivePage:
             : max(0, height - fixed)
         ]
         room = height - fixed - len(rows) - 1
-        events = self._newest_events(width, min(EVENTS, room)) if room > 0 else []
+        events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
+        curve_rows = max(0, min(8, room - len(events) - 3))
         parts: list[RenderableType] = [header]
+        rewards = [reward for reward in document.get("rewards") or () if reward is not None]
+        if rewards and curve_rows >= 2:
+            parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True, min_width=_NAME_COLUMNS - 2)
         table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
@@ -294,3 +299,55 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:
+    """Draw the running mean of the reward over rounds: `rows` lines with a scale, and one of labels."""
+    means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
+    low, high = _scale(means)
+    text = Text.assemble(
+        (f"reward, mean of the last {min(SMOOTH_ROUNDS, len(means))} rounds", "dim"),
+        no_wrap=True,
+    )
+    for row, line in enumerate(braille(means, width - 6, rows, low, high)):
+        label = f"{high:.2f} " if row == 0 else f"{low:.2f} " if row == rows - 1 else " " * 5
+        text.append("\n" + label, "dim")
+        text.append("│", "dim")
+        text.append(line, "green")
+    first = f"round {last_round - len(rewards) + 1}"
+    text.append("\n" + " " * 6 + first + str(last_round).rjust(max(1, width - 6 - len(first))), "dim")
+    return text
+
+
+def _scale(values: Sequence[float]) -> tuple[float, float]:
+    """Return the curve's limits: in steps of 0.05 around the values, at least 0.1 apart."""
+    low, high = math.floor(min(values) * 20) / 20, math.ceil(max(values) * 20) / 20
+    while high - low < 0.099:
+        low, high = max(0.0, low - 0.05), high + 0.05 if high < 1 else high
+    return low, high
+
+
+# Unicode braille: bit of (row, column) in one character.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def braille(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
+    """Draw a curve through `values` as `rows` lines of `width` braille characters, 2 x 4 dots each."""
+    if not values or width < 1 or rows < 1:
+        return [" " * max(0, width)] * rows
+    columns, levels = 2 * width, 4 * rows
+    cells = [[0] * width for _ in range(rows)]
+    before: int | None = None
+    for column in range(columns):
+        place = column * (len(values) - 1) / (columns - 1)
+        left, part = int(place), place % 1
+        value = values[left] * (1 - part) + values[min(left + 1, len(values) - 1)] * part
+        level = round((levels - 1) * min(1.0, max(0.0, (high - value) / (high - low))))
+        start = (
+            level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
+        )
+        for dot in range(min(start, level), max(start, level) + 1):
+            # The dots are joined to the column before.
+            cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+        before = level
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]

@@ -29,11 +29,40 @@ MAX_ANSWER_BYTES = 2 * 1024 * 1024
 ANSWER_TIMEOUT_S = 20.0
 
 K = TypeVar("K")
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**37)]  # since 1970; a later year cannot be written
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class NothingThere(Unreachable):
     """The judge does not know what was asked for."""
+
+
+class JudgedPeer(msgspec.Struct, frozen=True):
+    rank: _Count
+    peer: str
+    nickname: str
+    model: str
+    last_seen: float
+    answered: _Count
+    score: _Share
+    low: _Share
+    high: _Share
+    n: _Count
+    said: dict[str, Any] = {}
+
+
+class JudgedCurriculum(msgspec.Struct, frozen=True):
+    name: str
+    digest: str
+
+
+class JudgedBoard(msgspec.Struct, frozen=True):
+    curriculum: JudgedCurriculum
+    listed: _Count
+    unlisted: _Count
+    peers: list[JudgedPeer]
+    more_after: int | None = None
 
 
 class CommittedWindow(msgspec.Struct, frozen=True):
