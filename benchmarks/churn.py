@@ -62,14 +62,13 @@ def churn(
     seed: int = 0,
     nodes: int = 3,
     pace: float = 0.5,
+    save: float = CHECKPOINT,
     talk: Callable[[str], None] = print,
 ) -> list[Kill]:
     """Start a swarm on the tiny model, kill `kills` times, wait for the recovery each time."""
     rng = random.Random(seed)
     done = []
-    with local_swarm(
-        folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(CHECKPOINT)
-    ) as swarm:
+    with local_swarm(folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(save)) as swarm:
         for node in swarm:
             node.start()
         for node in swarm:

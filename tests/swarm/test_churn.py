@@ -10,7 +10,7 @@ from benchmarks.churn import churn
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_swarm_outlives_the_loss_of_any_process(tmp_path: Path) -> None:
-    kills = churn(tmp_path, kills=3, seed=2, nodes=2)
+    kills = churn(tmp_path, kills=3, seed=2, nodes=2, save=1.0)
     assert {k.process for k in kills} == {"daemon", "trainer", "verifier"}, (
         "choose a seed that meets all three"
     )
