@@ -120,7 +120,7 @@ def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool
 def report(
     folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False
 ) -> None:
-    """Write the report of what is finished: tables and figures."""
+    """Write the report of what is finished: a table, figures, an HTML page."""
     from swarmd.lab.results import Results
     from swarmd.lab.statistics import document
 

@@ -1,7 +1,10 @@
-"""The report of an experiment: tables and figures, in a Markdown file beside their PNG."""
+"""The report of an experiment: a table, figures, and one HTML page that asks nothing of the network."""
 
+import base64
+import html
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -143,15 +146,16 @@ def facts(results: Results) -> str:
 
 
 def write_report(results: Results) -> Path:
-    """Write report.md and its figures as PNG into the results folder.
+    """Write report.html and its figures as PNG into the results folder.
 
     Raises BadResults and NoMatplotlib.
     """
-    drawn, page = _figures(results), results.folder / "report.md"
+    pictures = {name: _png(figure) for name, figure in _figures(results).items()}
+    page = results.folder / "report.html"
     try:
-        for name, figure in drawn.items():
-            figure.savefig(results.folder / f"{name}.png", dpi=120)
-        page.write_text(_document(results, drawn), encoding="utf-8")
+        for name, content in pictures.items():
+            (results.folder / f"{name}.png").write_bytes(content)
+        page.write_text(_html(results, pictures), encoding="utf-8")
     except OSError as error:
         again = f"The runs stay. Mend that, then: swarmd lab report {results.folder}"
         raise BadResults(f"{page}: cannot be written: {error.strerror or error}. {again}") from error
@@ -396,6 +400,23 @@ def _window(column: Column) -> int:
     return max(1, len(column.curve()) // MEANS_PER_RUN)
 
 
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+_STYLE = """
+body {
+  font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
+  color: #111; background: #fff
+}
+table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: right; white-space: nowrap }
+th { white-space: normal; vertical-align: bottom } th:first-child, td:first-child { text-align: left }
+img { max-width: 100%; height: auto } figure { margin: 2rem 0 }
+dt { font-weight: 600 } dd { margin: 0 0 .6rem }
+"""
 _CAPTIONS = {
     "reward": "Reward by setting, moving mean over a tenth of the rounds (SAPO, Figure 2).",
     "nodes": "Every node of one seed (SAPO, Figure 1).",
@@ -412,30 +433,45 @@ _CAPTIONS = {
 }
 
 
-_NOTE = (
-    "Means over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's"
-    " own completions, added up over nodes and rounds. m: share of own rollouts that are informative."
-    " Roughness: standard deviation around the trend, over windows of equally many questions."
-)
-
-
-def _document(results: Results, drawn: Iterable[str]) -> str:
+def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
     experiment = results.experiment
+    missing = len(results.missing)
     facts = {
         "Question": experiment.question,
         "Expected before it was run": experiment.expects,
         "Played": (
-            f"{len(results.runs) - len(results.missing)} of {len(results.runs)} runs:"
-            f" {len(experiment.settings)} settings, {experiment.seeds} seeds, {experiment.rounds} rounds,"
+            f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings,"
+            f" {experiment.seeds} seeds, {experiment.rounds} rounds,"
             f" {len(experiment.settings[0].nodes)} nodes"
         ),
         "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
     }
-    parts = [
-        f"# {experiment.name}",
-        *(f"**{key}**: {value}" for key, value in facts.items() if value),
-        markdown(results),
-        _NOTE,
-        *(f"![{_CAPTIONS[name]}]({name}.png)\n\n*{_CAPTIONS[name]}*" for name in drawn),
-    ]
-    return "\n\n".join(parts) + "\n"
+    described = "".join(
+        f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items() if value
+    )
+    tables = "".join(map(_html_table, filter(None, (table(results), groups(results), hostile(results)))))
+    shown_figures = "".join(
+        f'<figure><img alt="{html.escape(_CAPTIONS[name])}"'
+        f' src="data:image/png;base64,{base64.b64encode(content).decode()}">'
+        f"<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>"
+        for name, content in pictures.items()
+    )
+    name = html.escape(experiment.name)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width"><title>{name}</title><style>{_STYLE}</style>'
+        f"<h1>{name}</h1><dl>{described}</dl>{tables}<p>Means"
+        " over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's"
+        " own completions, added up over nodes and rounds. m: share of own rollouts that are informative."
+        " Roughness: standard deviation around the trend, over windows of equally many"
+        f" questions.</p>{shown_figures}</html>\n"
+    )
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    heads, *others = rows
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in others
+    )
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -6,7 +6,7 @@ OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; only a
 OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
 OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo,
                                     and its database
-OUT/report.md, *.png                made by `swarmd lab report`
+OUT/report.html, *.png              made by `swarmd lab report`
 
 `export` writes the lines of all runs as one Parquet table with a data card, for a notebook.
 """
