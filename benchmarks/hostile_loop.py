@@ -1,6 +1,6 @@
 """How much slower a program's training loop gets while hostile peers attack the swarm that it has joined.
 
-python -m benchmarks.hostile_loop [--seconds 30] [ATTACK…]
+python -m benchmarks.hostile_loop [--seconds 30] [--through-node] [ATTACK…]
 
 The loop trains tiny-latent on one torch thread, shares a group a step and collects (`import swarmd`); an
 honest member shares, too. `clock` and `thread`: how much longer a step took than before the attack, by the
@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 import swarmd
 from benchmarks.probes import ROOT
 from p2p.types import PeerId
+from swarmd.daemon.local_api import control
 from swarmd.exchange import wire
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.types import Rollout
@@ -42,6 +43,7 @@ FLOODS: dict[str, tuple[str, dict[str, str | float]]] = {
 # Members that share what they should not.
 MEMBERS = ("malformed", "plagiarist")
 WARM_STEPS = 20
+Join = Callable[[Path], AbstractContextManager[swarmd.JoinedSwarm]]
 
 
 def joined(folder: Path, *bootstrap: str) -> swarmd.JoinedSwarm:
@@ -112,6 +114,29 @@ class Loop:
 
 
 @contextmanager
+def through_node(folder: Path) -> Iterator[swarmd.JoinedSwarm]:
+    """Join through a node of its own process."""
+    words = ["join", "--swarm", "loop", "--curriculum", "tiny-9", "--model", "tiny", "--device", "cpu"]
+    words += ["--pace", "5", "--listen", "/ip4/127.0.0.1/tcp/0", "--state-dir", str(folder)]
+    command = [sys.executable, "-m", "swarmd", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as node:
+        try:
+            while not _listens(folder):
+                time.sleep(0.5)
+            with swarmd.join(folder=folder) as swarm:
+                yield swarm
+        finally:
+            node.kill()
+
+
+def _listens(folder: Path) -> bool:
+    try:
+        return bool(control.call(folder, "status")["addresses"])
+    except swarmd.errors.SwarmdError:
+        return False
+
+
+@contextmanager
 def other_member(kind: str, folder: Path, address: str) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.hostile_loop", "--member", kind, str(folder), address]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -121,11 +146,11 @@ def other_member(kind: str, folder: Path, address: str) -> Iterator[None]:
             process.kill()
 
 
-def measure(name: str, seconds: float) -> dict[str, Any]:
+def measure(name: str, seconds: float, join: Join) -> dict[str, Any]:
     """Play one attack, and return how much longer a step took, as shares."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        joined(Path(folder) / "loop") as swarm,
+        join(Path(folder) / "loop") as swarm,
         ExitStack() as stack,
     ):
         report = swarm.report()
@@ -144,7 +169,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
                 attacker(hostile, Path(folder), module, [address], digest, **of).wait_for("ready", 1, 300.0)
             elif name in MEMBERS:
                 hostile.enter_context(other_member(name, Path(folder) / name, address))
-                while swarm.report()["present"] < 2:
+                while swarm.report()["connected"] < 2:
                     loop.step()
             had, collected = sum(report["rejected"].values()), loop.collected
             during = loop.run(seconds)
@@ -168,10 +193,12 @@ def main() -> None:
     names = [*FLOODS, *MEMBERS, "none"]
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--seconds", type=float, default=30.0, help="before, of and after each attack")
+    parser.add_argument("--through-node", action="store_true", help="join through a node's process")
     given = parser.parse_args()
+    join: Join = through_node if given.through_node else joined
     os.environ["SWARMD_SWARM_MDNS"] = "off"
     for name in given.attacks or names:
-        print(name, measure(name, given.seconds), flush=True)
+        print(name, measure(name, given.seconds, join), flush=True)
 
 
 if __name__ == "__main__":
