@@ -20,7 +20,6 @@ import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import reasoning_gym
 import torch
 from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
@@ -29,6 +28,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from transformers.utils import logging
 
 from swarmd.tasks.curriculum import SAPO_9
+from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.source import CurriculumTasks
 
 VOCABULARY = 4096

@@ -161,7 +161,7 @@ def serve(
     verified_benchmark: Annotated[
         list[str] | None,
         typer.Option(
-            help="Own tasks that uploaded weights answer too, in no score: a .parquet file, hf:…",
+            help="Own tasks that uploaded weights answer too, in no score: .parquet or hf:NAME.",
             show_default="none",
         ),
     ] = None,

@@ -143,7 +143,7 @@ def join(
     """
     place = Path(folder).expanduser().absolute() if folder is not None else None
     rank = int(os.environ.get("RANK") or 0) if int(os.environ.get("WORLD_SIZE") or 1) > 1 else 0
-    if place and (found := settings_of_node(place)) is not None:
+    if place and (found := settings_of_node(place, patient=rank > 0)) is not None:
         if invitation or name or curriculum or bootstrap or listen or external or completions or config:
             raise ConfigError(
                 f"a node runs in {place}, and its settings count. Leave out what you set beside folder, seed"

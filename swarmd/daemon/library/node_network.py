@@ -32,15 +32,18 @@ MAX_HELD = 64
 log = logging.getLogger(__name__)
 
 
-def settings_of_node(folder: Path) -> NodeConfig | None:
+def settings_of_node(folder: Path, *, patient: bool = False) -> NodeConfig | None:
     """Return the settings of the node that runs in this state folder; None where none does.
 
-    Raises Unreachable where one starts or stops.
+    patient: takes one that starts or stops for none: it may be the program's first rank. Else that raises
+    Unreachable.
     """
     try:
         return NodeConfig.model_validate_json(control.call(folder, "settings")["config"])
     except Unreachable:
-        raise
+        if not patient:
+            raise
+        return None
     except SwarmdError:
         return None  # it may be a program's folder: who opens it says so
 

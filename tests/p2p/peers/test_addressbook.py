@@ -150,9 +150,6 @@ def test_a_teller_of_too_many_addresses_is_ignored(book: AddressBook) -> None:
     assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back gives nothing
     book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # of whom we know it is free
     assert book[peer(0)].addresses == [at(0), at(1)]
-    for n in range(1100):
-        book.add(peer(5000 + n), [at(0)], NOW, teller=peer(20_000 + n), source="66.1")
-    assert len(book._tellers) <= 1024
 
 
 def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBook) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
 from swarmd.tasks.answers import PASS_SCORE, GradeReason
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.grading import grade, grade_text, solution
+from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.logic import proves, table
 from swarmd.tasks.sandbox.client import Completion, Verifier
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
