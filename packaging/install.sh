@@ -11,7 +11,7 @@
 set -eu
 
 UV_INSTALLER=https://astral.sh/uv/install.sh # Astral's own script: a program in ~/.local/bin, nothing else
-PYTHON=3.13                                  # the newest that swarmd runs on; uv fetches it where it is missing
+PYTHON='>=3.11,<3.14'                        # what swarmd runs on: one that is here, else uv fetches it
 
 say() { printf 'install: %s\n' "$*" >&2; }
 

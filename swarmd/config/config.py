@@ -53,7 +53,7 @@ class ModelConfig(_Section):
         None  # commit, tag or branch on the hub; None: the default branch, recorded at first load
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    # float16 and nf4 (4 bits; needs `pip install 'swarmd[8bit]'`) are for the base under an adapter.
+    # float16 and nf4 (4 bits; needs `pip install 'swarmd[bitsandbytes]'`) are for the base under an adapter.
     dtype: Literal["auto", "float32", "bfloat16", "float16", "nf4"] = "auto"
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
@@ -109,7 +109,7 @@ class GenerateConfig(_Section):
 class TrainConfig(_Section, LossSettings):
     # 0: by the model (policy/language_policy.py, docs/papers.md)
     learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    # "adamw8bit" takes a quarter of the memory for moments; it needs `pip install 'swarmd[8bit]'`.
+    # "adamw8bit" takes a quarter of the memory for moments; it needs `pip install 'swarmd[bitsandbytes]'`.
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     # How bfloat16 weights keep small steps; see policy/training/optimizer.py.
     precision: Literal["auto", "master", "stochastic"] = "auto"

@@ -336,15 +336,14 @@ def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.M
     """
     transformers_logging.disable_progress_bar()
     network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
-    four_bits = identity.dtype == NF4
-    if four_bits:
+    if identity.dtype == NF4:
         require_nf4(torch.device("cpu"), adapter=True)
     if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
         raise policy_files.CheckpointUnfit(
             f"the adapter was trained on other weights than those of {place.source} now are. Put the base"
             " model back as it was: an adapter is worth nothing on another."
         )
-    if four_bits:
+    if identity.dtype == NF4:
         round_to_four_bits(network)
     return network
 

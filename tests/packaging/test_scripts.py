@@ -391,7 +391,7 @@ def imported(folders: str) -> set[str]:
         (
             ".",
             "swarmd p2p",
-            ["", "8bit", "math", "parquet", "plot", "qr", *(BY_CHOICE - {"datasets"})],
+            ["", "bitsandbytes", "math", "parquet", "plot", "qr", *(BY_CHOICE - {"datasets"})],
         ),
         (".", "judge", ["judge", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),

@@ -21,7 +21,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts
 from swarmd.policy.models.device import free_memory, is_out_of_memory
 from swarmd.policy.models.fit import fit
-from swarmd.policy.models.lora import NF4, adapted_linear, pack
+from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
 from swarmd.policy.models.memory_plan import Plan, Workload
 from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.models.progress import Download
@@ -96,7 +96,7 @@ def load_model(
         if plan.lora_rank:
             network = with_adapter(network, plan.lora_rank, seed)
         if plan.dtype == NF4:
-            pack(network, device)
+            pack_bases(network, device)
         network = network.to(device).eval()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -119,7 +119,7 @@ def require_nf4(device: torch.device, *, adapter: bool) -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise NoModel(
             "model.dtype 'nf4' needs the library bitsandbytes, which is not installed here. Run pip install"
-            " 'swarmd[8bit]', or set model.dtype to 'auto'."
+            " 'swarmd[bitsandbytes]', or set model.dtype to 'auto'."
         )
 
 
@@ -141,7 +141,7 @@ class FourBitLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def pack(network: nn.Module, device: torch.device) -> None:
+def pack_bases(network: nn.Module, device: torch.device) -> None:
     """Put every adapted layer's base on the device in 4 bits, one after the other."""
     for _, layer in lora_layers(network):
         layer.base_layer = FourBitLinear(layer.base_layer, device)

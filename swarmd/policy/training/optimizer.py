@@ -36,7 +36,7 @@ def require(kind: str) -> None:
     if kind == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
         raise NoOptimizer(
             "train.optimizer = 'adamw8bit' needs the library bitsandbytes, which is not installed here. "
-            "Run pip install 'swarmd[8bit]', or set train.optimizer = 'adamw'."
+            "Run pip install 'swarmd[bitsandbytes]', or set train.optimizer = 'adamw'."
         )
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,23 @@ from swarmd.errors import NoModel
 from swarmd.policy.export import FILES, export
 from swarmd.policy.inference.engine import NoEngine
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.fit import fit
+from swarmd.policy.models.fit import NAMED, fit
 from swarmd.policy.models.lora import FourBitLinear, folded, lora_layers
-from swarmd.policy.models.memory_plan import Workload
-from tests.swarmd.policy.conftest import config_of, local, make_model, open_policy
+from swarmd.policy.models.memory_plan import Workload, make_plan
+from tests.swarmd.policy.conftest import config_of, make_model, open_policy
 from tests.swarmd.policy.test_load import QWEN_05B
+from tests.swarmd.policy.test_on_device import QUESTIONS, one_round, seen
 
 installed = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'"
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
 )
-QUESTIONS = ["one?", "and another one", "zzz"]
 NF4: dict[str, Any] = {"dtype": "nf4", "lora": "on", "lora_rank": 4, "train": {"learning_rate": 0.01}}
 
 
 def trained(folder: Path, updates: int) -> LanguagePolicy:
     policy = open_policy(folder, **NF4)
     for _ in range(updates):
-        generations = policy.generate(QUESTIONS, 4)
-        policy.update(
-            [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
-        )
+        one_round(policy)
     return policy
 
 
@@ -50,13 +48,9 @@ def test_the_learner_sees_what_the_sampler_saw(family: str, tmp_path: Path) -> N
     assert base
     for _ in range(3):
         generations = policy.generate(QUESTIONS, 4)
-        batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
         drawn = torch.tensor([p for g in generations for each in g.tokens.logprobs for p in each])
-        seen = torch.tensor(
-            [p for tokens in policy.logprobs(batch) for each in tokens.logprobs for p in each]
-        )
-        assert float((drawn - seen).abs().mean()) < 0.05
-        assert policy.update(batch).grad_norm > 0
+        assert float((drawn - seen(policy, generations)).abs().mean()) < 0.05
+        assert one_round(policy)[1].grad_norm > 0
     assert all(torch.equal(a, layer.weight) for a, layer in zip(base, packed(policy), strict=True))
 
 
@@ -94,6 +88,14 @@ def test_another_program_cannot_answer_with_it(tmp_path: Path) -> None:
         LanguagePolicy.open(foreign, 0)
 
 
+def test_layers_are_unpacked_one_at_a_time_in_an_update_too() -> None:
+    """Without checkpointing the backward pass would hold them all as they are computed with."""
+    shape, work = NAMED["qwen3-0.6b"], Workload(questions=1, completions=2, new_tokens=8)
+    assert not make_plan(shape, "bfloat16", 16, 10**12, work).checkpointing
+    for asked in (work, replace(work, micro_batch_tokens=64)):
+        assert make_plan(shape, "nf4", 16, 10**12, asked).checkpointing
+
+
 def test_a_model_that_is_too_large_is_offered_in_4_bits(tmp_path: Path) -> None:
     """Qwen2.5-0.5B's configuration; nothing but that is needed to say so."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
@@ -111,5 +113,5 @@ def test_where_it_cannot_be_had_it_is_refused_before_loading(
     with pytest.raises(NoModel, match=r"'nf4' is for a model under an adapter\. Set model\.lora to 'on'"):
         open_policy(tmp_path, dtype="nf4", lora="off")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(NoModel, match=r"bitsandbytes.*pip install 'swarmd\[8bit\]'.*model\.dtype"):
+    with pytest.raises(NoModel, match=r"bitsandbytes.*pip install 'swarmd\[bitsandbytes\]'.*model\.dtype"):
         open_policy(tmp_path, **NF4)

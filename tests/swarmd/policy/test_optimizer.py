@@ -15,7 +15,7 @@ from swarmd.policy.training.optimizer import NoOptimizer, Optimizer, rounded_at_
 from tests.swarmd.policy.conftest import config_of, open_policy
 
 installed = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'"
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
 )
 KINDS = ["adamw", pytest.param("adamw8bit", marks=installed)]
 RATE = 1e-6  # what all weights of a larger model are trained at
@@ -191,7 +191,7 @@ def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.Monke
 
 
 def test_moments_of_eight_bits_are_a_quarter() -> None:
-    pytest.importorskip("bitsandbytes", reason="needs pip install 'swarmd[8bit]'")
+    pytest.importorskip("bitsandbytes", reason="needs pip install 'swarmd[bitsandbytes]'")
     sizes = []
     for kind in ("adamw", "adamw8bit"):
         weights = weights_of(torch.float32)
@@ -213,7 +213,7 @@ def test_a_missing_optimizer_library_is_reported_before_loading(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(
-        NoOptimizer, match=r"bitsandbytes.*pip install 'swarmd\[8bit\]'.*train\.optimizer = 'adamw'"
+        NoOptimizer, match=r"bitsandbytes.*pip install 'swarmd\[bitsandbytes\]'.*train\.optimizer = 'adamw'"
     ):
         load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))
     with pytest.raises(NoOptimizer):

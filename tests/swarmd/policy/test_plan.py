@@ -39,7 +39,7 @@ from tests.swarmd.policy.conftest import FAMILIES, QWEN_05B, VOCABULARY, make_mo
 
 GB = 10**9
 EIGHT = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'"
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
 )
 LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
 
