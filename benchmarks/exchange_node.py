@@ -42,7 +42,7 @@ from swarmd.config.config import RoundConfig
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import SAPO_9
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 COMPLETIONS = 8
 DOCUMENTS = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
@@ -106,7 +106,7 @@ class Node:
         rollouts = [self._rollout(order["bytes"]) for _ in range(order["rollouts"])]
         await trio.sleep(max(0.0, order["at"] - 0.1 - time.time()))
         self._got, self._bytes, self._round, self._at = 0, 0, order["round"], order["at"]
-        self._gatherer.next_round(self._gatherer.round + 1)
+        self._gatherer.next_round(self._gatherer.round + 1, Lead())
         await trio.sleep(max(0.0, order["at"] - time.time()))
         RolloutExchange(self.member, "exchange", SAPO_9).share(rollouts, order["round"])
 

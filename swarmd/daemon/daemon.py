@@ -325,8 +325,7 @@ class Daemon:
         self.status.round_done(done)
         self._count(done.shared, [(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
-        self.gatherer.choice.begin(done.lead)
-        self.gatherer.next_round(done.line["round"] + 1)
+        self.gatherer.next_round(done.line["round"] + 1, done.lead)
         self.publisher.next_round()
         for reason, count in done.line["rejected"].items():
             # Told once: the status counts them, and so does each round's line.

@@ -26,7 +26,7 @@ from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.serving import HARD, Serving
 from swarmd.experience.batch import OfferChoice
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.types import Author
+from swarmd.types import Author, Lead
 
 # The time of a fetch even if its round is over: rounds of a tiny model are shorter than a round trip.
 MIN_FETCH_S = 5.0
@@ -61,9 +61,6 @@ class Gatherer:
         hand_on: called with each set, gossiped or fetched. The trainer's round is the only clock: each is of
             the round in which it, or its offer, arrived.
         tried: told of each author that was asked.
-
-    Attributes:
-        choice: is to be told of each round's end before the gatherer is.
     """
 
     def __init__(
@@ -120,13 +117,14 @@ class Gatherer:
         """Note that the trainer has started, and that this round is its next."""
         self._board.begin(round_number)
 
-    def next_round(self, round_number: int) -> None:
-        """Begin another round of the trainer.
+    def next_round(self, round_number: int, lead: Lead) -> None:
+        """Begin another round of the trainer. lead: as the trainer found it in the one before.
 
         The last one's fetches are cancelled, except those begun less than MIN_FETCH_S ago. Rollouts that
         would be too old to train on are cancelled in any case.
         """
         now = self._clock()
+        self.choice.begin(lead)
         self._board.begin(round_number)
         self._serving.next_round()
         for fetch in self._under_way.values():

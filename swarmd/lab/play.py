@@ -175,14 +175,11 @@ class PlayedSwarm:
         return line_of(number, reports, {peer.me for peer in self.hostile})
 
     def _turn(self, number: int, place: int) -> RoundReport:
-        """Play one node's round, and tell its daemon what it is told before and after."""
-        daemon = self._fetching[place] if self._fetching else None
-        if daemon is not None:
-            daemon.begin_round(number)
-        report = run_round(number, self.nodes[place])
-        if daemon is not None:
-            daemon.end_round(self.nodes[place].sharing.lead)
-        return report
+        """Play one node's round, of which its daemon is told before."""
+        node = self.nodes[place]
+        if self._fetching:
+            self._fetching[place].begin_round(number, node.sharing.lead)
+        return run_round(number, node)
 
     def _begin(self, number: int) -> Collection[int]:
         """Advance time, absences and hostile peers; return the places of the nodes that are away."""

@@ -66,13 +66,12 @@ class FetchingMember:
             *sorted(here[whole:], key=lambda received: (received.heard, received.author, received.body)),
         ]
 
-    def begin_round(self, number: int) -> None:
-        """Begin a round. number: the experiment's, which counts rounds in which the node is away, too."""
-        self._gatherer.next_round(number)
+    def begin_round(self, number: int, lead: Lead) -> None:
+        """Begin a round, as a trainer tells its daemon.
 
-    def end_round(self, lead: Lead) -> None:
-        """End a round, as a trainer tells its daemon."""
-        self._gatherer.choice.begin(lead)
+        number: the experiment's, which counts rounds in which the node is away, too.
+        """
+        self._gatherer.next_round(number, lead)
 
     async def _fetch(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -80,8 +80,7 @@ class Node:
                 self.round += 1
                 ended(self)
                 self.got = 0
-                self.gatherer.choice.begin(Lead())
-                self.gatherer.next_round(self.round + 1)
+                self.gatherer.next_round(self.round + 1, Lead())
 
     def share(self, count: int = SHARED) -> None:
         def text() -> str:

@@ -89,8 +89,7 @@ class World:
             )
 
     async def round(self, each: int, result: Result) -> None:
-        self.victim.gatherer.choice.begin(Lead())
-        self.victim.gatherer.next_round(self.victim.gatherer.round + 1)
+        self.victim.gatherer.next_round(self.victim.gatherer.round + 1, Lead())
         for who in self.sybils:
             self.offer(who, each)
         on_board = 0

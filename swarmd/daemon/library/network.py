@@ -242,8 +242,7 @@ class Network:
         for author, specialty in used:
             self._roster.useful(author, specialty)
         self._acknowledger.used(author for author, _ in used)
-        self._gatherer.choice.begin(lead)
-        self._gatherer.next_round(number)
+        self._gatherer.next_round(number, lead)
 
     def _on_envelope(self, envelope: Envelope) -> None:
         modality = wire.modality_of(envelope.kind)

@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +23,10 @@ from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.batch import OfferChoice
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TOPIC, Clock, identity
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
 
 
 @dataclass
@@ -55,6 +56,15 @@ class Party:
         return [r for s in sets if isinstance(s, wire.RolloutSet) for r in s.rollouts]
 
 
+class Uncapped(OfferChoice[offers.Offered]):
+    """Chooses without caps, so that one author may fill a round."""
+
+    def __call__(
+        self, offered: Sequence[offers.Offered], count: int, rng: random.Random
+    ) -> Sequence[offers.Offered]:
+        return offers.uniform(offered, count, rng)
+
+
 def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) -> Party:
     def admitted(envelope: Envelope) -> None:
         party.gatherer.on_envelope(envelope)
@@ -71,8 +81,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
         trio.current_time,
         random.Random(number),
     )
-    # Without caps, so that one author may fill a round.
-    gatherer.choice = offers.uniform  # type: ignore[assignment]
+    gatherer.choice = Uncapped("uniform", wanted, lambda item: Author(item.author))
     gatherer.resume(1)
     party = Party(member, gatherer)
     return party
@@ -115,7 +124,7 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
         assert len(got) == 4 and all(rollout in shared for rollout in got)
         assert len(b.member.blobs.held) == 4  # nothing else came over
         assert {envelope.author for envelope in b.got} == {a.id}
-        b.gatherer.next_round(b.gatherer.round + 1)
+        b.gatherer.next_round(b.gatherer.round + 1, Lead())
         await settled()
         assert sorted(r.ref for r in b.rollouts()) == sorted(r.ref for r in shared)
 
@@ -175,7 +184,7 @@ async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.t
         a.share(*range(8))
         await settled(MIN_FETCH_S + 0.1)
         # The four under way have had their time, and four others are asked for
-        b.gatherer.next_round(b.gatherer.round + 1)
+        b.gatherer.next_round(b.gatherer.round + 1, Lead())
         await settled(5)
         assert not b.got and b.gatherer.missed == 4
         await settled(5)
@@ -210,7 +219,7 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(
         a.share(*range(8))
         for _ in range(2):
             await settled(0.1)
-            b.gatherer.next_round(b.gatherer.round + 1)
+            b.gatherer.next_round(b.gatherer.round + 1, Lead())
         await settled(0.5)
         assert len(b.rollouts()) == 4 and b.gatherer.missed == 0
 
@@ -226,12 +235,12 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
         heard = b.gatherer.round
         for _ in range(2):
             await settled(0.6)
-            b.gatherer.next_round(b.gatherer.round + 1)
+            b.gatherer.next_round(b.gatherer.round + 1, Lead())
         assert [received.heard for received in b.got] == [heard, heard]
         a.share(3)
         for _ in range(3):  # three rounds are over before it could be here: older than max_age
             await settled(0.1)
-            b.gatherer.next_round(b.gatherer.round + 1)
+            b.gatherer.next_round(b.gatherer.round + 1, Lead())
         await settled(1)
         assert len(b.got) == 2 and b.gatherer.missed == 1
 
@@ -298,7 +307,7 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
         b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0)
     )
     b.gatherer = gatherer
-    gatherer.choice.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
+    gatherer.next_round(1, Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
     for number, author in enumerate((a, c, d)):
         author.share(*range(10 * number, 10 * number + 4), specialty="arc_1d")
     async with running(b):
@@ -308,8 +317,7 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
             author.share(*range(100 + 10 * number, 102 + 10 * number))
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()] == ["bf"] * 4
-        gatherer.choice.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
-        gatherer.next_round(gatherer.round + 1)
+        gatherer.next_round(2, Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()[4:]] == ["arc_1d"] * 4
         assert max(Counter(r.author for r in b.rollouts()[4:]).values()) <= 2  # the caps hold

@@ -15,7 +15,7 @@ from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
 from swarmd.exchange.offers import Offered, uniform
 from swarmd.exchange.serving import FIRST_ASIDE_S, HARD, SOFT, STRANGERS_CREDIT, Serving
-from swarmd.types import TaskRef
+from swarmd.types import Lead, TaskRef
 from tests.swarmd.exchange.test_gathering import Party, engine_of, join, joined, running, settled
 
 A, B = PeerId("a"), PeerId("b")
@@ -145,7 +145,7 @@ async def serve(a: Party, b: Party) -> None:
     await settled(1)
     assert len(b.rollouts()) == 4
     b.got.clear()
-    b.gatherer.next_round(b.gatherer.round + 1)
+    b.gatherer.next_round(b.gatherer.round + 1, Lead())
 
 
 async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.MockClock) -> None:
@@ -204,7 +204,7 @@ async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: tri
                 offers._body(1, [(0, 2000 + 10 * n + i, 1, name) for i, name in enumerate(names)]),
             )
             await settled(6)
-            b.gatherer.next_round(b.gatherer.round + 1)
+            b.gatherer.next_round(b.gatherer.round + 1, Lead())
             await settled(6)
     assert b.member.score(a.id) == 0
     assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(
