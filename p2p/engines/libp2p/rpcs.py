@@ -32,7 +32,7 @@ MAX_UNFINISHED_BYTES = 4 * 1024 * 1024
 FINISH_S = 10.0
 # New messages that are checked: a second, and at once after a pause. A swarm has some a second; each costs us
 # a millisecond, with its two signatures and what passes it on. A lone flooder is cut off within the burst.
-CHECKS_PER_S, CHECKS_BURST = 150.0, 1200.0
+CHECKS_PER_S, CHECKS_BURST = 50.0, 1200.0
 # The length of an RPC's length prefix.
 _MAX_LENGTH_BYTES = 3
 
@@ -149,6 +149,8 @@ MAX_CONTROL_RPCS = 64
 # Others' frames to one neighbour: three quarters of what it takes from a connection.
 PACE_PER_S, PACE_BURST = 150.0, 300.0
 PACE_BYTES_PER_S, PACE_BURST_BYTES = 3 * 1024 * 1024.0, 16 * 1024 * 1024.0
+# RPCs of others' frames to one neighbour: what comes faster goes together, as each is a write of its own.
+PACE_RPCS_PER_S, PACE_BURST_RPCS = 10.0, 20.0
 Ingress = tuple[Hashable, Hashable]  # the network group of a connection, and its peer
 # The ingress of what a neighbour asked us for.
 ASKED: Ingress = ("asked for", "")
@@ -311,12 +313,13 @@ class Pace:
         self._buckets = (
             TokenBucket(PACE_PER_S, PACE_BURST, 0.0),
             TokenBucket(PACE_BYTES_PER_S, PACE_BURST_BYTES, 0.0),
+            TokenBucket(PACE_RPCS_PER_S, PACE_BURST_RPCS, 0.0),
         )
 
     def wait(self, frames: int, size: int, now: float) -> float:
-        """Charge for these. Returns the seconds after which they may go."""
+        """Charge for an RPC of these. Returns the seconds after which it may go."""
         seconds = 0.0
-        for bucket, amount in zip(self._buckets, (frames, size), strict=True):
+        for bucket, amount in zip(self._buckets, (frames, size, 1), strict=True):
             bucket.refill(now)
             bucket.spend(amount)
             seconds = max(seconds, -bucket.left / bucket.rate)
