@@ -281,7 +281,8 @@ def test_help_and_version_import_nothing_heavy() -> None:
         " sys.modules}, file=sys.stderr)"
     )
     heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
-    for arguments in (["--help"], ["join", "--help"], ["version", "--json"]):
+    heavy |= {"fastapi", "httpx", "sqlalchemy", "asyncio"}
+    for arguments in (["--help"], ["join", "--help"], ["doctor", "--help"], ["version", "--json"]):
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments],
             capture_output=True,
