@@ -6,7 +6,8 @@
     python -m benchmarks.pictures figure-3 docs/figure-3.png    lines of docs/data/figure-3.csv
     swarmd demo --out demo && cp demo/rewards.png docs/demo.png
 
-The first two are screenshots: they need Chromium.
+The first two are screenshots: they need Chromium. `long --export FOLDER` writes docs/data/long.csv anew
+first, from what `swarmd lab run long --seeds 3; swarmd lab export long FOLDER` gave.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from swarmd.daemon.local_api import control
 from swarmd.lab.demo import figures
 from swarmd.lab.demo.figures import COLOURS
 from swarmd.lab.demo.processes import local_judge, local_swarm
+from swarmd.lab.results import TABLE
 from tests.swarmd.daemon.page.chromium import Tab, chromium
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
@@ -37,6 +39,8 @@ AWAY = (
 NODES = 16  # of each kind in it
 # Height of a line's name in the picture `long`, as a share of right answers.
 LINE_OF_TEXT = 0.022
+# Rounds that a point of the picture `long` is the mean of, and from one point to the next.
+WINDOW, STEP = 250, 50
 # Between the page's last element that is shown and the picture's edge.
 GAP_PX = 12
 ROUNDS = 150  # of the node whose page is shown
@@ -118,6 +122,26 @@ def long(to: Path, _scratch: Path) -> None:
     figure.savefig(to, dpi=120)
 
 
+def write_windows(export: Path, to: Path, window: int = WINDOW, step: int = STEP) -> None:
+    """Write the means of the windows of an export's rounds, over nodes and seeds: a column a setting."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(export / TABLE, columns=["setting", "round", "reward"])
+    # Without threads, groups come in the order of their first rows: rounds ascend.
+    means = table.group_by(["setting", "round"], use_threads=False).aggregate([("reward", "mean")])
+    curves: dict[str, list[float]] = {}
+    for row in means.to_pylist():
+        if row["round"]:
+            curves.setdefault(row["setting"], []).append(row["reward_mean"])
+    with to.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["round", *curves])
+        rows.writerows(
+            [last, *(f"{fmean(curve[last - window : last]):.3f}" for curve in curves.values())]
+            for last in range(window, min(map(len, curves.values())) + 1, step)
+        )
+
+
 def batch_words(setting: str) -> str:
     """Describe a column of long.csv: "4/4" becomes "4 own + 4 of others, paper's weights"."""
     shares, _, weights = setting.partition(" ")
@@ -159,7 +183,10 @@ def main() -> None:
     )
     parser.add_argument("picture", choices=DRAW)
     parser.add_argument("to", type=Path)
+    parser.add_argument("--export", type=Path, help="for `long`: a folder of `swarmd lab export`")
     given = parser.parse_args()
+    if given.export:
+        write_windows(given.export, DATA / "long.csv")
     with tempfile.TemporaryDirectory() as scratch:
         DRAW[given.picture](given.to, Path(scratch))
 
