@@ -81,7 +81,12 @@ class Gatherer:
             round.wanted
         )  # rollouts of a round, and those that this one still lacks
         self._board = Board(curriculum.trains_on, kept_rounds=round.max_age)
-        self.choice = OfferChoice[Offered](take, round.wanted, lambda item: Author(item.author, item.group))
+        self.choice = OfferChoice[Offered](
+            take,
+            round.wanted,
+            lambda item: Author(item.author, item.group),
+            varied=len(curriculum.specialties) > 1,
+        )
         self._serving = Serving(round.wanted)
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None

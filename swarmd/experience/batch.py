@@ -144,11 +144,14 @@ class OfferChoice(Generic[C]):
     """Chooses what to fetch of what is on offer, by `[sharing] take`.
 
     A round's choice is made in several calls, under caps for all together.
+
+    varied: whether the curriculum has several specialties. Where it has one, authors that offer what they do
+        not serve would leave each of the others an even share of it.
     """
 
-    def __init__(self, take: str, n: int, author_of: Callable[[C], Author]) -> None:
+    def __init__(self, take: str, n: int, author_of: Callable[[C], Author], *, varied: bool = True) -> None:
         self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=MIN_WEIGHT)
-        self._quota = caps.Quota[C](n, author_of, lambda candidate: candidate.ref.specialty)
+        self._quota = caps.Quota[C](n, author_of, (lambda item: item.ref.specialty) if varied else None)
 
     def begin(self, lead: Lead) -> None:
         """Begin another round. lead: as the trainer found it in the one before."""

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -24,7 +24,7 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import LATE_S, MIN_FETCH_S, Gatherer
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.experience.batch import OfferChoice
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.curriculum import TINY_9, Curriculum
 from swarmd.testing import TOPIC, Clock, identity
 from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
 
@@ -41,14 +41,17 @@ class Party:
     def id(self) -> PeerId:
         return self.member.identity.peer_id
 
-    def share(self, *ns: int, specialty: str = "bf") -> list[Rollout]:
+    def make(self, *ns: int, specialty: str = "bf") -> list[Rollout]:
         rng = random.Random(ns[0])
         texts = ["".join(rng.choices("abcdefgh ", k=400)) for _ in range(8)]
-        rollouts = [
+        return [
             Rollout(TaskRef(specialty, n), tuple(Completion(f"{n} {text}", True) for text in texts), self.id)
             for n in ns
         ]
-        RolloutExchange(self.member, "m", TINY_9).share(rollouts, 1)
+
+    def share(self, *ns: int, specialty: str = "bf", curriculum: Curriculum = TINY_9) -> list[Rollout]:
+        rollouts = self.make(*ns, specialty=specialty)
+        RolloutExchange(self.member, "m", curriculum).share(rollouts, 1)
         return rollouts
 
     def rollouts(self) -> list[Rollout]:
@@ -321,6 +324,22 @@ async def test_sharing_take_decides_what_is_fetched(autojump_clock: trio.testing
         await settled(1)
         assert [r.ref.specialty for r in b.rollouts()[4:]] == ["arc_1d"] * 4
         assert max(Counter(r.author for r in b.rollouts()[4:]).values()) <= 2  # the caps hold
+
+
+async def test_where_there_is_one_specialty_whoever_serves_nothing_leaves_an_author_all_places(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    *hostile, honest, b = joined(1, 2, 3, 4, 5)
+    one = replace(TINY_9, configs={"bf": TINY_9.configs["bf"]})
+    round, rng = RoundConfig(), random.Random(0)
+    b.gatherer = Gatherer(b.member, one, round, "uniform", b.got.append, trio.current_time, rng)
+    async with running(b):
+        for party in hostile:
+            for body in offers.encode(party.make(1), 1, "m", one.specialties)[0]:
+                party.member.publish(offers.KIND, body)
+        honest.share(*range(8), curriculum=one)
+        await settled(2 * MIN_FETCH_S)
+    assert Counter(r.author for r in b.rollouts()) == {honest.id: round.wanted}
 
 
 @pytest.mark.parametrize(
