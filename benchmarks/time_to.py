@@ -2,11 +2,11 @@
 
     python -m benchmarks.time_to --seeds 1 2 3 --out docs/time-to.png
 
-tiny-latent, a torch thread each, eight questions of eight completions a round everywhere, rate 6e-4; in a
-swarm up to 16 of others' rollouts on top (8/16). TRL is a published package in an environment of its own
-(`build/peers`). A swarm is played by the lab, as nodes share (offers); a node's time is its share of
-that process. Neither evaluation nor the verifier is counted. Draws the curves, and writes their figures
-beside the picture's name as CSV. --from-csv draws those again.
+tiny-latent, a torch thread each, eight questions of eight completions a round, rate 6e-4; in a swarm up to 16
+of others' rollouts on top (8/16, or --round). TRL is a published package in an environment of its own
+(`build/peers`). A swarm is played by the lab, as nodes share (offers); a node's time is its share of that
+process. Neither evaluation nor the verifier is counted. Draws the curves, and writes their figures beside the
+picture's name as CSV. --from-csv draws those again.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from benchmarks.trl_swarm import SETTINGS
 
 TARGET = 0.4
 ROUNDS, EVERY = 400, 10
-QUESTIONS, ANSWERS = 216, 4
+# Of each node; fewer in a large swarm, as the mean of its nodes counts.
+QUESTIONS, ANSWERS, ANSWERS_IN_ALL = 216, 4, 16
 ARMS = {
     "trl": "TRL alone",
     "1": "swarmd alone",
@@ -42,7 +43,7 @@ ARMS = {
 Curve = list[tuple[float, float]]
 
 
-def swarm_curve(nodes: int, seed: int) -> Iterator[tuple[float, float]]:
+def swarm_curve(nodes: int, local: int, external: int, seed: int) -> Iterator[tuple[float, float]]:
     """Play a swarm, and yield its curve, the mean of its nodes."""
     from swarmd.config.config import NodeConfig
     from swarmd.exchange.swarm_id import curriculum_of
@@ -53,7 +54,7 @@ def swarm_curve(nodes: int, seed: int) -> Iterator[tuple[float, float]]:
 
     given = {
         "model": {"name": "tiny-latent", "device": "cpu", "threads": 1},
-        "round": {"local": 8, "external": 16 if nodes > 1 else 0},
+        "round": {"local": local, "external": external if nodes > 1 else 0},
         "train": {"learning_rate": SETTINGS["learning_rate"]},
         "swarm": {"engine": "none"},
     }
@@ -65,15 +66,15 @@ def swarm_curve(nodes: int, seed: int) -> Iterator[tuple[float, float]]:
         held_out = open_tasks(swarm.curriculum, verifier).draw_held_out(
             QUESTIONS, random.Random(QUESTIONS_SEED)
         )
-        spent = 0.0
+        spent, answers = 0.0, max(1, min(ANSWERS, ANSWERS_IN_ALL // nodes))
         for number in range(ROUNDS + 1):
             if number:
                 began = time.process_time()
                 swarm.round(number)
                 spent += (time.process_time() - began) / nodes
             if number % EVERY == 0:
-                right = swarm.evaluate(held_out, ANSWERS, number)["right"]
-                yield spent, fmean(fmean(node) for node in right) / ANSWERS
+                right = swarm.evaluate(held_out, answers, number)["right"]
+                yield spent, fmean(fmean(node) for node in right) / answers
 
 
 def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
@@ -141,9 +142,9 @@ def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
         trainer.train()
 
 
-def played(arm: str, seed: int, python: Path) -> Curve:
+def played(arm: str, seed: int, shares: str, python: Path) -> Curve:
     """Return the curve of one run, which is a process of its own and ends at the target."""
-    command = [sys.executable, "-m", "benchmarks.time_to", "--run", arm, str(seed)]
+    command = [sys.executable, "-m", "benchmarks.time_to", "--run", arm, str(seed), shares]
     done = subprocess.run(command, env=beside(python), cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{ARMS[arm]}, seed {seed}, failed:\n{done.stderr[-3000:]}")
@@ -185,7 +186,8 @@ def draw(curves: dict[str, list[Curve]], to: Path) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--run"]:
         arm, seed = sys.argv[2], int(sys.argv[3])
-        for point in trl_curve(seed) if arm == "trl" else swarm_curve(int(arm), seed):
+        local, external = map(int, sys.argv[4].split("/"))
+        for point in trl_curve(seed) if arm == "trl" else swarm_curve(int(arm), local, external, seed):
             print(json.dumps(point), flush=True)
             if point[1] >= TARGET:
                 break
@@ -195,6 +197,9 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument(
+        "--round", default="8/16", metavar="I/J", help="own and others' rollouts of a round (8/16)"
+    )
     parser.add_argument("--at-once", type=int, default=2, help="runs beside each other (2)")
     parser.add_argument("--out", type=Path, help="a picture; its figures go to data/<its name>.csv beside it")
     parser.add_argument(
@@ -208,7 +213,7 @@ def main() -> None:
     python = environment_of("trl", default_environment("trl"))
     runs = [(arm, seed) for seed in wanted.seeds for arm in wanted.arms]
     with ThreadPoolExecutor(wanted.at_once) as pool:
-        found = dict(zip(runs, pool.map(lambda run: played(*run, python), runs), strict=True))
+        found = dict(zip(runs, pool.map(lambda run: played(*run, wanted.round, python), runs), strict=True))
     curves = {arm: [found[arm, seed] for seed in wanted.seeds] for arm in wanted.arms}
     report(curves)
     if wanted.out:
