@@ -1,6 +1,7 @@
 """The README's two commands, as real processes.
 
-`swarmd bootstrap` without a word of what is trained, and nodes of another curriculum.
+`swarmd bootstrap` without a word of what is trained, and nodes of another curriculum, one of them of a later
+version.
 """
 
 import json
@@ -8,17 +9,30 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarmd.state.folder import LOG_FILE
 from tests.engines.p2pd import p2pd_missing
 from tests.swarm.test_join import COMMON, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
 ENGINES = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
+LATER = {"swarmd": "0.99.0", "reasoning-gym": "0.99.0"}
+
+
+def later_versions(folder: Path) -> str:
+    """Return the PYTHONPATH with which a process finds LATER installed; what they hold stays the same."""
+    for package, version in LATER.items():
+        info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(distribution(package).read_text("entry_points.txt") or "")
+    return str(folder)
 
 
 def started(stack: ExitStack, *words: str, **environment: str) -> "subprocess.Popen[str]":
@@ -51,7 +65,7 @@ def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share
             SWARMD_SWARM_ENGINE="libp2p",
         )
         address = first_line(boot)["addresses"][0]["address"]
-        nodes = []
+        later, nodes = later_versions(tmp_path / "later"), []
         for number, engine in enumerate(ENGINES):
             words = [
                 "join",
@@ -64,6 +78,8 @@ def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share
                 str(tmp_path / engine / str(number)),
             ]
             sapo = {"SWARMD_SWARM_CURRICULUM": "sapo-9", "SWARMD_SWARM_ENGINE": engine}
+            # Else the folder that it starts in comes first.
+            sapo |= {"PYTHONPATH": later, "PYTHONSAFEPATH": "1"} if number else {}
             nodes.append(started(stack, *words, "--bootstrap", address, "--json", **sapo))
         for number, (node, engine) in enumerate(zip(nodes, ENGINES, strict=True)):
             first_line(node)
@@ -76,3 +92,5 @@ def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share
                 ),
                 node,
             )
+            log = (state / LOG_FILE).read_text()
+            assert (f"swarmd {LATER['swarmd']} starts" in log) == bool(number), log
