@@ -1,15 +1,17 @@
-"""One round of a model of Qwen2.5-0.5B's exact configuration, with random weights.
+"""One round of a model of Qwen2.5-0.5B's exact configuration, or a smaller real one's, with random weights.
 
-Seconds, and the most memory it takes.
+Seconds, and the most memory it takes beside what the plan said.
 
-    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16|nf4]
-    [--questions 8] [--completions 8]
-                                      [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1]
-                                      [--json]
+    python -m benchmarks.half_billion [--model qwen2.5-0.5b|smollm2-135m|qwen3.5-79m|gemma3-113m]
+                                      [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16|nf4]
+                                      [--questions 8] [--completions 8] [--tokens 64] [--micro-batch 0]
+                                      [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1] [--json]
 
 Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards,
-so that every completion has a gradient; one update. Model, plan, answers and update are the node's own.
---memory: GB that the plan may count on having.
+so that every completion has a gradient; one update, and a second for the peak alone, as Adam's moments are
+there only from the first on. Model, plan, answers and update are the node's own.
+--memory: GB that the plan may count on having; --micro-batch: tokens, which the work should fill to compare
+the plan with what is taken: what was taken beyond the imports, and the plan's peak with its workspace.
 
 The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of
 our own: the ids above its vocabulary are drawn and trained on like any others, they have no text. On a CPU,
@@ -23,17 +25,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import workload
 from benchmarks.meter import Meter
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.memory_plan import WORKSPACE_BYTES
 from swarmd.types import Rollout, Scored, TaskRef
 
 CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as far as it shapes the network
@@ -49,12 +54,56 @@ CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as
     "rope_theta": 1_000_000.0,
     "tie_word_embeddings": True,
 }
+CONFIGURATIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "qwen2.5-0.5b": {"model_type": "qwen2", **CONFIGURATION},
+        "smollm2-135m": {
+            "model_type": "llama",
+            "vocab_size": 49_152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "rope_theta": 100_000.0,
+            "tie_word_embeddings": True,
+        },
+        # Shrunk: half as wide as Qwen3.5-0.8B and Gemma 3 270M or less, with fewer layers and tokens.
+        "qwen3.5-79m": {
+            "model_type": "qwen3_5_text",
+            "vocab_size": 32_768,
+            "hidden_size": 512,
+            "intermediate_size": 1792,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "linear_num_key_heads": 8,
+            "linear_num_value_heads": 8,
+            "tie_word_embeddings": True,
+        },
+        "gemma3-113m": {
+            "model_type": "gemma3_text",
+            "vocab_size": 98_304,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 9,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+            "tie_word_embeddings": True,
+        },
+    }
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.half_billion", description=(__doc__ or "").split("\n")[0]
     )
+    parser.add_argument("--model", choices=CONFIGURATIONS, default="qwen2.5-0.5b")
     parser.add_argument("--lora", choices=["on", "off"], default="on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
@@ -66,6 +115,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--completions", type=int, default=8, help="of each question")
     parser.add_argument("--tokens", type=int, default=64, help="of each completion")
+    parser.add_argument("--micro-batch", type=int, default=0, help="tokens; 0: the plan decides")
     parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may count on having")
     parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
     parser.add_argument("--threads", type=int, default=1, help="of torch; 0: what a node would take")
@@ -75,22 +125,24 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.make:
-        make(Path(arguments.make))
+        make(Path(arguments.make), arguments.model)
         return
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "benchmarks.half_billion", "--make", folder], check=True)
+        making = ["-m", "benchmarks.half_billion", "--model", arguments.model, "--make", folder]
+        subprocess.run([sys.executable, *making], check=True)
         figures = play(Path(folder), arguments)
     del arguments.make
     show(figures, arguments)
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, model: str) -> None:
     """Make the model in bfloat16, as the published weights are."""
     tokenizer = workload._tokenizer([workload.SYSTEM, *workload.draw("sapo-9", 500, 7)])
     tokenizer.save_pretrained(folder)
     end = tokenizer.convert_tokens_to_ids(workload.END)
     torch.manual_seed(0)
-    config = Qwen2Config(**CONFIGURATION, eos_token_id=end, pad_token_id=end, bos_token_id=None)
+    ends = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": None}
+    config = AutoConfig.for_model(**CONFIGURATIONS[model], **ends)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
@@ -108,14 +160,15 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             },
             "round": {"local": arguments.questions, "completions": arguments.completions},
             "generate": {"max_new_tokens": arguments.tokens, "engine": "own"},
-            "train": {"optimizer": arguments.optimizer},
+            "train": {"optimizer": arguments.optimizer, "micro_batch_tokens": arguments.micro_batch},
         }
     )
     meter = Meter(arguments.device)
-    begun = meter.begin()
+    # Before memory is counted: they import ReasoningGYM.
+    questions = workload.draw("sapo-9", arguments.questions, 0)
+    begun, imported = meter.begin(), meter.peak_mib()
     policy = LanguagePolicy.open(config, 0, lambda _: int(arguments.memory * 1e9))
     loaded, began = meter.now(), time.perf_counter()
-    questions = workload.draw("sapo-9", arguments.questions, 0)
     answers = policy.generate(questions, arguments.completions)
     answered = meter.now()
     after_answers = meter.peak_mib()
@@ -127,6 +180,8 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     report = policy.update(batch)
     trained, wall = meter.now(), time.perf_counter() - began
+    # Adam's moments are there from the first step on: the second update takes the most.
+    policy.update(batch)
     plan = policy._loaded.plan
     return {
         "parameters": policy.description["parameters"],
@@ -137,7 +192,8 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "checkpointing": plan.checkpointing,
         "micro_batch_tokens": plan.micro_batch_tokens,
         "kl": report.kl,
-        "planned_GB": plan.peak / 1e9,
+        "planned_GB": (plan.peak + WORKSPACE_BYTES) / 1e9,
+        "taken_GB": (meter.peak_mib() - imported) * 2**20 / 1e9,
         "tokens": sum(len(ids) for answer in answers for ids in answer.tokens.ids),
         "trained": report.tokens,
         "seconds": {"load": loaded - begun, "generate": answered - loaded, "train": trained - answered},
@@ -168,10 +224,10 @@ def show(figures: dict[str, Any], arguments: argparse.Namespace) -> None:
     )
     made, trained = figures["tokens"] / seconds["generate"], figures["trained"] / seconds["train"]
     print(f"  {made:.1f} tokens a second made, {trained:.1f} trained", file=out)
-    planned = figures["planned_GB"]
+    planned, taken = figures["planned_GB"], figures["taken_GB"]
     print(
-        f"  peak {peak['all']:.2f} GB ({peak['generate']:.2f} until the answers were there); planned"
-        f" {planned:.2f} GB",
+        f"  peak {peak['all']:.2f} GB ({peak['generate']:.2f} until the answers were there); {taken:.2f} GB"
+        f" beyond the imports, planned {planned:.2f} GB, {planned / taken - 1:+.0%}",
         file=out,
     )
     if arguments.json:
