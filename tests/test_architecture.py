@@ -249,15 +249,17 @@ def test_only_the_policy_imports_torch() -> None:
 @pytest.mark.parametrize(
     "modules, banned",
     [
-        ("swarmd.tasks.sandbox.client, swarmd.tasks.source, swarmd.tasks.curriculum", "torch matplotlib"),
+        ("swarmd.tasks.sandbox.verifier, swarmd.tasks.source, swarmd.tasks.curriculum", "torch matplotlib"),
         # The verifier starts before those are loaded
-        ("swarmd.trainer.__main__", "torch transformers reasoning_gym"),
+        ("swarmd.trainer.__main__, swarmd.tasks.sandbox.client", "torch transformers reasoning_gym"),
         ("swarmd.trainer.trainer", "peft matplotlib libp2p"),
         (
             "p2p.member, p2p.engines, p2p.peers.addressbook, p2p.engines.memory",
             "torch libp2p hivemind swarmd",
         ),
-        ("judge.app, judge.cli", "torch libp2p"),
+        ("judge.app, judge.cli, judge.server", "torch libp2p hivemind trio"),
+        ("swarmd.daemon.judging.client", "torch libp2p hivemind reasoning_gym fastapi"),
+        ("swarmd.policy.models.doctor", "transformers"),
         ("p2p.engines.libp2p.network_engine", "libp2p"),  # packages of other engines build on it
         (
             "swarmd, swarmd.daemon.daemon, swarmd.daemon.library.joined_swarm,"

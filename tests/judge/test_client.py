@@ -253,27 +253,6 @@ async def test_a_wrong_receipt_is_refused(changed: dict[str, Any]) -> None:
     assert isinstance(outcome, NotJudged) and "receipt" in outcome.cause
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {**questions(), "evaluations": []},
-        {**questions(), "judge": 5},
-        {**questions(), "judge": "x" * 65},
-        {**questions(), "evaluations": [QUESTION] * 9},
-        QUESTION,
-    ],
-    ids=lambda lie: repr(lie)[:40],
-)
-async def test_a_malformed_list_of_questions_is_refused(lie: Any) -> None:
-    async with judge(saying(reply(lie))) as url:
-        await silent(lambda: client(url).ask(1, "tiny"))
-
-
-async def test_a_grade_without_its_receipt() -> None:
-    async with judge(saying(reply({k: v for k, v in GRADE.items() if k != "receipt"}, 200))) as url:
-        await silent(lambda: client(url).answer(OPEN, Completion("2", True)))
-
-
 def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "receipts"
     path.mkdir()  # where the file should be
@@ -326,6 +305,11 @@ LIES: list[Any] = [
     json.dumps(questions()).encode() + b"x",
     questions(question="x" * MAX_RESPONSE_BYTES),
     reply(questions()),
+    {**questions(), "evaluations": []},
+    {**questions(), "judge": 5},
+    {**questions(), "judge": "x" * 65},
+    {**questions(), "evaluations": [QUESTION] * 9},
+    QUESTION,
 ]
 
 
@@ -342,7 +326,7 @@ GRADE_LIES: list[Any] = [
     {**GRADE, "answered": 1.5},
     {**GRADE, "score": 1.5},
     {**GRADE, "n": 0},
-    {k: v for k, v in GRADE.items() if k != "score"},
+    *({k: v for k, v in GRADE.items() if k != missing} for missing in ("score", "receipt")),
     {**GRADE, "total": 4.0},
     {**GRADE, "total": -1.0},
     {**GRADE, "total": math.inf},
@@ -470,27 +454,17 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
         await stream.send_all(b" " * 65_536)
 
 
-@pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips])
-async def test_a_slow_judge_is_given_up(handle: Handler) -> None:
-    async with judge(handle) as url:
-        await silent(lambda: client(url, timeouts=SHORT).ask(1, "tiny"))
-        await silent(lambda: client(url, timeouts=SHORT).answer(OPEN, Completion("2", True)))
-
-
-async def test_a_response_over_the_limit_is_refused() -> None:
-    async with judge(pours) as url:
-        outcome = await JudgeClient(url, ME, "digest", timeouts=PATIENT).ask(1, "tiny")
-    assert isinstance(outcome, NotJudged)
-    assert f"more than {MAX_RESPONSE_BYTES:,} bytes" in outcome.cause
-
-
 @pytest.mark.parametrize(
     ("handle", "why"),
     [(never, "whole"), (stalls_in_the_body, "whole"), (drips, "whole"), (pours, "more than")],
 )
-async def test_commands_have_the_same_limits(handle: Handler, why: str) -> None:
-    """`swarmd verify --upload` and what reads; a drip begins with the headers."""
+async def test_a_slow_judge_and_one_that_pours_are_given_up(handle: Handler, why: str) -> None:
+    """Also by `swarmd verify --upload` and what reads; a drip begins with the headers."""
+    timeouts = SHORT if why == "whole" else PATIENT
     async with judge(handle) as url:
+        unasked = await silent(lambda: client(url, timeouts=timeouts).ask(1, "tiny"))
+        await silent(lambda: client(url, timeouts=timeouts).answer(OPEN, Completion("2", True)))
+        assert (f"more than {MAX_RESPONSE_BYTES:,} bytes" in unasked.cause) == (handle is pours)
         with pytest.raises(httpx2.HTTPError, match=why):
             await trio.to_thread.run_sync(
                 exchanged, "POST", url, {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole

@@ -437,18 +437,3 @@ def test_the_version_as_an_option() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert done.exit_code == 0
     assert done.stdout.startswith("swarmd-judge") and done.stdout.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("modules", "absent"),
-    [
-        ("judge.app, judge.cli, judge.server", {"torch", "libp2p", "hivemind", "trio"}),
-        ("swarmd.daemon.judging.client", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
-    ],
-)
-def test_modules_that_serving_does_not_load(modules: str, absent: set[str]) -> None:
-    code = f"import {modules}, sys; print(sorted({{m.split('.')[0] for m in sys.modules}} & {absent}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-    )
-    assert done.stdout.strip() == "[]"

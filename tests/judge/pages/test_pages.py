@@ -93,7 +93,8 @@ async def test_a_page_loads_and_runs_no_foreign_content(site: httpx2.AsyncClient
     assert response.status_code == (404 if path.endswith("nobody") else 200)
     page = hostile.Parsed(response.text)
     assert page.faults() == []
-    assert "unsafe" not in response.headers["content-security-policy"]
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
     assert "http-equiv" not in {name for name, _ in page.attributes}
     assert len(response.content) <= 100_000
 
@@ -228,6 +229,8 @@ async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site:
         "nothing about a model" not in page.text
         and "nothing about a model" in hostile.Parsed((await site.get("/about")).text).text
     )
+    listed = (await site.get("/v1/leaderboard")).json()["peers"]
+    assert {("href", f"/nodes/{row['peer']}") for row in listed} <= {*page.attributes}
     searched = hostile.Parsed((await site.get("/?q=x")).text)
     assert "questions today" not in searched.text and "h1" in searched.tags
 

@@ -1,8 +1,6 @@
 """`swarmd models`: what is listed, and whether the arithmetic agrees with what was measured."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -111,14 +109,6 @@ def test_the_shapes_written_down_are_those_of_the_models() -> None:
         "tiny": tiny
     }
     assert {name: shape_of(skeleton_of(config, name), name) for name, config in configs.items()} == NAMED
-
-
-def test_the_command_loads_no_transformers() -> None:
-    program = "import sys, swarmd.policy.models.doctor; print('transformers' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        == "False\n"
-    )
 
 
 def test_a_recorded_round_counts_more_than_an_estimate() -> None:
