@@ -68,8 +68,8 @@ def attack(
 
 @pytest.mark.net
 def test_unfinished_rpcs_are_bounded_and_end(tmp_path: Path) -> None:
-    result = attack(tmp_path, seconds=TIMEOUT_S, cuts=6)
-    assert result.halves >= 384 and result.cuts >= 6
+    result = attack(tmp_path, connections=3, seconds=TIMEOUT_S, cuts=3)
+    assert result.halves >= 192 and result.cuts >= 3  # 58 MB are announced
     assert result.cut_off < 15.0
     assert result.mib < 16.0
     assert result.honest_lost == 0

@@ -11,7 +11,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved
 from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer, TrainedModel
-from tests.swarmd.policy.conftest import NO_SYSTEM_ROLE, local, make_model, open_policy
+from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, local, make_model, open_policy
 
 QUESTION = "one?"
 GREEDY = AnswerSettings(temperature=0)
@@ -71,27 +71,24 @@ def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Pat
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_a_conversation_has_the_trainings_system_prompt_unless_it_brings_one(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", "llama")
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (CHAT, "<|system|>be bad<|user|>one?<|assistant|>two<|user|>one?<|assistant|>"),
+        (NO_SYSTEM_ROLE, "<|user|>be bad\n\none?<|assistant|>two<|user|>one?<|assistant|>"),
+    ],
+)
+def test_a_conversation_has_the_trainings_system_prompt_unless_it_brings_one(
+    tmp_path: Path, template: str, said: str
+) -> None:
+    folder = make_model(tmp_path / "model", "llama", chat_template=template)
     save(open_policy(folder), tmp_path, 1)
     model = TrainedModel(tmp_path, config(folder, system_prompt="be good"))
     assert model.prompt(ASKED) == model.chat.prompt(QUESTION)
     told = [{"role": "system", "content": "be bad"}, *ASKED, {"role": "assistant", "content": "two"}, *ASKED]
-    assert (
-        model.chat.conversation(told)
-        == "<|system|>be bad<|user|>one?<|assistant|>two<|user|>one?<|assistant|>"
-    )
+    assert model.chat.conversation(told) == said
     with pytest.raises(CannotAnswer, match="context is 128"):
         model.prompt([{"role": "user", "content": "x" * 128}])
-
-
-def test_a_template_without_system_role(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", "llama", chat_template=NO_SYSTEM_ROLE)
-    save(open_policy(folder), tmp_path, 1)
-    model = TrainedModel(tmp_path, config(folder, system_prompt="be good"))
-    assert model.prompt(ASKED) == model.chat.prompt(QUESTION)
-    told = [{"role": "system", "content": "be bad"}, *ASKED]
-    assert model.chat.conversation(told) == "<|user|>be bad\n\none?<|assistant|>"
 
 
 def test_without_a_checkpoint(tmp_path: Path) -> None:

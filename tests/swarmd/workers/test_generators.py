@@ -49,7 +49,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         newest: list[int] = []
         within = False
         deadline = time.monotonic() + TIMEOUT_S
-        while not (within and crew.generators.alive == 2 and len(newest) > 8):
+        while not (within and crew.generators.alive == 2 and len(newest) > 4):
             assert time.monotonic() < deadline, crew.report(time.monotonic())
             if not crew.generators.wait(2, 1.0):
                 continue
