@@ -12,17 +12,18 @@ A round has two phases, and the larger of them has to fit beside what is always 
 
 What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k
 the widths of queries and keys, f the inner width. It was found by counting what autograd keeps, of Qwen2,
-Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is between 0.8 and 1.3
-times the packed update's, and 0.9 to 1.4 times a plain forward's (tests/swarmd/policy/test_plan.py).
+Qwen3, Llama and Gemma 2, in float32 and bfloat16, with LoRA and without: the sum below is between 0.8 and 1.1
+times the packed update's, and 0.9 to 1.3 times a plain forward's (tests/swarmd/policy/test_plan.py).
 
     n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their
-                         output
+                         output; with LoRA n d (4 + s), as a frozen norm keeps no normalised form
     (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an
                          attention that makes copies
     4 f s                gate, its activation, up, and their product
 
-A layer with a recurrent state (a delta rule's, Mamba's) keeps some 3.5 times as much as one of attention: 2.6
-to 4 times in Qwen3.5 and Granite 4, most of it in float32 (transformers' own code, without fused kernels).
+A layer with a recurrent state (a delta rule's, Mamba's) keeps 3 times as much as one of attention in float32,
+4 times in 16 bits, as most of it is in float32 either way: 1.9 to 3.0 and 2.5 to 4.7 times in Qwen3.5 and
+Granite 4 (transformers' own code, without fused kernels), the most where completions are short.
 
 With gradient checkpointing only each layer's input is kept, exactly d s, and one layer at a time is computed
 again.
@@ -193,7 +194,9 @@ def _plan(
 
     head_tokens = chunk_of(shape.vocabulary)
     head = head_tokens * shape.vocabulary * LOGIT_BYTES
-    plain, thrifty = _token_bytes(shape, size, False), _token_bytes(shape, size, True)
+    plain, thrifty = (
+        _token_bytes(shape, size, lora_rank is not None, recompute) for recompute in (False, True)
+    )
     most_plain, most = max(0, room - head) // plain, max(0, room - head) // thrifty
     if work.micro_batch_tokens:
         tokens = work.micro_batch_tokens
@@ -295,14 +298,14 @@ def _in_four_bits(shape: Shape, size: int) -> list[Item]:
     ]
 
 
-def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
+def _token_bytes(shape: Shape, size: int, adapted: bool, checkpointing: bool) -> int:
     """Return the bytes that the backward pass needs for one token, all layers, without the logits.
 
     See the head of this file.
     """
-    norm = shape.width * (4 + 2 * size)
+    norm = shape.width * (4 + (1 if adapted else 2) * size)
     layer = shape.norms * norm + (6 * shape.query_width + 4 * shape.key_width + 4 * shape.inner_width) * size
-    largest = layer * 7 // 2 if shape.recurrent else layer
+    largest = layer * (3 if size == 4 else 4) if shape.recurrent else layer
     kept = (
         shape.layers * shape.width * size
         if checkpointing
