@@ -1,4 +1,4 @@
-"""A person at a terminal, a rule and a frozen model share with a node that trains.
+"""A person at a terminal and a rule share with a node that trains.
 
 Real processes on loopback.
 """
@@ -206,45 +206,6 @@ def test_a_rule_of_ten_lines_joins_as_a_peer(learner: Learner, tmp_path: Path) -
             assert (done.returncode, rule.wait(TIMEOUT_S)) == (0, 0)
         finally:
             rule.kill()
-
-
-def test_a_frozen_model_shares_and_learns_nothing(learner: Learner, tmp_path: Path) -> None:
-    before = learner.trained_on()
-    with ExitStack() as stack:
-        words = [
-            "join",
-            "--model",
-            "tiny",
-            "--device",
-            "cpu",
-            "--seed",
-            "2",
-            "--listen",
-            LOOPBACK,
-            "--no-train",
-        ]
-        frozen = started(
-            stack,
-            *words,
-            "--bootstrap",
-            learner.address,
-            "--state-dir",
-            str(tmp_path),
-            "--pace",
-            "0.3",
-            **ENGINE,
-        )
-        me = until(tmp_path, lambda status: status["round"] > 0, frozen)["peer_id"]
-        wait_until(lambda: learner.peer(me)["frames"] >= 3)
-        until(learner.state, lambda _: learner.trained_on() > before, learner.process)
-        # It hears the other, and trains on nothing
-        until(tmp_path, lambda status: status["peers"] >= 1, frozen)
-        lines = read_metrics(tmp_path / "metrics.jsonl")
-    assert lines and all(
-        (line["external"], line["local"], line["updates"], line["tokens"]["trained"]) == (0, 0, 0, 0)
-        for line in lines
-    )
-    assert any(line["reward_sum"] for line in lines)
 
 
 def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Learner) -> None:

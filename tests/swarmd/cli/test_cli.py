@@ -182,6 +182,12 @@ def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_p
     assert not (tmp_path / "state").exists()
 
 
+def test_a_flag_of_two_words_reaches_its_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")  # so that nothing starts
+    said = run("join", "--no-train", "--local", "0")
+    assert said.code == 2 and 'round.train is "off"' in said.err
+
+
 def test_config_commands_check_show_and_print_the_path(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

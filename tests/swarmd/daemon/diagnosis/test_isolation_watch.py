@@ -137,15 +137,28 @@ def introduced(
     return other
 
 
-def test_nodes_of_another_version_say_what_they_run() -> None:
-    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
-        introduced(swarm, 2, Topic("main", "0123456789abcdef"))
-        await trio.sleep(SETTLED_S + 5)
-        assert watch.trouble is not None
-        assert (
-            "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1"
-            in watch.trouble.cause
-        )
+@pytest.mark.parametrize(
+    ("topic", "refuses", "settled", "said"),
+    [
+        (SAPO, True, CALM_S, "refused by all 2 peers asked"),
+        (
+            Topic("main", "0123456789abcdef"),
+            False,
+            SETTLED_S,
+            "only 2 nodes of the other with swarmd 9, and this node is of sapo-9 with swarmd 1",
+        ),
+    ],
+)
+def test_nodes_that_all_refuse_or_run_another_version_are_told(
+    topic: Topic, refuses: bool, settled: float, said: str
+) -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, _: list[str]) -> None:
+        for n in (2, 3):
+            other = introduced(swarm, n, topic, refuses).identity.peer_id
+            if refuses:
+                roster.heard(other, clock())
+        await trio.sleep(settled + 5)
+        assert watch.trouble is not None and said in watch.trouble.cause
 
     watched(play)
 
@@ -175,16 +188,6 @@ def test_a_clock_that_is_set_wrong_is_noticed_at_once(monkeypatch: pytest.Monkey
             roster.heard(introduced(swarm, n, ahead=600).identity.peer_id, clock())
         await trio.sleep(5)
         assert watch.trouble is not None and "clock is 10 minutes behind" in watch.trouble.cause
-
-    watched(play)
-
-
-def test_a_node_that_all_refuse_says_so() -> None:
-    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
-        for n in (2, 3):
-            roster.heard(introduced(swarm, n, refuses=True).identity.peer_id, clock())
-        await trio.sleep(CALM_S + 5)
-        assert watch.trouble is not None and "refused by all 2 peers asked" in watch.trouble.cause
 
     watched(play)
 
