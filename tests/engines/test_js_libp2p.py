@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +22,21 @@ from p2p.blobs.blobs import content_id
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import introduction
+from p2p.topic import Topic
 from p2p.types import Envelope, PeerId, PeerRequest
 from swarmd.exchange import wire
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.state.folder import METRICS_FILE
+from swarmd.state.metrics import read_metrics
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, until
+from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT, vectors
 from tests.p2p.real import TOPIC, real_engine
+from tests.swarm import waiting
+from tests.swarm.test_join import COMMON
+from tests.swarm.test_meeting import started
 
 PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
@@ -72,8 +84,8 @@ class JsPeer:
 
 
 @asynccontextmanager
-async def js_peer(address: str) -> AsyncIterator[JsPeer]:
-    command = ["node", str(PEER), address, str(TOPIC), str(vectors.FOLDER)]
+async def js_peer(address: str, topic: Topic = TOPIC) -> AsyncIterator[JsPeer]:
+    command = ["node", str(PEER), address, str(topic), str(vectors.FOLDER)]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield JsPeer(process)
@@ -134,3 +146,23 @@ async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
             assert await member.engine.request(js, fetch, len(blob)) == blob
             assert await member.engine.request(js, introduction.question(TOPIC.name), 100) == b""
         nursery.cancel_scope.cancel()
+
+
+async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
+    ref = TaskRef("basic_arithmetic", 1)
+    task = tasks_of(TINY_9.name).task(ref)
+    assert task is not None
+    completions = tuple(
+        Completion(f"<answer>{answer}</answer>", ended=True) for answer in (task.entry["answer"], "none")
+    )
+    body = wire.encode([Rollout(ref, completions, PeerId("not sent"))], 1, "js")
+    with ExitStack() as stack:
+        words = ["join", *COMMON, "--state-dir", str(tmp_path), "--pace", "0.5", "--json"]
+        node = started(stack, *words, SWARMD_SWARM_NAME="js", SWARMD_SWARM_ENGINE="libp2p")
+        until_it = partial(trio.to_thread.run_sync, waiting.until, tmp_path)
+        status = await until_it(lambda status: status["addresses"], node)
+        async with js_peer(status["addresses"][0], Topic("js", swarm_digest(TINY_9))) as peer:
+            await peer.says("me")
+            assert await peer.told("share", "shared", body.hex())
+            rounds = tmp_path / METRICS_FILE
+            await until_it(lambda _: any(line["external"] for line in read_metrics(rounds)), node)

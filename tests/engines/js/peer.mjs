@@ -2,8 +2,8 @@
 //
 //     node peer.mjs ADDRESS TOPIC VECTORS     (a member's multiaddress, /swarmd/1/…, docs/vectors)
 //
-// It joins, says who it is and who it met, and then does what each line of its input says: publish, provide,
-// find, ask. It prints one JSON document a line.
+// It joins, says who it is and who it met, and then does what each line of its input says: publish, share,
+// provide, find, ask. It prints one JSON document a line.
 import { readFileSync } from 'node:fs'
 import { createHash } from 'node:crypto'
 import { createInterface } from 'node:readline'
@@ -158,12 +158,18 @@ say({
 const cid = CID.createV1(0x55, multihash.create(0x12, sha256(`swarmd:${topic}`)))
 const body = unhex(stored('rollouts').good[0].body)
 let sequence = Date.now()
+async function share (rollouts) {
+  await pubsub.publish(topic, await seal(key, swarmId, sequence++, Date.now(), 'rollouts', rollouts))
+}
+
 const commands = {
   async publish (count) {
-    for (let n = 0; n < count; n++) {
-      await pubsub.publish(topic, await seal(key, swarmId, sequence++, Date.now(), 'rollouts', body))
-    }
+    for (let n = 0; n < count; n++) await share(body)
     return { published: count }
+  },
+  async share (rollouts) {
+    await share(unhex(rollouts))
+    return { shared: true }
   },
   async provide () {
     for await (const _ of dht.provide(cid)); // eslint-disable-line no-unused-vars
