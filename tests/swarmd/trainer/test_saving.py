@@ -292,31 +292,7 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(
     assert_same_end(tmp_path, "round-00000003")
 
 
-def test_a_full_disk_pauses_the_run_until_there_is_room(
-    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.01)
-    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
-        disk = SmallDisk(trainer.checkpoints.folder)
-        wait = trainer.link.wait
-
-        def waited(seconds: float, *, questions: bool) -> None:
-            disk.room = disk.tries >= 4
-            wait(seconds, questions=questions)
-
-        trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
-        trainer.run()
-        states = [m for m in heard(daemon) if isinstance(m, link.TrainerState)]
-    paused = [s for s in states if s.state == "paused"]
-    assert (
-        paused
-        and all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
-        and states[-1].state == "training"
-    )
-    assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
-
-
-def test_a_waiting_question_does_not_hammer_a_full_disk(
+def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_it(
     trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
@@ -335,8 +311,13 @@ def test_a_waiting_question_does_not_hammer_a_full_disk(
 
         trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
         trainer.run()
-        assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
-    assert took and min(took) >= 0.05
+        messages = heard(daemon)
+    assert any(isinstance(m, link.JudgeAnswer) for m in messages) and took and min(took) >= 0.05
+    states = [m for m in messages if isinstance(m, link.TrainerState)]
+    paused = [s for s in states if s.state == "paused"]
+    assert paused and states[-1].state == "training"
+    assert all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
+    assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
 
 def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(
