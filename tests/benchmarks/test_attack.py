@@ -25,16 +25,14 @@ def test_every_attack_tells_its_options(name: str, capsys: pytest.CaptureFixture
     assert left.value.code == 0 and "usage: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "argv", [["bomb"], ["eclipse", "--restarts", "5", "--calm", "2"], ["forger", "--connections", "3"]]
-)
 def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_held(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    options = ["--restarts", "5", "--calm", "2"]
     with pytest.raises(SystemExit) as left:
-        attack.main([argv[0], "--json", *argv[1:]])
+        attack.main(["eclipse", "--json", *options])
     found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == 1 and found["work"] == {"attack": argv[0], "options": argv[1:]}
+    assert found["schema"] == 1 and found["work"] == {"attack": "eclipse", "options": options}
     assert found["bounds"].keys() <= found["figures"].keys()
     assert found["held"] is all(found["figures"][name] <= most for name, most in found["bounds"].items())
     assert left.value.code == (0 if found["held"] else 1)

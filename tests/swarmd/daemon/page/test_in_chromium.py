@@ -5,7 +5,7 @@ With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of ax
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,17 @@ NOISY = (
 )
 
 
-async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with chromium(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+async def in_browser(node: Node, tab: Tab, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
     """Run `look` on a tab while the page is served; return what the browser complained of."""
 
     def browse() -> list[dict[str, Any]]:
-        with chromium(profile) as tab:
+        try:
             look(tab)
             asked = [
                 event["params"]["request"]["url"]
@@ -49,6 +55,9 @@ async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> 
             # And nothing else, anywhere
             assert asked and all(address.startswith(node.origin + "/") for address in asked)
             return [event for event in tab.events if event.get("method") in NOISY]
+        finally:  # while the page is served, or it would miss its node in the next test
+            tab.open("about:blank")
+            tab.events = []
 
     async with served(node):
         return await trio.to_thread.run_sync(browse)
@@ -74,7 +83,7 @@ def full() -> Node:
     )
 
 
-async def test_the_page_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
+async def test_the_page_is_readable_at_every_width_in_both_schemes(tab: Tab) -> None:
     node = full()
     axe = Path(os.environ["AXE"]).read_text(encoding="utf-8") if "AXE" in os.environ else None
 
@@ -94,10 +103,10 @@ async def test_the_page_is_readable_at_every_width_in_both_schemes(tmp_path: Pat
                     )
                     assert passed > 20 and found == []
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
 
 
-async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: Path) -> None:
+async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -> None:
     node = Node()
 
     def look(tab: Tab) -> None:
@@ -120,11 +129,11 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: P
             "document.getElementById('state').textContent"
         )
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
     assert [name for name, _ in node.told] == ["pause"]
 
 
-async def test_a_question_is_answered_twice_side_by_side(tmp_path: Path) -> None:
+async def test_a_question_is_answered_twice_side_by_side(tab: Tab) -> None:
     node = Node(document(model=document()["model"] | {"keeps_first": True}))
 
     def look(tab: Tab) -> None:
@@ -137,10 +146,10 @@ async def test_a_question_is_answered_twice_side_by_side(tmp_path: Path) -> None
             assert "12 + 30" in shown and shown.index("42") < shown.index("7</answer>")
             assert tab.run("document.documentElement.scrollWidth <= innerWidth")
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
 
 
-async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Path) -> None:
+async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> None:
     node = Node()
 
     def nobody_looks() -> bool:
@@ -165,11 +174,11 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Pat
         # A page that is shown again has what changed while it was hidden.
         tab.until("!document.getElementById('do-stop')")
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
     assert [name for name, _ in node.told] == ["stop"]
 
 
-async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tmp_path: Path) -> None:
+async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: Tab) -> None:
     limits = {"limits.cpu": "100 %", "limits.month": "20 GB"}
     node = Node({**document(engine={"name": "hivemind", "why": ""}), "limits": limits})
 
@@ -187,11 +196,11 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tmp_pa
         tab.press("Enter")
         tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
     assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
 
 
-async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None:
+async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Path) -> None:
     import zxingcpp
 
     at = [f"/ip4/203.0.113.{place}/tcp/4001/p2p/{PEER}" for place in range(3)]
@@ -220,21 +229,10 @@ async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None
             with Image.open(tmp_path / "page.png") as picture:
                 assert [code.text for code in zxingcpp.read_barcodes(picture)] == [command]
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
 
 
-async def test_the_page_says_when_it_was_last_up_to_date(tmp_path: Path) -> None:
-    node = Node()
-    shown = "document.getElementById('fresh').textContent"
-    with chromium(tmp_path) as tab:
-        async with served(node):
-            await trio.to_thread.run_sync(tab.open, node.address)
-            await trio.to_thread.run_sync(tab.until, f"/^Up to date at .*[0-9]/.test({shown})")
-        await trio.to_thread.run_sync(tab.until, f"{shown}.startsWith('The node does not answer.')")
-        assert "Last up to date at" in tab.run(shown) and tab.run("document.title").startswith("no answer ·")
-
-
-async def test_a_line_about_a_round_of_another_length_moves_nothing(tmp_path: Path) -> None:
+async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) -> None:
     node = full()
     short = {**LAST, "seconds": {"generate": 1.0}, "rejected": {}}
     watch = (
@@ -254,13 +252,13 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tmp_path: Pa
             tab.run(drawn)
             assert tab.run("shifts.length + watch.takeRecords().length") == 0
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
 
 
 @pytest.mark.parametrize(
     ("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])]
 )
-async def test_the_legend_names_what_is_drawn(tmp_path: Path, external: list[int], names: list[str]) -> None:
+async def test_the_legend_names_what_is_drawn(tab: Tab, external: list[int], names: list[str]) -> None:
     node = Node(document(external=external))
 
     def look(tab: Tab) -> None:
@@ -271,10 +269,10 @@ async def test_the_legend_names_what_is_drawn(tmp_path: Path, external: list[int
         )
         assert legend == ["Mean of 10 rounds", *names]
 
-    assert await in_browser(node, tmp_path, look) == []
+    assert await in_browser(node, tab, look) == []
 
 
-async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
+async def test_hostile_texts_run_nothing(tab: Tab) -> None:
     node = full()
     node.document = poisoned(node.document) | {"usage": USAGE, "given": GIVEN}
     node.peers = poisoned(PEERS)
@@ -291,7 +289,7 @@ async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
         assert tab.run("document.title") != "1"  # the policy holds
 
     blocked = ["network", "security"]  # no x there; and the handler was blocked
-    complaints = await in_browser(node, tmp_path, look)
+    complaints = await in_browser(node, tab, look)
     assert sources(complaints) == blocked and len(complaints) == len(blocked)
 
 
@@ -303,3 +301,15 @@ def sources(events: list[dict[str, Any]]) -> list[str]:
     return sorted(
         event["params"]["entry"]["source"] for event in events if event.get("method") == "Log.entryAdded"
     )
+
+
+async def test_the_page_says_when_it_was_last_up_to_date(tmp_path: Path) -> None:
+    """In a browser of its own, which complains of the node that is gone."""
+    node = Node()
+    shown = "document.getElementById('fresh').textContent"
+    with chromium(tmp_path) as tab:
+        async with served(node):
+            await trio.to_thread.run_sync(tab.open, node.address)
+            await trio.to_thread.run_sync(tab.until, f"/^Up to date at .*[0-9]/.test({shown})")
+        await trio.to_thread.run_sync(tab.until, f"{shown}.startsWith('The node does not answer.')")
+        assert "Last up to date at" in tab.run(shown) and tab.run("document.title").startswith("no answer ·")
