@@ -173,9 +173,18 @@ def draw(curves: dict[str, list[Curve]], to: Path) -> None:
         seconds = median(map(reached, runs))
         for n, run in enumerate(runs):
             label = f"{ARMS[arm]}: {seconds:.0f} s" if not n else None
-            axes.plot(*zip(*run, strict=True), color=colour, linewidth=1.6, alpha=0.85, label=label)
+            # What comes before the first round has no place on the axis.
+            axes.plot(*zip(*run[1:], strict=True), color=colour, linewidth=1.6, alpha=0.85, label=label)
     axes.axhline(TARGET, color="black", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="CPU seconds of a node", ylabel="held-out questions answered right", ylim=(0, None))
+    axes.set_xscale("log")
+    ticks = [1, 2, 5, 10, 20, 50, 100]
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_xticks([], minor=True)
+    axes.set(
+        xlabel="CPU seconds of a node, on a logarithmic scale",
+        ylabel="held-out questions answered right",
+        ylim=(0, None),
+    )
     axes.set_title(f"Time until {TARGET:g} of held-out questions are answered right", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.2)
