@@ -69,7 +69,8 @@ CONFIGURATIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "rope_theta": 100_000.0,
             "tie_word_embeddings": True,
         },
-        # Shrunk: half as wide as Qwen3.5-0.8B and Gemma 3 270M or less, with fewer layers and tokens.
+        # Shrunk: Qwen3.5-0.8B to half its width and layers, Gemma 3 270M to half its layers, both with fewer
+        # tokens.
         "qwen3.5-79m": {
             "model_type": "qwen3_5_text",
             "vocab_size": 32_768,

@@ -21,9 +21,9 @@ times the packed update's, and 0.9 to 1.3 times a plain forward's (tests/swarmd/
                          attention that makes copies
     4 f s                gate, its activation, up, and their product
 
-A layer with a recurrent state (a delta rule's, Mamba's) keeps 3 times as much as one of attention in float32,
-4 times in 16 bits, as most of it is in float32 either way: 1.9 to 3.0 and 2.5 to 4.7 times in Qwen3.5 and
-Granite 4 (transformers' own code, without fused kernels), the most where completions are short.
+A layer with a recurrent state (a delta rule's, Mamba's) keeps 2.5 times as much as one of attention in
+float32, 4 times in 16 bits, as most of it is in float32 either way: 1.9 to 3.0 and 2.5 to 4.7 times in
+Qwen3.5 and Granite 4 (transformers' own code, without fused kernels), the most where completions are short.
 
 With gradient checkpointing only each layer's input is kept, exactly d s, and one layer at a time is computed
 again.
@@ -305,7 +305,7 @@ def _token_bytes(shape: Shape, size: int, adapted: bool, checkpointing: bool) ->
     """
     norm = shape.width * (4 + (1 if adapted else 2) * size)
     layer = shape.norms * norm + (6 * shape.query_width + 4 * shape.key_width + 4 * shape.inner_width) * size
-    largest = layer * (3 if size == 4 else 4) if shape.recurrent else layer
+    largest = layer * (5 if size == 4 else 8) // 2 if shape.recurrent else layer
     kept = (
         shape.layers * shape.width * size
         if checkpointing

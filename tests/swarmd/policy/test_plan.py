@@ -194,7 +194,7 @@ def test_activations_of_recurrent_layers(family: str, dtype: torch.dtype) -> Non
     found = [AutoModelForCausalLM.from_config(HYBRIDS[family](blocks), dtype=dtype) for blocks in (1, 2)]
     (tokens, one), (_, two) = (plain(network, 256) for network in found)  # two chunks of Mamba's
     less, more = (planned(network, dtype, None, tokens, GB) for network in found)
-    assert 1.0 < (more - less) / (two - one) < 1.6
+    assert 0.95 < (more - less) / (two - one) < 1.6
 
 
 @pytest.mark.parametrize("family", FAMILIES)
