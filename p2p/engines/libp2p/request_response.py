@@ -10,7 +10,7 @@ the end of one direction for the end of both.)
 
 import contextlib
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -22,15 +22,15 @@ from p2p.types import MAX_QUESTION_BYTES, Answer, PeerId, Unanswered
 
 # The time to send a question, and to receive an answer.
 MESSAGE_TIMEOUT_S = 10.0
-# Questions to one peer.
-AT_ONCE = 4
+# Questions to one peer: as many as streams are kept, for a new one costs more than an answer.
+AT_ONCE = 2
 # Questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late.
 SERVED_AT_ONCE, SERVED_EACH = 64, 8
 # How long a stream waits for the next question.
 IDLE_S = 60.0
 # Streams left open for a next question, in all and of one peer.
 IDLE_AT_ONCE, IDLE_EACH = 128, 2
-# Streams kept for our own questions, one to each peer, for less than IDLE_S of the other side.
+# Streams kept for our own questions, for less than IDLE_S of the other side.
 MAX_KEPT, KEPT_S = 64, 45.0
 CHUNK_BYTES = 64 * 1024
 _LENGTH = struct.Struct(">I")
@@ -162,7 +162,7 @@ class KeptStreams(Generic[S]):
         self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._room = MAX_KEPT
         # Kept streams and the time of their last answer, the oldest first.
-        self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()
+        self._kept: list[tuple[PeerId, float, S]] = []
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Ask a peer. Raises Unanswered."""
@@ -173,13 +173,12 @@ class KeptStreams(Generic[S]):
             async with turn:
                 if not await self._reach(peer):
                     raise Unanswered(f"{peer}: not connected, and not to be reached")
-                since, kept = self._kept.pop(peer, (0.0, None))
-                if kept is not None and self._clock() - since > KEPT_S:
-                    await kept.end(True)
-                elif kept is not None:
+                await self._let_go()
+                if (kept := next((kept for kept in self._kept if kept[0] == peer), None)) is not None:
+                    self._kept.remove(kept)
                     # The kept stream has ended since. Asking a question twice does no harm.
                     with contextlib.suppress(Broken):
-                        return await self._ask(peer, kept, question, limit)
+                        return await self._ask(peer, kept[2], question, limit)
                 return await self._ask(peer, await self._new(peer), question, limit)
         except Broken as error:
             raise Unanswered(f"{peer}: {error}") from None
@@ -187,7 +186,7 @@ class KeptStreams(Generic[S]):
     async def end(self) -> None:
         """End all kept streams."""
         self._room = 0
-        await self._let_go([])
+        await self._let_go()
 
     async def _ask(self, peer: PeerId, stream: S, question: bytes, limit: int) -> bytes:
         well = False
@@ -197,18 +196,12 @@ class KeptStreams(Generic[S]):
         finally:
             if not well:
                 await stream.end(False)
-        # Left over where several questions were under way at once.
-        surplus = [stream] if peer in self._kept else []
-        self._kept.setdefault(peer, (self._clock(), stream))
-        await self._let_go(surplus)
+        self._kept.append((peer, self._clock(), stream))
+        await self._let_go()
         return answer
 
-    async def _let_go(self, surplus: list[S]) -> None:
-        """End these streams, those not used for long, and the oldest of too many."""
+    async def _let_go(self) -> None:
+        """End the kept streams that were not used for long, and the oldest of too many."""
         now = self._clock()
-        while self._kept and (
-            len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_S
-        ):
-            surplus.append(self._kept.popitem(last=False)[1][1])
-        for stream in surplus:
-            await stream.end(True)
+        while self._kept and (len(self._kept) > self._room or now - self._kept[0][1] > KEPT_S):
+            await self._kept.pop(0)[2].end(True)

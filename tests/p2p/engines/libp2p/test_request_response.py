@@ -319,15 +319,15 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     assert await ask(PEERS[0], b"later", 5) == b"retal"
     assert world.ends() == [True, None]
     async with trio.open_nursery() as together:
-        for _ in range(3):
+        for _ in range(5 * AT_ONCE):
             together.start_soon(ask, PEERS[0], b"?", 1)
-    assert world.ends() == [True, None, True, True]
+    assert world.ends() == [True] + [None] * AT_ONCE
     await trio.sleep(KEPT_S + 0.1)
     await ask(PEERS[1], b"?", 1)
-    assert world.ends() == [True, True, True, True, None]  # what nobody asks any more is let go
+    assert world.ends() == [True] + [True] * AT_ONCE + [None]  # what nobody asks any more is let go
     for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(MAX_KEPT)):
         await ask(peer, b"?", 1)
-    assert world.ends()[4:] == [True] + [None] * MAX_KEPT
+    assert world.ends()[1 + AT_ONCE :] == [True] + [None] * MAX_KEPT
     await world.asking.end()
     await ask(PEERS[0], b"?", 1)
     assert set(world.ends()) == {True}

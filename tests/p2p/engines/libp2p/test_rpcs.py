@@ -147,4 +147,5 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     await enter("9.0", "honest")
     assert trio.current_time() - since < 3 / CHECKS_PER_S
     assert await rpc(stream) == b"more" and checked["c0"] == 3 * CHECKS_BURST / 20
-    assert trio.current_time() - since > 1.9 * CHECKS_BURST / CHECKS_PER_S
+    # Trio begins the tasks in any order, so c0 may have had a few turns more or less at once.
+    assert trio.current_time() - since > 1.5 * CHECKS_BURST / CHECKS_PER_S
