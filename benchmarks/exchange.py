@@ -2,12 +2,13 @@
 
 Real processes over loopback.
 
-    python -m benchmarks.exchange [--nodes 8] [--kib 32] [--engine libp2p|hivemind|mixed] [--peer genrl]
-        [--rounds 10] [--json]
+    python -m benchmarks.exchange [--nodes 8] [--kib 32] [--rollout-kib 4] [--engine libp2p|hivemind|mixed]
+        [--peer genrl] [--rounds 10] [--json]
 
-In each round all nodes share a set of KIB kilobytes (rollouts of 4 KiB) at the same moment, and each gathers
-four rollouts of others. "node": from that moment until one node holds its four. "every": until the last of
-them does. Bytes are what the sockets of all nodes received (`ss`, duplicates included), per byte of rollout
+In each round all nodes share a set of KIB kilobytes at the same moment, and each gathers four rollouts of
+others: often all four of whose offer comes first, or of four authors where a set is one rollout (--kib 16
+--rollout-kib 16). "node": from that moment until one node holds its four. "every": until the last of them
+does. Bytes are what the sockets of all nodes received (`ss`, duplicates included), per byte of rollout
 content that was gathered; what they receive when nothing is shared is told beside it, for a round of a real
 model takes longer than one of these.
 
@@ -34,7 +35,6 @@ from benchmarks.environments import default_environment, environment_of
 from benchmarks.probes import ProbeProcess
 from swarmd.testing import TIMEOUT_S
 
-ROLLOUT = 4 * 1024  # bytes
 WANTED = 4  # J
 PAUSE = 1.5  # seconds between rounds
 ROUND_LIMIT = 30.0  # seconds
@@ -58,7 +58,7 @@ class Side:
 
     @property
     def every(self) -> list[float]:
-        return [max(seconds) for seconds in self.rounds]
+        return [max(seconds) for seconds in self.rounds if seconds]
 
     @property
     def node(self) -> list[float]:
@@ -86,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--kib", type=int, default=32, help="of rollouts that each node shares in a round")
+    parser.add_argument("--rollout-kib", type=int, default=4, help="of each of these rollouts")
     parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
@@ -98,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--environment", type=Path, help="the peer's; made where it is missing")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
+    if (arguments.nodes - 1) * max(1, arguments.kib // arguments.rollout_kib) < WANTED:
+        parser.error(f"the others together share fewer than the {WANTED} rollouts that each node gathers")
     python = None
     if arguments.peer:
         python = environment_of(
@@ -108,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         peer = measure(Path(folder) / "peer", arguments, python) if python is not None else None
     show(ours, peer, arguments, sys.stderr if arguments.json else sys.stdout)
     if arguments.json:
-        work = {name: getattr(arguments, name) for name in ("nodes", "kib", "engine", "peer", "rounds")}
+        names = ("nodes", "kib", "rollout_kib", "engine", "peer", "rounds")
+        work = {name: getattr(arguments, name) for name in names}
         mine, theirs = quantile(ours.every, 50), quantile(peer.every, 50) if peer is not None else None
         found = {
             "schema": 1,
@@ -143,9 +147,9 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
         seconds = time.monotonic() - since
         upkeep, chatter = (_cpu(nodes) - idle) / seconds, (received_so_far() - told) / seconds
         for n in range(WARM_UP):
-            _play(nodes, n, arguments.kib)
+            _play(nodes, n, arguments)
         received, cpu, since = received_so_far(), _cpu(nodes), time.monotonic()
-        rounds = [_play(nodes, WARM_UP + n, arguments.kib) for n in range(arguments.rounds)]
+        rounds = [_play(nodes, WARM_UP + n, arguments) for n in range(arguments.rounds)]
         time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
         seconds = time.monotonic() - since
         received, cpu = received_so_far() - received - chatter * seconds, _cpu(nodes) - cpu - upkeep * seconds
@@ -185,13 +189,12 @@ def _start(
     )
 
 
-def _play(nodes: Sequence[ProbeProcess], number: int, kib: int) -> list[float]:
+def _play(nodes: Sequence[ProbeProcess], number: int, arguments: argparse.Namespace) -> list[float]:
     """Play one round; return how long each node took, without those that did not get there."""
     at = time.time() + 0.5
+    kib, each = arguments.kib, arguments.rollout_kib
     for node in nodes:
-        node.order(
-            round=number, at=at, rollouts=max(1, kib * 1024 // ROLLOUT), bytes=min(ROLLOUT, kib * 1024)
-        )
+        node.order(round=number, at=at, rollouts=max(1, kib // each), bytes=min(each, kib) * 1024)
     until = time.monotonic() + ROUND_LIMIT
     found = []
     for node in nodes:
