@@ -35,7 +35,6 @@ CURVE_POINTS = 16
 # Answers on a node's page.
 ANSWERS_SHOWN = 20
 CSV_ROWS = 500
-BADGE_S = "public, max-age=300"
 # For files whose address changes with their content.
 YEAR = "public, max-age=31536000, immutable"
 ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /*?\n"
