@@ -1,12 +1,11 @@
 """GenRL's exchange, unchanged, from its published package in an environment of its own.
 
-`HivemindBackend.all_gather_object`.
+It is `HivemindBackend.all_gather_object`: every node waits for the sets of all (HIVEMIND_WORLD_SIZE), as a
+barrier does. Options and lines are those of `benchmarks.exchange_node`. It listens on loopback only.
 
-Options and lines as `benchmarks.exchange_node`. Every node waits for the sets of all (HIVEMIND_WORLD_SIZE),
-as a barrier does. Two things around it are ours, for without them it does not run: hivemind 1.1.12 does not
-export a name that GenRL imports from it, and the pipe to hivemind's DHT process is non-blocking under uvloop,
-which loses values of 32 KB and then hangs (hivemind issues 77, 102, 227): it is set to block. It listens on
-loopback only.
+Without two additions of ours it does not run. hivemind 1.1.12 does not export a name that GenRL imports. And
+uvloop makes the pipe to hivemind's DHT process non-blocking, which loses values of 32 KB and then hangs
+(hivemind issues 77, 102, 227); here the pipe blocks.
 """
 
 import argparse

@@ -50,7 +50,10 @@ class MemorySwarm:
         return list(self._members)
 
     def loses(self, question: bytes, asker: PeerId, peer: PeerId) -> bool:
-        """Return whether a question is lost, by itself alone: tasks ask in no set order."""
+        """Return whether a question is lost.
+
+        It is drawn from the question alone, as the order in which tasks ask is not the same in every run.
+        """
         drawn = random.Random(f"{self._seed} {asker} {peer} {question.hex()}").random() if self.loss else 1.0
         return drawn < self.loss
 

@@ -1,10 +1,9 @@
 """Choices that a state folder remembers, so that the next `swarmd join` needs no flags.
 
-They are swarm, curriculum, bootstrap addresses, judge and model as flags, variables or an invitation set them
-last (choices.json), and limits that were changed while the node ran. They are written once the model is
-loaded with them, so a choice that fails is not remembered. But where there is a checkpoint, the model is the
-one that the newest was trained from. Configuration overrides memory, and that is said. Another model than the
-checkpoint's is refused before anything is loaded.
+choices.json holds swarm, curriculum, bootstrap addresses, judge and model, as a flag, a variable or an
+invitation set them last, and limits that were changed while the node ran. It is written once the model is
+loaded, so a choice that fails is not remembered. Where there is a checkpoint, its model counts, and another
+is refused before anything is loaded. Configuration overrides what is remembered, and the node says so.
 """
 
 import json

@@ -63,7 +63,7 @@ class Poisoner:
         )
         self.me = swarm.member(number)
         self.exchange = RolloutExchange(self.me, "tiny", TINY_9)
-        # Of what all the honest send: not what a node sends itself
+        # The share of the honest nodes' rollouts that one of them hears: all but its own.
         self.heard_by_one = 1 - 1 / len(swarm.learners)
         self.due, self.sent = 2.0, 0  # he is there before the first
 

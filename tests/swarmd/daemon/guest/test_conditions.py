@@ -109,7 +109,7 @@ def test_the_cpu_share_is_kept_over_minutes_whatever_a_step_costs(cores: float, 
 def test_idle_time_is_not_saved_up() -> None:
     share = CpuShare(0.5, 0.0)
     share.spent(0.0, 3600.0)
-    assert share.spent(2.0, 3600.25)  # what an hour of rest would allow, and a second's worth does not
+    assert share.spent(2.0, 3600.25)  # an hour of rest would allow so much; a second's worth does not
 
 
 def test_a_month_of_bytes_ends_with_the_month() -> None:
