@@ -20,7 +20,7 @@ from judge.api.replies import GradeReply, QuestionsReply
 from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.api.responses import OPEN, REFUSED
 from judge.api.signing import verify_request
-from judge.errors import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.pages import routes
 from judge.pages.routes import refused_page
@@ -45,6 +45,8 @@ async def ask(request: Request) -> Response:
     """Ask for questions, and say what you are. Open ones come again."""
     signed, body = await _signed(request, config.MAX_ASK_BYTES)
     wish = _parse(QuestionsBody, body).wish
+    if signed.peer in wish.learnt:
+        raise Refused(OWN_ROLLOUTS)
     service = service_of(request)
     handed = await service.ask(signed, host_of(request), wish)
     evaluations = [

@@ -1,8 +1,8 @@
 """What the parts of the judge pass to each other: who asks, the questions, and what came of them."""
 
 import ipaddress
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from p2p.types import PeerId
@@ -36,7 +36,7 @@ class Attributes:
         return {name: value for name in ATTRIBUTES if (value := getattr(self, name)) is not None}
 
 
-ATTRIBUTES = tuple(field.name for field in fields(Attributes))
+ATTRIBUTES = tuple(each.name for each in fields(Attributes))
 UNNAMED = Attributes(0, "unnamed")
 
 
@@ -48,6 +48,8 @@ class QuestionRequest:
     curriculum: str  # the curriculum's digest
     questions: int = 1  # questions asked for at once
     answers: int = 1  # answers to each question
+    # Rollouts of others that it trained on, by author; empty: it does not say.
+    learnt: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

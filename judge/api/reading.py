@@ -15,6 +15,7 @@ from judge.api.replies import (
     HealthReply,
     JudgeReply,
     LeaderboardReply,
+    LearntReply,
     PeerReply,
     WindowsReply,
 )
@@ -135,6 +136,18 @@ async def comparison(request: Request, model: ModelName = None) -> Response:
     return JSONResponse(await service_of(request).comparison(model))
 
 
+@readable(router, "/v1/learnt", reply=LearntReply)
+async def learnt(request: Request) -> Response:
+    """Return which nodes of the board say that they trained on whose rollouts, the best 30 of each side."""
+    found = await service_of(request).learnt()
+    teachers = [_named(standing) for standing in found.teachers]
+    learners = []
+    for standing, (*counts, others) in zip(found.learners, found.counts, strict=True):
+        of = {t["peer"]: count for t, count in zip(teachers, counts, strict=True) if count}
+        learners.append({**_named(standing), "learnt": of, "others": others})
+    return JSONResponse({"schema": SCHEMA, "learners": learners, "teachers": teachers})
+
+
 @readable(router, "/v1/peers/{peer}", reply=PeerReply)
 async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""
@@ -221,6 +234,12 @@ def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
 def _standing(standing: Standing) -> dict[str, Any]:
     ties = standing.ties or RankRange(standing.rank, standing.rank)
     return {"rank": standing.rank, "rank_from": ties.first, "rank_to": ties.last, **_record(standing.record)}
+
+
+def _named(standing: Standing) -> dict[str, Any]:
+    record = standing.record
+    names = {"nickname": nickname(record.peer), "name": record.said.get("name")}
+    return {"rank": standing.rank, "peer": record.peer, **names}
 
 
 def _record(record: Record) -> dict[str, Any]:

@@ -290,6 +290,29 @@ class ComparisonReply(BaseModel):
     anytime: AnytimeReply
 
 
+class LearntPeerReply(BaseModel):
+    rank: Annotated[int, Field(examples=[1])]
+    peer: PeerName
+    nickname: Annotated[str, Field(examples=["brave-otter"])]
+    name: Annotated[str | None, Field(examples=["otter"])]
+
+
+class LearnerReply(LearntPeerReply):
+    learnt: Annotated[
+        dict[str, int],
+        Field(description="rollouts that it trained on, by teacher", examples=[{PEER: 15}]),
+    ]
+    others: Annotated[int, Field(description="rollouts of all other authors that it names", examples=[3])]
+
+
+class LearntReply(BaseModel):
+    """Every count is the learner's own word."""
+
+    schema_: Schema = Field(alias="schema")
+    learners: list[LearnerReply]
+    teachers: list[LearntPeerReply]
+
+
 class WindowReply(BaseModel):
     number: Annotated[int, Field(examples=[12])]
     opens: Annotated[int, Field(examples=[1_795_000_000])]

@@ -37,6 +37,7 @@ from judge.evaluation.recent import Recent
 from judge.evaluation.sessions import Room, Sequences, Sessions
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
+from judge.figures.learnt import LearntMatrix
 from judge.logs import survived
 from judge.store.database import FAILURES, Database
 from judge.store.reader import Reader
@@ -178,6 +179,7 @@ class JudgeService:
         keep = config.ANSWERS_KEPT
         self.boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_S, keep, monotonic)
         self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_S, 1, monotonic)
+        self._learnt = Recent[None, LearntMatrix](self._learnt_matrix, config.LEADERBOARD_S, 1, monotonic)
         self._comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
         )
@@ -270,8 +272,9 @@ class JudgeService:
             try:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
+                at = self._wall()
                 await self.write(
-                    self._store.asked, outcome.question, signed.sequence, self._wall(), not known
+                    self._store.asked, outcome.question, signed.sequence, at, not known, wish.learnt
                 )
                 known = True
             except (Refused, AskedElsewhere) as error:
@@ -394,6 +397,13 @@ class JudgeService:
 
     async def _health(self, _key: None) -> SwarmHealth:
         return await self.read(self._reader.health, self._wall())
+
+    async def learnt(self) -> LearntMatrix:
+        """Return which nodes of the board say that they learnt from which."""
+        return await self._learnt.get(None)
+
+    async def _learnt_matrix(self, _key: None) -> LearntMatrix:
+        return await self.read(self._reader.learnt)
 
     async def standing(self, peer: str) -> Standing | None:
         return await self.read(self._reader.standing, peer)

@@ -24,6 +24,7 @@ NAVIGATION = (
     ("/", "Leaderboard"),
     ("/compare", "Swarm against solo"),
     ("/swarm", "Swarm health"),
+    ("/learnt", "Who learnt from whom"),
     ("/join", "Join"),
     ("/about", "About"),
 )
@@ -109,10 +110,10 @@ def _environment() -> Environment:
     }
     environment.filters["words"] = lambda name: name.replace("_", " ")
     environment.globals |= {"static": static, "pages": NAVIGATION, "here": ""}
-    environment.globals |= {
-        name: getattr(drawing, name)
-        for name in ("sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars")
-    }
+    drawings = (
+        "sparkline", "whisker", "whisker_scale", "chart", "pass_chart", "compare_chart", "bars", "matrix",
+    )  # fmt: skip
+    environment.globals |= {name: getattr(drawing, name) for name in drawings}
     return environment
 
 

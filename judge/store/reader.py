@@ -36,6 +36,7 @@ from judge.figures.leaderboard import (
     SwarmProgress,
     curve_numbers,
 )
+from judge.figures.learnt import MATRIX_PEERS, LearntMatrix
 from judge.figures.ranks import RankRanges
 from judge.figures.verification import Verification
 from judge.store import arms, moderation, windows
@@ -159,6 +160,21 @@ class Reader:
             ]
             models = db.execute(_FREQUENT).scalars().all()
         return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
+
+    def learnt(self) -> LearntMatrix:
+        """Return whom the best nodes that say so learnt from, and the best of those."""
+        view = BoardView(limit=MATRIX_PEERS)
+        with self._database.begin() as db:
+            hidden = moderation.hidden(db)
+            learners = _ranked_rows(db, view, [peers.c.learnt.is_not(None)])
+            counts = [json.loads(row.learnt) for _, row in learners]
+            named = sorted({author for told in counts for author in told})
+            teachers = _ranked_rows(db, view, [peers.c.peer.in_(named)])
+            both = [
+                [Standing(rank, _brief(db, row, {}, 0, hidden)) for rank, row in rows]
+                for rows in (learners, teachers)
+            ]
+        return LearntMatrix(both[0], both[1], counts)
 
     def record(self, peer: str) -> Record | None:
         with self._database.begin() as db:

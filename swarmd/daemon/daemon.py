@@ -162,7 +162,14 @@ class Daemon:
             helped=lambda: self.given.used,
         )
         self.judging = judging_of(
-            self.member, config, curriculum, folder, self.status.device, self.child.tell, view.talk
+            self.member,
+            config,
+            curriculum,
+            folder,
+            self.status.device,
+            self.status.roster,
+            self.child.tell,
+            view.talk,
         )
         self.comparison = Comparison(self.child.tell, self._why_no_comparison)
         self.programs = Programs(config, self.identity.peer_id, self._on_trainer_message, self._count)

@@ -78,8 +78,14 @@ def command(folder: Path, *options: str) -> list[str]:
     ]
 
 
+def key(number: int) -> Identity:
+    return Identity.from_seed(bytes([number]) * 32)
+
+
 def client(url: str, number: int, digest: str = TINY_9.digest) -> JudgeClient:
-    return JudgeClient(url, Identity.from_seed(bytes([number]) * 32), digest, timeouts=PATIENT)
+    """Return a client that says that it learnt from the one before."""
+    learnt = {key(number - 1).peer_id: number}
+    return JudgeClient(url, key(number), digest, timeouts=PATIENT, learnt=lambda: learnt)
 
 
 async def evaluate(judge: JudgeClient, rounds: int) -> list[Graded]:
@@ -111,6 +117,11 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         # It is worked out anew each two seconds
         wait_until(lambda: [row["answered"] for row in board(url)] == [10, 10, 10])
         before = board(url)
+        learnt = httpx2.get(f"{url}/v1/learnt", timeout=TIMEOUT_S).json()["learners"]
+        one, two, three = (key(number).peer_id for number in (1, 2, 3))
+        # The one before the first is not on the board.
+        told = {one: ({}, 1), two: ({one: 2}, 0), three: ({two: 3}, 0)}
+        assert {row["peer"]: (row["learnt"], row["others"]) for row in learnt} == told
         process.send_signal(signal.SIGKILL)
         process.wait()
     with serving(tmp_path) as (_, ready):
@@ -153,9 +164,7 @@ def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
 
     for i in range(3):
         with serving(tmp_path) as (process, ready):
-            found = httpx2.get(
-                f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=TIMEOUT_S
-            )
+            found = httpx2.get(f"{ready['url']}/v1/peers/{key(9).peer_id}", timeout=TIMEOUT_S)
             answered = found.json()["answered"] if found.status_code == 200 else 0
             # At most the one answer of each kill that was written and not yet told
             assert told <= answered <= told + i

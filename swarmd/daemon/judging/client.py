@@ -23,6 +23,7 @@ import msgspec
 import trio
 
 from p2p.identity import Identity, verify
+from p2p.types import PeerId
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA
@@ -39,6 +40,8 @@ MAX_QUESTION_CHARACTERS = 8_192
 # A judge takes no longer answer. Of a longer text the end is sent, where the answer is.
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
+# Authors that a judge is told we learnt from.
+MAX_LEARNT = 32
 # An honest refusal has about 200.
 MAX_REFUSAL_CHARACTERS = 1_000
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
@@ -199,6 +202,7 @@ class JudgeClient:
         resolve: Resolve | None = None,
         said: Callable[[], Mapping[str, Any]] = dict,
         own_reward: bool = False,
+        learnt: Callable[[], Mapping[PeerId, int]] = dict,
     ) -> None:
         """Set up a client. Raises BadJudgeUrl.
 
@@ -209,6 +213,8 @@ class JudgeClient:
                 any.
             said: what this node tells a judge of itself besides its model.
             own_reward: whether this node scores by a reward of its own.
+            learnt: how many rollouts of which authors this node trained on, of MAX_LEARNT at most; empty: not
+                told.
         """
         self.origin = judge_origin(url)
         self._identity, self._digest, self._clock, self._timeouts = (
@@ -223,6 +229,7 @@ class JudgeClient:
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
         self._resolve, self._said, self._own_reward = resolve, said, own_reward
+        self._learnt = learnt
         # Name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it
         # out.
         self.scorer = ""
@@ -251,6 +258,8 @@ class JudgeClient:
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
         name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL_CHARACTERS] or "unnamed"
         wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
+        if learnt := self._learnt():
+            wish["learnt"] = learnt
         asked = await self._call("/v1/evaluations", wish, 201, _Asked)
         if isinstance(asked, NotJudged):
             return self._failed(asked)

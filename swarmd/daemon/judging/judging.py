@@ -19,8 +19,9 @@ from p2p.identity import nickname
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.judging.client import Graded, JudgeClient, NotJudged, Question
+from swarmd.daemon.judging.client import MAX_LEARNT, Graded, JudgeClient, NotJudged, Question
 from swarmd.daemon.judging.discovery import AUTO, JudgeSearch, public_addresses
+from swarmd.daemon.local_api.roster import Roster
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion
 
@@ -211,6 +212,7 @@ def judging_of(
     curriculum: Curriculum,
     folder: Path,
     device: Callable[[], str],
+    roster: Roster,
     tell: Callable[[link.ToTrainer], None],
     talk: Callable[[str], None],
 ) -> Judging:
@@ -225,6 +227,7 @@ def judging_of(
         curriculum_digest=curriculum.digest,
         own_reward=curriculum.own_reward is not None,
         said=lambda: said_of(config, device()),
+        learnt=lambda: roster.learnt_from(MAX_LEARNT) if config.judge.learnt == "on" else {},
     )
     named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
     searched = config.judge.url == AUTO

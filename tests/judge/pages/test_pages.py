@@ -45,7 +45,7 @@ PEER = SigningPeer(1).identity.peer_id
 INVITATION = write_invitation(
     Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge="https://judge.example")
 )
-PAGES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", f"/nodes/{PEER}", "/nodes/nobody"]
+PAGES = ["/", "/swarm", "/compare", "/learnt", "/join", "/about", "/docs", f"/nodes/{PEER}", "/nodes/nobody"]
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +270,7 @@ async def test_each_reply_matches_its_schema(site: httpx2.AsyncClient) -> None:
         ("/v1/leaderboard", replies.LeaderboardReply),
         (f"/v1/peers/{PEER}", replies.PeerReply),
         ("/v1/comparison", replies.ComparisonReply),
+        ("/v1/learnt", replies.LearntReply),
         ("/v1/windows", replies.WindowsReply),
         ("/healthz", replies.HealthReply),
         (f"/v1/evaluations/{entry}", replies.EvaluationReply),

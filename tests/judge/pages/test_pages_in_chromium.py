@@ -29,7 +29,17 @@ pytestmark = [
     pytest.mark.skipif(binary() is None, reason="needs Chromium"),
 ]
 
-WITHOUT_NODES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", "/?q=nothing", "/nodes/nobody"]
+WITHOUT_NODES = [
+    "/",
+    "/swarm",
+    "/compare",
+    "/learnt",
+    "/join",
+    "/about",
+    "/docs",
+    "/?q=nothing",
+    "/nodes/nobody",
+]
 
 # What is cut off of a chart's figures, or drawn over another. Boxes have room above and below the letters.
 CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
@@ -213,7 +223,7 @@ def test_a_page_says_when_it_was_last_up_to_date_and_that_the_judge_is_gone(tmp_
 def test_the_keyboard_reaches_search_filters_and_nodes(site: Site) -> None:
     site.open("/")
     reached = []
-    for _ in range(25):
+    for _ in range(26):
         site.tab.press("Tab")
         reached.append(
             site.tab.run("document.activeElement.name || document.activeElement.getAttribute('href') || ''")

@@ -23,6 +23,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.judging import client, discovery
 from swarmd.daemon.judging.discovery import JudgeAdvertiser, JudgeSearch, judges_topic
 from swarmd.daemon.judging.judging import judging_of
+from swarmd.daemon.local_api.roster import Roster
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S, identity, memory_member, until
 from tests.judge.test_client import graded, honest, judge, reply
@@ -37,7 +38,9 @@ class Judged:
     def __init__(self, member: QueuedMember, config: NodeConfig, folder: Path) -> None:
         self.said: list[str] = []
         self._asked, self._questions = trio.open_memory_channel[link.JudgeQuestion](10)
-        self.judging = judging_of(member, config, TINY_9, folder, lambda: "cpu", self._told, self.said.append)
+        self.judging = judging_of(
+            member, config, TINY_9, folder, lambda: "cpu", Roster(), self._told, self.said.append
+        )
 
     def _told(self, message: link.ToTrainer) -> None:
         if isinstance(message, link.JudgeQuestion):
