@@ -127,6 +127,15 @@ def test_rubbish_and_repeated_rounds_are_mended_on_opening(tmp_path: Path) -> No
     assert read_metrics(tmp_path / "absent.jsonl") == []
 
 
+def test_mending_drops_rounds_after_the_resumed_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round":1}\nrubbish\n{"round":2}\n{"round":3}\n{"round":4}\n')
+    with MetricsFile(path, 2) as file:
+        assert not file.notes
+        file.append({"round": 3, "loss": 0.5})
+    assert path.read_text() == '{"round":1}\n{"round":2}\n{"round":3,"loss":0.5}\n'
+
+
 def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 2001)))
