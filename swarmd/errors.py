@@ -47,6 +47,5 @@ class CannotRecord(SwarmdError):
     @classmethod
     def to(cls, path: Path, error: OSError) -> "CannotRecord":
         return cls(
-            f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions,"
-            " then start again."
+            f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions."
         )

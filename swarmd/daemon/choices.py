@@ -17,7 +17,7 @@ from swarmd.config.messages import shown
 from swarmd.config.schema import INVITED
 from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
 from swarmd.daemon.guest.limits import LIVE
-from swarmd.errors import ConfigError
+from swarmd.errors import CannotRecord, ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically
 from swarmd.trainer.checkpoint import saved_in
@@ -111,10 +111,7 @@ def _write(folder: Path, choices: Mapping[str, Any]) -> None:
     try:
         write_atomically(folder / CHOICES_FILE, {"schema": 1, **choices})
     except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(
-            f"{folder / CHOICES_FILE}: cannot be written: {why}. Mend the folder's permissions."
-        ) from None
+        raise CannotRecord.to(folder / CHOICES_FILE, error) from None
 
 
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

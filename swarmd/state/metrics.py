@@ -202,7 +202,7 @@ class MetricsFile:
             raise CannotRecord.to(self.path, error) from None
         if written < len(data):
             os.ftruncate(self._file, before)
-            raise CannotRecord(f"{self.path}: the disk is full. Free some space and start the node again.")
+            raise CannotRecord(f"{self.path}: the disk is full. Free some space.")
 
     def sync(self) -> None:
         """Return when all lines are durable. Raises CannotRecord."""

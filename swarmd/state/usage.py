@@ -111,7 +111,7 @@ class UsageLedger:
                 log.warning(
                     "%s cannot be written: %s. What the node costs is counted, and lost if it is killed.",
                     self._path,
-                    error,
+                    error.strerror or error,
                 )
             self._failed = True
         else:

@@ -282,7 +282,9 @@ class Trainer:
                 log.warning("%s", error)
                 self.link.tell(
                     link.TrainerState(
-                        "paused", str(error), f"it is tried again every {RETRY_FULL_DISK_S:.0f} s"
+                        "paused",
+                        str(error).removesuffix("."),
+                        f"it is tried again every {RETRY_FULL_DISK_S:.0f} s",
                     )
                 )
                 # Questions stay unanswered: one is answered only after a save, and would end each wait at

@@ -303,7 +303,9 @@ class UserPause:
         try:
             durable.replace(self._path, msgspec.json.encode(self._asked))
         except OSError as error:
-            log.warning("%s cannot be written (%s): the pause ends with the node", self._path, error)
+            log.warning(
+                "%s cannot be written (%s): the pause ends with the node", self._path, error.strerror or error
+            )
 
     def end(self) -> None:
         self._asked = None

@@ -13,7 +13,7 @@ from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember, remember_limits
 from swarmd.daemon.daemon import Daemon
-from swarmd.errors import ConfigError
+from swarmd.errors import CannotRecord, ConfigError
 from tests.swarmd.conftest import Run
 
 QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
@@ -159,3 +159,9 @@ def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices
     assert recalled(resolve(None, {}, {}), tmp_path)[0].limits.cpu == "25 %"
     remember_limits(LimitsConfig(), tmp_path)
     assert recalled(resolve(None, {}, {}), tmp_path)[0].limits == LimitsConfig()
+
+
+def test_choices_that_cannot_be_written_name_both_remedies(tmp_path: Path) -> None:
+    (tmp_path / "choices.json").mkdir()
+    with pytest.raises(CannotRecord, match=r"choices.json: .*\. Free some space or mend its permissions\.$"):
+        remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)

@@ -317,6 +317,8 @@ def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_
     paused = [s for s in states if s.state == "paused"]
     assert paused and states[-1].state == "training"
     assert all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
+    # A view joins the two: "…; it is tried again".
+    assert not any(s.cause.endswith(".") for s in paused)
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
 
