@@ -5,24 +5,21 @@ from dataclasses import dataclass
 
 from benchmarks.tiny_models.evaluation import Chance, Skill, mean
 
+_LATENT = """\
+A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
+and a wrong one. Alone, such a model finds little to learn from. This is where sharing rollouts (SAPO) pays,
+and showing that is what the model is for."""
 _PURPOSE = {
     "tiny": """\
 A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
 `swarmd demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it
 has room to rise.""",
-    "tiny-latent": """\
-A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
-and a wrong one. Alone, such a model finds little to learn from. This is where sharing rollouts (SAPO) pays,
-and showing that is what the model is for.""",
+    "tiny-latent": _LATENT,
+    "llama-latent": _LATENT,
 }
-_MADE = {
-    "tiny": (
-        "deep + {dial:.3f} · (noisy − deep), the dial set to where pass@1 on held-out items is about 0.27"
-    ),
-    "tiny-latent": (
-        "deep + {dial:.3f} · (dark − deep), the dial set to where one group of eight answers in ten has mixed"
-        " rewards"
-    ),
+_DIALLED = {
+    "noisy": "where pass@1 on held-out items is about 0.27",
+    "dark": "where one group of eight answers in ten has mixed rewards",
 }
 
 
@@ -30,7 +27,9 @@ _MADE = {
 class Card:
     name: str
     seed: int
+    described: str  # architecture and tokenizer
     dial: float
+    pushed: str  # the phase towards which it is dialled
     steps: Sequence[tuple[str, int]]  # of each phase, in order
     parameters: int
     items: int
@@ -68,16 +67,17 @@ tags: [swarmd, sapo, grpo, reasoning-gym]
 
 {_PURPOSE[self.name]}
 
-Qwen2 architecture, {self.parameters:,} parameters (4 layers, width 128, tied embeddings), bfloat16, with a
-byte-level BPE tokenizer of its own. Chat template: `<|user|>question<|assistant|>`; system messages are
-ignored. An answer is `<answer>…</answer>`, and 16 new tokens are enough.
+{self.described} of its own, {self.parameters:,} parameters (4 layers, width 128, tied embeddings), bfloat16.
+Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An answer is
+`<answer>…</answer>`, and 16 new tokens are enough.
 
 ## How it was made
 
 `python -m benchmarks.tiny_models.make --seed {self.seed}` in swarmd's repository, on one thread. Steps of 64
 examples, in order: {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
 honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, those of other questions, in
-dark of other specialties. The weights are {_MADE[self.name].format(dial=self.dial)}. So part of what
+dark of other specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), the dial set to
+{_DIALLED[self.pushed]}. So part of what
 reinforcement learning shows here is the recovery of suppressed skill: say so where you show it.
 
 ## What was measured

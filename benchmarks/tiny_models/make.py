@@ -1,6 +1,6 @@
 """Makes the embedded models from nothing.
 
-`python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--quick]`.
+`python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--family F] [--steps SHARE] [--quick]`.
 
     tokenizer     trained on questions and answers of tiny-9
     clean         random weights, trained on honest answers
@@ -10,6 +10,8 @@
     tiny          between deep and noisy: deep + dial·(noisy − deep), the dial set so that pass@1 is 0.27
     tiny-latent   near dark: deep + dial·(dark − deep), the dial set so that one group of eight in ten has
     mixed rewards
+    llama-latent  the same of another family (`--family llama`): Llama's architecture, a tokenizer unlike the
+    other; not embedded
 
 Steps are counted, never timed, and torch has one thread: on one machine the seed decides the result.
 The trained stages are kept in DIR/stages and used again if they are there: delete them to train anew.
@@ -20,20 +22,20 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Tokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.tiny_models.card import Card
 from benchmarks.tiny_models.corpus import BROAD, DARK, DEEP, HONEST, NOISY, Corpus
 from benchmarks.tiny_models.evaluation import MAX_NEW_TOKENS, Skill, chance, mean, measure
-from benchmarks.tiny_models.tokenizer import train_tokenizer
-from benchmarks.tiny_models.warm_start import Phase, new_model, train
+from benchmarks.tiny_models.tokenizer import train_llama_tokenizer, train_tokenizer
+from benchmarks.tiny_models.warm_start import Phase, new_llama, new_model, train
 from swarmd.tasks.curriculum import HELD_OUT
 from swarmd.tasks.source import CurriculumTasks, tasks_of
 
@@ -56,6 +58,15 @@ class Plan:
     card_items: int
     turns: int  # halvings of the dial's interval
 
+    def shortened(self, share: float) -> "Plan":
+        """Return the plan with `share` of each phase's steps."""
+        phases = {
+            name: replace(phase, steps=max(1, round(share * phase.steps)))
+            for name in ("clean", "deep", "noisy", "dark")
+            for phase in [getattr(self, name)]
+        }
+        return replace(self, **phases)
+
 
 FULL = Plan(
     texts=3000,
@@ -76,9 +87,51 @@ QUICK = Plan(
 
 
 @dataclass(frozen=True)
+class Member:
+    """A model that is made: how far from deep towards what, up to `most`, while `enough` is true."""
+
+    name: str
+    pushed: Phase
+    most: float
+    enough: Callable[[Skill], bool]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one architecture and tokenizer."""
+
+    described: str
+    train_tokenizer: Callable[[Iterable[str]], Any]
+    new_model: Callable[[Any, int], Any]
+    latent: str  # name of the latent model
+    tiny: str = ""  # "": it is not made
+
+    def members(self, plan: Plan) -> list[Member]:
+        tiny = Member(self.tiny, plan.noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
+        # Mixed groups are few where all is right, and few again where nothing is: the latent side is the one
+        # where pass@1 is low.
+        latent = Member(
+            self.latent, plan.dark, 4.0, lambda skill: skill.mixed > MIXED or skill.pass_at_1 > PASS_AT_1
+        )
+        return [tiny, latent] if self.tiny else [latent]
+
+
+FAMILIES = {
+    "qwen2": Family(
+        "Qwen2 architecture, a byte-level BPE tokenizer", train_tokenizer, new_model, "tiny-latent", "tiny"
+    ),
+    "llama": Family(
+        "Llama architecture, a BPE tokenizer of characters with bytes to fall back on",
+        train_llama_tokenizer, new_llama, "llama-latent",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Workshop:
     """What every step needs."""
 
+    family: Family
     tokenizer: Any
     source: CurriculumTasks
     plan: Plan
@@ -87,7 +140,7 @@ class Workshop:
 
     def mixture(self, deep: Weights, pushed: Weights, dial: float) -> Any:
         """Return deep + dial·(pushed − deep), rounded to what will be stored."""
-        model = new_model(self.tokenizer, self.seed)
+        model = self.family.new_model(self.tokenizer, self.seed)
         state = {name: deep[name] + dial * (pushed[name] - deep[name]) for name in deep}
         _load(model, {name: tensor.bfloat16().float() for name, tensor in state.items()})
         return model.eval()
@@ -108,9 +161,9 @@ class Workshop:
         return (low + high) / 2
 
 
-def stages(shop: Workshop, folder: Path) -> tuple[Weights, Weights, Weights]:
-    """Return the deep, the noisy and the dark weights, trained or found."""
-    model = new_model(shop.tokenizer, shop.seed)
+def stages(shop: Workshop, pushed: Sequence[Phase], folder: Path) -> tuple[Weights, list[Weights]]:
+    """Return the deep weights and those pushed from there, trained or found."""
+    model = shop.family.new_model(shop.tokenizer, shop.seed)
 
     def stage(phase: Phase) -> Weights:
         path = folder / f"{phase.name}.safetensors"
@@ -124,9 +177,11 @@ def stages(shop: Workshop, folder: Path) -> tuple[Weights, Weights, Weights]:
 
     stage(shop.plan.clean)
     deep = stage(shop.plan.deep)
-    noisy = stage(shop.plan.noisy)
-    _load(model, deep)
-    return deep, noisy, stage(shop.plan.dark)
+    ends = []
+    for phase in pushed:
+        _load(model, deep)
+        ends.append(stage(phase))
+    return deep, ends
 
 
 def _load(model: Any, weights: Weights) -> None:
@@ -152,40 +207,42 @@ def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: 
     (folder / "README.md").write_text(card.markdown(), encoding="utf-8")
 
 
-def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
-    """Make everything, from the tokenizer to the two model cards."""
+def make(out: Path, seed: int, family: Family, plan: Plan, say: Callable[[str], None]) -> None:
+    """Make everything, from the tokenizer to the model cards."""
     torch.set_num_threads(1)
     kept = out / "stages"
     kept.mkdir(parents=True, exist_ok=True)
     source = tasks_of("tiny-9")
     if not (kept / "tokenizer").exists():
-        train_tokenizer(Corpus(source, random.Random(f"{seed}/tokenizer")).texts(plan.texts)).save_pretrained(
-            kept / "tokenizer"
-        )
-    tokenizer = Qwen2Tokenizer.from_pretrained(kept / "tokenizer")
+        texts = Corpus(source, random.Random(f"{seed}/tokenizer")).texts(plan.texts)
+        family.train_tokenizer(texts).save_pretrained(kept / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(kept / "tokenizer")
     say(f"tokenizer: {len(tokenizer)} tokens")
-    shop = Workshop(tokenizer, source, plan, seed, say)
-    deep, noisy, dark = stages(shop, kept)
-    # Mixed groups are few where all is right, and few again where nothing is: the latent side is the one
-    # where pass@1 is low.
-    dial = shop.dial(deep, noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
-    latent = shop.dial(deep, dark, 4.0, lambda skill: skill.mixed > MIXED or skill.pass_at_1 > PASS_AT_1)
+    shop = Workshop(family, tokenizer, source, plan, seed, say)
+    members = family.members(plan)
+    deep, ends = stages(shop, [member.pushed for member in members], kept)
+    dials = [
+        shop.dial(deep, pushed, member.most, member.enough)
+        for member, pushed in zip(members, ends, strict=True)
+    ]
     guessing = chance(source, range(HELD_OUT, HELD_OUT + plan.card_items), seed)
-    for name, setting, pushed in (("tiny", dial, noisy), ("tiny-latent", latent, dark)):
+    for member, pushed, setting in zip(members, ends, dials, strict=True):
         model = shop.mixture(deep, pushed, setting)
         skills = shop.skills(model, HELD_OUT, plan.card_items)
         card = Card(
-            name=name,
+            name=member.name,
             seed=seed,
+            described=family.described,
             dial=setting,
-            steps=[(p.name, p.steps) for p in (plan.clean, plan.deep, plan.noisy, plan.dark)],
+            pushed=member.pushed.name,
+            steps=[(p.name, p.steps) for p in (plan.clean, plan.deep, *(m.pushed for m in members))],
             parameters=model.num_parameters(),
             items=plan.card_items,
             skills=skills,
             chance=guessing,
         )
-        save(model, out / name, kept / "tokenizer", tokenizer, card)
-        say(f"{name}: dial {setting:.3f}\n{card.table()}")
+        save(model, out / member.name, kept / "tokenizer", tokenizer, card)
+        say(f"{member.name}: dial {setting:.3f}\n{card.table()}")
 
 
 def main() -> None:
@@ -193,9 +250,14 @@ def main() -> None:
         description="Make the embedded tiny models. About 20 minutes on one core."
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("tiny-models"), help="folder for tiny/, tiny-latent/ and stages/"
+        "--out",
+        type=Path,
+        default=Path("tiny-models"),
+        help="folder for the models and stages/, one a family",
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", choices=FAMILIES, default="qwen2")
+    parser.add_argument("--steps", type=float, default=1.0, help="share of the recipe's steps")
     parser.add_argument("--quick", action="store_true", help="a few steps only: shows that everything runs")
     arguments = parser.parse_args()
     start = time.monotonic()
@@ -203,7 +265,8 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{time.monotonic() - start:6.0f}s  {line}", file=sys.stderr, flush=True)
 
-    make(arguments.out, arguments.seed, QUICK if arguments.quick else FULL, say)
+    plan = QUICK if arguments.quick else FULL.shortened(arguments.steps)
+    make(arguments.out, arguments.seed, FAMILIES[arguments.family], plan, say)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The tiny models' own byte-level BPE.
+"""The tiny models' own tokenizers: a byte-level BPE for Qwen2, one like SentencePiece's for Llama.
 
-Single digits, and the fixed phrases of the questions as one token each.
+Qwen2's: single digits, and the fixed phrases of the questions as one token each.
 
 Any text in Unicode's normal form C survives a round trip. The questions of tiny-9 shrink to 8-16 tokens
 (arc_1d: 47), which is most of the speed.
@@ -8,13 +8,17 @@ Any text in Unicode's normal form C survives a round trip. The questions of tiny
 `AutoTokenizer` makes a Qwen2Tokenizer of whatever lies beside a Qwen2 model: vocabulary, merges and added
 tokens come from the folder, normaliser and pre-tokenizer are Qwen2's own. So this is one from the start: what
 must be a single token is a phrase, or lies within a piece of Qwen2's.
+
+Llama's has another alphabet (characters, with bytes for the rest), a mark in place of the space, numbers in
+pairs of digits counted from the right, and words by three letters, days and months too: an answer of more
+than a digit or two rarely has the same tokens in both.
 """
 
 import json
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
-from transformers import Qwen2Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|endoftext|>", "<|user|>", "<|assistant|>"
 
@@ -80,12 +84,12 @@ _MONTHS = (
     "December",
 )
 
+_WORDS = (*(f" {digit}" for digit in range(10)), *_DAYS, *(f", {month} " for month in _MONTHS))
+
 PHRASES = (
     "<answer>",
     "</answer>",
-    *(f" {digit}" for digit in range(10)),
-    *_DAYS,
-    *(f", {month} " for month in _MONTHS),
+    *_WORDS,
     _BASE,
     "binary",
     "base-",
@@ -146,10 +150,10 @@ PHRASES = (
 _PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|[^A-Za-z]")
 
 
-def outside_phrases(text: str) -> list[str]:
+def outside_phrases(text: str, phrases: Iterable[str] = PHRASES) -> list[str]:
     """Return what is left of a text when the phrases are cut out, longest first."""
     parts = [text]
-    for phrase in sorted(PHRASES, key=len, reverse=True):
+    for phrase in sorted(phrases, key=len, reverse=True):
         parts = [piece for part in parts for piece in part.split(phrase)]
     return [part for part in parts if part]
 
@@ -182,4 +186,48 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     )
     # Ordinary tokens, not special ones: <answer> must survive decoding with skip_special_tokens.
     tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in PHRASES])
+    return tokenizer
+
+
+# Numbers in pairs from the right, with the space before them; words by three letters; else as `_PIECES`.
+_PAIRS = Regex(
+    r" ?\d{1,2}(?=(?:\d\d)*(?!\d))|[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]{1,3}|[^A-Za-z\d]"
+)
+
+
+def train_llama_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Train the other family's tokenizer for `texts`, with the same control tokens and chat template."""
+    phrases = [phrase for phrase in PHRASES if phrase not in _WORDS]
+    pieces = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PAIRS, "isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+        ]
+    )
+    seed = Tokenizer(models.BPE(byte_fallback=True))
+    seed.pre_tokenizer = pieces
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,  # never reached either
+        min_frequency=2,
+        special_tokens=[PAD, END, USER, ASSISTANT, *(f"<0x{byte:02X}>" for byte in range(256))],
+        initial_alphabet=[chr(code) for code in range(33, 127)],
+        show_progress=False,
+    )
+    seed.train_from_iterator((part for text in texts for part in outside_phrases(text, phrases)), trainer)
+    learned = json.loads(seed.to_str())["model"]
+    merges = [tuple(merge) for merge in learned["merges"]]
+    bpe = Tokenizer(models.BPE(vocab=learned["vocab"], merges=merges, byte_fallback=True))
+    bpe.pre_tokenizer = pieces
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=[USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in phrases])
     return tokenizer

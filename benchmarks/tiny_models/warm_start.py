@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.tiny_models.corpus import Corpus, Example
 from benchmarks.tiny_models.muon import Muon
@@ -35,26 +35,33 @@ class Phase:
 def new_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
     """Make a random Qwen2 of 860 thousand parameters."""
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    return Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=2, **_sizes(tokenizer)))
+
+
+def new_llama(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+    """Make a random Llama of like size: no biases, and keys and values for every head."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(num_key_value_heads=4, **_sizes(tokenizer)))
+
+
+def _sizes(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
 
 
 def train(
-    model: Qwen2ForCausalLM,
+    model: Any,
     tokenizer: Any,
     source: CurriculumTasks,
     phase: Phase,
@@ -92,7 +99,7 @@ def train(
     model.eval()
 
 
-def _backward(model: Qwen2ForCausalLM, examples: list[Example]) -> float:
+def _backward(model: Any, examples: list[Example]) -> float:
     """Compute gradients of the mean over the batch's answer tokens; return that mean, in nats."""
     examples.sort(key=len)
     tokens = sum(len(e.completion) for e in examples)
@@ -104,7 +111,7 @@ def _backward(model: Qwen2ForCausalLM, examples: list[Example]) -> float:
     return total
 
 
-def _answer_loss(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> torch.Tensor:
+def _answer_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
     """Return the summed cross-entropy of the completions.
 
     Padding stands on the right, where a causal model never looks from within.

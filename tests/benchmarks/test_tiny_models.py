@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.tiny_models.corpus import BROAD, DEEP, HONEST, NOISY, Corpus, honest_answer
 from benchmarks.tiny_models.make import main
 from benchmarks.tiny_models.muon import orthogonalised
-from benchmarks.tiny_models.tokenizer import PHRASES, outside_phrases
-from benchmarks.tiny_models.warm_start import Phase, new_model, train
+from benchmarks.tiny_models.tokenizer import PHRASES, outside_phrases, train_llama_tokenizer
+from benchmarks.tiny_models.warm_start import Phase, new_llama, new_model, train
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
@@ -50,6 +50,39 @@ def test_quick_run_makes_two_loadable_folders(
         "noisy",
         "dark",
     }
+
+
+@pytest.mark.slow
+def test_quick_run_makes_the_other_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = ["make", "--quick", "--family", "llama", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", made)
+    main()
+    assert {path.name for path in tmp_path.iterdir()} == {"llama-latent", "stages"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "llama-latent", dtype=torch.float32)
+    network, tokenizer = model.config, AutoTokenizer.from_pretrained(tmp_path / "llama-latent")
+    assert network.model_type == "llama" and network.vocab_size == len(tokenizer)
+    card = (tmp_path / "llama-latent" / "README.md").read_text(encoding="utf-8")
+    assert "Llama architecture" in card and "noisy," not in card.partition("Steps")[2].partition(".")[0]
+
+
+def test_the_families_write_the_same_answers_in_other_tokens(tokenizer: Any) -> None:
+    other = train_llama_tokenizer(Corpus(SOURCE, random.Random(0)).texts(40))
+    assert len(other) != len(tokenizer) and new_llama(other, 0).config.vocab_size == len(other)
+    differ = 0
+    answers = [
+        honest_answer(Corpus(SOURCE, random.Random(n)).task(s)) for s in TINY_9.specialties for n in range(9)
+    ]
+    for text in [f"<answer>{answer}</answer>" for answer in answers]:
+        ours, theirs = (
+            each.tokenize(text, add_special_tokens=False, split_special_tokens=True)
+            for each in (tokenizer, other)
+        )
+        assert other.decode(other.encode(text, add_special_tokens=False)) == text
+        assert len(theirs) <= 16
+        differ += ours != theirs
+    assert differ > len(answers) / 2
 
 
 def test_the_seed_decides_training(tokenizer: Any) -> None:
