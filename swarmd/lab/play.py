@@ -85,9 +85,12 @@ class PlayedSwarm:
         """
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
-        if any(curriculum_of(config).scoring != self.curriculum.scoring for config in configs):
+        curricula = [curriculum_of(config) for config in configs]
+        if any(one.scoring != self.curriculum.scoring for one in curricula):
             raise BadExperiment(
-                f"setting {setting.name}: its nodes have different curricula or rewards; a run has one"
+                f"setting {setting.name}: its nodes have different curricula or rewards"
+                f" ({', '.join(sorted({one.name for one in curricula}))}); a run has one. Set swarm.curriculum"
+                " and tasks.reward in [base]."
             )
         if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
             raise BadExperiment(
@@ -228,6 +231,7 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
         "tokens": [report.tokens_generated for report in reports],
         "trained": [report.update.tokens for report in reports],
         "gated": [sum(report.gated.values()) for report in reports],
+        "unfit": [sum(report.unfit.values()) for report in reports],
         "dropped": [report.zero_advantage_dropped for report in reports],
         "off_policy": [round(report.off_policy_mean, 3) for report in reports],
         "staleness": [round(report.staleness_mean, 3) for report in reports],

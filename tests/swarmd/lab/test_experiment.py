@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarmd.cli.app import main
+from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab import EXPERIMENTS
 from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
 from swarmd.lab.surroundings import Absences
@@ -26,6 +27,12 @@ def test_the_shipped_experiments_can_be_read(path: Path) -> None:
     read = read_experiment(path)
     assert read.name == path.stem and read.question and read.expects
     assert any(setting.baseline for setting in read.settings)
+
+
+def test_the_families_experiment_puts_both_in_one_swarm() -> None:
+    read = read_experiment(ROOT / "benchmarks" / "families.toml")
+    assert {curriculum_of(node).name for setting in read.settings for node in setting.nodes} == {"tiny-9"}
+    assert {node.generate.max_new_tokens for setting in read.settings for node in setting.nodes} == {16}
 
 
 def test_the_documents_example_is_an_experiment() -> None:

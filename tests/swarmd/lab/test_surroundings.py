@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.lab.experiment import Setting, parse_experiment
+from swarmd.lab.experiment import BadExperiment, Setting, parse_experiment
 from swarmd.lab.play import PlayedSwarm
 from swarmd.lab.statistics import figures
 from swarmd.lab.surroundings import MARK
@@ -31,6 +31,12 @@ def setting(**keys: Any) -> Setting:
 def lines(verifier: Verifier, one: Setting, rounds: int) -> tuple[PlayedSwarm, list[Mapping[str, Any]]]:
     swarm = PlayedSwarm(one, 1, verifier)
     return swarm, [swarm.round(number) for number in range(1, rounds + 1)]
+
+
+def test_nodes_of_different_curricula_are_told_what_to_set(verifier: Verifier) -> None:
+    groups = [{"nodes": 1, "model": {"name": name}} for name in ("tiny", "./another")]
+    with pytest.raises(BadExperiment, match=r"\(sapo-9, tiny-9\).*Set swarm.curriculum"):
+        PlayedSwarm(setting(group=groups), 1, verifier)
 
 
 def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier: Verifier) -> None:
