@@ -87,10 +87,10 @@ class PlayedSwarm:
         self.curriculum = curriculum_of(configs[0])
         curricula = [curriculum_of(config) for config in configs]
         if any(one.scoring != self.curriculum.scoring for one in curricula):
+            names = ", ".join(sorted({one.name for one in curricula}))
             raise BadExperiment(
-                f"setting {setting.name}: its nodes have different curricula or rewards"
-                f" ({', '.join(sorted({one.name for one in curricula}))}); a run has one. Set swarm.curriculum"
-                " and tasks.reward in [base]."
+                f"setting {setting.name}: its nodes have different curricula or rewards ({names}); a run has"
+                " one. Set swarm.curriculum and tasks.reward in [base]."
             )
         if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
             raise BadExperiment(
