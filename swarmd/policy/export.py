@@ -320,8 +320,9 @@ def export(
             path.chmod(mode)
         durable.name_folder(partial, out)
     except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
         raise CannotExport(
-            f"{out} cannot be written: {hub.first_line(error)}. Choose another folder with --out, or free"
+            f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder with --out, or free"
             " some space."
         ) from error
     finally:

@@ -135,8 +135,10 @@ class LivePage:
             parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True, min_width=_NAME_COLUMNS - 2)
-        table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
+        table.add_column(no_wrap=True)
         for name, text in rows:
+            # Cut here, with a sign: half an address looks like a whole one.
+            text.truncate(max(1, width - _NAME_COLUMNS), overflow="ellipsis")
             table.add_row(name, text)
         parts.append(table)
         if events:

@@ -143,6 +143,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
     [
         ({}, 120, 40, f"{FIGURES}|/ip4/192.0.2.7/tcp/40123/p2p/{PEER}"),
         ({}, 80, 24, f"● training|reward 0.429|gradient –|/p2p/{PEER}"),
+        ({}, 60, 24, f"/p2p/{PEER[:41]}…"),
         *(
             ({"trouble": TROUBLE}, width, 24, f"{TROUBLE['cause']} → {TROUBLE['remedy']}")
             for width in (60, 80, 120)
