@@ -130,6 +130,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
+    _say_loading()
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
     from swarmd.exchange.swarm_id import curriculum_of
@@ -171,8 +172,15 @@ def export(
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
 
 
+def _say_loading() -> None:
+    """Say on a terminal why nothing is seen yet: PyTorch and transformers take seconds to load."""
+    if sys.stderr.isatty():
+        tell("loading the model …")
+
+
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
     """Load the newest checkpoint as its node is configured."""
+    _say_loading()
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
     from swarmd.trainer.trained_model import TrainedModel
@@ -203,9 +211,8 @@ def chat(
     """
     from secrets import randbits
 
-    from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
-
     model = _trained_model(state_dir, config, device)
+    from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
 
     def say(text: str) -> None:
         print("\n".join(map(printable, text.split("\n"))), end="", flush=True)
@@ -260,7 +267,6 @@ def serve(
 
     from swarmd.config.addresses import host_and_port
     from swarmd.daemon.page import http, opening
-    from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
 
     try:
         host, port = opening.split_address(host_and_port(listen))
@@ -268,6 +274,8 @@ def serve(
         raise ConfigError(f"--listen {listen}: {error}") from None
     anybody = host not in opening.LOOPBACK
     model = _trained_model(state_dir, config, device)
+    from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
+
     if anybody:
         tell("Everybody who reaches this address may ask: there is no password.")
 

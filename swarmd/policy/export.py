@@ -322,8 +322,8 @@ def export(
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise CannotExport(
-            f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder with --out, or free"
-            " some space."
+            f"{out} cannot be written: {why or hub.first_line(error)}. Choose another folder with --out, or"
+            " free some space."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
