@@ -118,7 +118,7 @@ class Checkpoints:
         partial = self.folder / f"partial-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
+            self._clear_partial()
             partial.mkdir()
             written: dict[str, dict[str, Any]] = {}
             for name, content in itertools.chain(files, [("run.msgpack", _encoder.encode(state))]):
@@ -144,6 +144,7 @@ class Checkpoints:
 
         It is asked at the start, when there is nothing to lose yet.
         """
+        self._clear_partial()
         there = self.folder if self.folder.is_dir() else self.folder.parent
         if (free := shutil.disk_usage(there).free) < size:
             raise DiskFull(
@@ -202,11 +203,15 @@ class Checkpoints:
                 " or move old logs and metrics.jsonl away"
             )
 
+    def _clear_partial(self) -> None:
+        """Remove what a kill left half written: it takes the room that the next one needs."""
+        for left in self.folder.glob("partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
     def _prune(self, keep: Path) -> None:
         others = [p for p in self._saved() if p != keep and p.name < keep.name]
         for path in [
             *others[: -(KEPT_CHECKPOINTS - 1)],
-            *self.folder.glob("partial-*"),
             *sorted(self.folder.glob("damaged-*"))[:-1],
         ]:
             shutil.rmtree(path, ignore_errors=True)

@@ -150,6 +150,17 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [saved.name] and not (saved / "left.bin").exists()
 
 
+def test_what_a_kill_left_half_written_takes_no_room_from_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    left = folder / "partial-99999999"
+    checkpoints = Checkpoints(folder, most=40_000)
+    for use in (lambda: checkpoints.require_room(1), lambda: checkpoints.save(state(1), policy())):
+        left.mkdir(parents=True)
+        (left / "weights.bin").write_bytes(bytes(40_000))
+        use()
+        assert not left.exists()
+
+
 def test_another_program_can_read_one(tmp_path: Path) -> None:
     """It needs only the reference implementation of msgpack and the manifest."""
     saved = Checkpoints(tmp_path).save(replace(state(2), before={1: 3}, used=(b"digest",)), policy())
