@@ -1,6 +1,7 @@
 """py-libp2p's network with limits: who may connect, what a stream may hold, how a connection ends."""
 
 import contextlib
+import ipaddress
 import logging
 import math
 import struct
@@ -68,6 +69,7 @@ class CountedSocket:
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic = stream, traffic
+        self._remote: tuple[str, int] | None = None
         # When its last bytes came; infinite while we read none because of our own limit.
         self.heard_at = trio.current_time()
 
@@ -82,6 +84,18 @@ class CountedSocket:
     async def write(self, data: bytes) -> None:
         self._traffic.count(up=len(data))
         await self._stream.write(data)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Return host and port of the other end. The library knows only those of IPv4."""
+        if self._remote is None:
+            self._remote = self._stream.get_remote_address()
+        if self._remote is None:
+            with contextlib.suppress(OSError):
+                # The connection is closed already.
+                host, port = self._stream.stream.socket.getpeername()[:2]
+                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
+                self._remote = str(inner or host), port
+        return self._remote
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

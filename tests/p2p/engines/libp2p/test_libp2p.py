@@ -33,6 +33,7 @@ from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
+from p2p.peers.listen import has_route
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.testing import TIMEOUT_S, until
 from tests.p2p.hostile import hostile_peer
@@ -404,6 +405,22 @@ async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
     trio.socket.set_custom_hostname_resolver(Resolver())
     found = await connections._resolve("/dns/node.example/tcp/4001")
     assert found == [f"/{ip}/tcp/4001" for ip in ("ip6/2001:db8::1", "ip4/192.0.2.1", "ip6/2001:db8::2")]
+
+
+@pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
+async def test_it_is_known_where_connections_by_ipv6_come_from(nursery: trio.Nursery) -> None:
+    """Bans, limits, network groups and dial-backs depend on it, and the library only knows of IPv4."""
+    listen = ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
+    with trio.fail_after(SECONDS):
+        first = real_member("libp2p", 1, listen=listen)
+        four, six = await nursery.start(first.run)
+        assert six.startswith("/ip6/::1/tcp/") and six.split("/")[4] == four.split("/")[4]
+        second = real_member("libp2p", 2, listen=listen, bootstrap=[six])
+        await nursery.start(second.run)
+        await until(lambda: first.peers() and second.peers())
+        assert [peer.address for peer in second.peers()] == [six.split("/p2p/")[0]]
+        assert [peer.address.startswith("/ip6/::1/tcp/") for peer in first.peers()] == [True]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nursery) -> None:
