@@ -11,10 +11,11 @@ Considerations").
 """
 
 import ipaddress
+import itertools
 import logging
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -147,29 +148,55 @@ class DialBack:
 
 
 def can_be_dialled(replies: Iterable[DialBackReply]) -> bool | None:
-    """Return whether the internet can dial us; None where no member outside our network could say."""
+    """Return whether the whole internet can dial us; None where no member outside our network could say.
+
+    IPv6 alone is not enough: many members have none.
+    """
     said = {
-        reply.outcome
+        (reply.outcome, reply.seen_at.version)
         for reply in replies
         if reply.seen_at is not None and group_of_host(str(reply.seen_at)) != LOCAL
     }
-    return True if Outcome.REACHED in said else False if Outcome.NOT_REACHED in said else None
+    if (Outcome.REACHED, 4) in said:
+        return True
+    return False if {outcome for outcome, _ in said} & {Outcome.REACHED, Outcome.NOT_REACHED} else None
+
+
+def who_dials_back(peers: Iterable[Peer], ports: Mapping[str, int]) -> dict[PeerId, int]:
+    """Choose up to MAX_ASKED members, and the port at which each is to dial us back.
+
+    IPv4 and IPv6 take turns. Of each, distant members come first, then those that we dialled: they see the
+    address that others would dial.
+
+    ports: where we listen, of "ip4" and "ip6".
+    """
+    found: dict[str, list[tuple[bool, bool, PeerId]]] = {kind: [] for kind in sorted(ports)}
+    for peer in peers:
+        endpoint = parse_endpoint(peer.address)
+        if endpoint is not None and endpoint.kind in found:
+            near = group_of_host(endpoint.host) == LOCAL
+            found[endpoint.kind].append((near, peer.direction != "outbound", peer.id))
+    turns = itertools.zip_longest(
+        *([(peer, ports[kind]) for _, _, peer in sorted(those)] for kind, those in found.items())
+    )
+    return dict([one for turn in turns for one in turn if one is not None][:MAX_ASKED])
 
 
 async def ask_members(
-    ask: Ask, members: Sequence[PeerId], port: int, *, patience: float = MEMBER_TIMEOUT_S
+    ask: Ask, members: Mapping[PeerId, int], *, patience: float = MEMBER_TIMEOUT_S
 ) -> dict[PeerId, DialBackReply]:
-    """Have up to MAX_ASKED members dial us back, at the same time.
+    """Have these members dial us back, at the same time, each at its port.
 
     Those that do not know the question, or have no outcome in time, are left out.
     """
 
     async def until_tried(member: PeerId) -> DialBackReply | None:
-        while (reply := answered(await ask(member, question(port), MAX_REPLY_BYTES))) is not None and (
+        asked = question(members[member])
+        while (reply := answered(await ask(member, asked, MAX_REPLY_BYTES))) is not None and (
             reply.outcome is Outcome.TRYING
         ):
             await trio.sleep(ASK_AGAIN_S)
         return reply
 
-    said = await ask_each(until_tried, members[:MAX_ASKED], patience)
+    said = await ask_each(until_tried, members, patience)
     return {member: reply for member, reply in said.items() if reply is not None}

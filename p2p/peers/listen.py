@@ -15,17 +15,24 @@ from p2p.errors import CannotListen
 
 @contextlib.contextmanager
 def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
-    """Hold a free port in place of every 0. Raises CannotListen.
+    """Hold a free port in place of every 0, the same for IPv4 and IPv6 if it can be. Raises CannotListen.
+
+    /ip6/:: beside other addresses is left out on a machine without IPv6.
 
     Ports are checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port. On
     Linux no other program is given them meanwhile: a bound socket that does not listen is not in the way of
     one with SO_REUSEADDR, which libraries set. Once it is left, listen at once.
     """
     with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(_bound(endpoint)).getsockname()[1] for endpoint in listen]
+        held: list[Endpoint] = []
+        for endpoint in listen:
+            beside = next((one.port for one in held if one.kind != endpoint.kind), 0)
+            bound = _bound(endpoint, beside, needed=len(listen) == 1)
+            if bound is not None:
+                held.append(replace(endpoint, port=stack.enter_context(bound).getsockname()[1]))
         if sys.platform != "linux":
             stack.close()
-        yield [replace(endpoint, port=port) for endpoint, port in zip(listen, ports, strict=True)]
+        yield held
 
 
 def dialable(addresses: Sequence[str]) -> list[str]:
@@ -54,14 +61,35 @@ def dialable(addresses: Sequence[str]) -> list[str]:
     return found
 
 
-def _bound(endpoint: Endpoint) -> socket.socket:
-    bound = socket.socket(socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET, socket.SOCK_STREAM)
-    # Connections of a node that was just stopped do not count.
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def has_route(endpoint: Endpoint) -> bool:
+    """Return whether there is a route to this IP address; where a name leads is not looked up.
+
+    Sends nothing: connecting a UDP socket only looks a route up.
+    """
+    if not endpoint.kind.startswith("ip"):
+        return True
+    family = socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET
     try:
-        bound.bind((endpoint.host, endpoint.port))
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((endpoint.host, 9))
+    except OSError:
+        return False
+    return True
+
+
+def _bound(endpoint: Endpoint, beside: int, *, needed: bool) -> socket.socket | None:
+    """Bind a socket there, at port `beside` in place of 0 if it is free.
+
+    Returns None where the machine has no IPv6 and the address is not needed.
+    """
+    try:
+        if endpoint.port == 0 != beside:
+            with contextlib.suppress(OSError):
+                return _open(replace(endpoint, port=beside))
+        return _open(endpoint)
     except OSError as error:
-        bound.close()
+        if not needed and endpoint.host == "::" and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            return None
         if error.errno == errno.EADDRINUSE:
             raise CannotListen(
                 f"another program is using port {endpoint.port} ({endpoint}); stop it, or change"
@@ -71,4 +99,18 @@ def _bound(endpoint: Endpoint) -> socket.socket:
             f"cannot listen on {endpoint}: {error.strerror}; change swarm.listen, /ip4/0.0.0.0/tcp/0 works"
             " everywhere"
         ) from None
+
+
+def _open(endpoint: Endpoint) -> socket.socket:
+    six = endpoint.kind == "ip6"
+    bound = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Connections of a node that was just stopped do not count.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if six:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((endpoint.host, endpoint.port))
+    except OSError:
+        bound.close()
+        raise
     return bound

@@ -66,7 +66,7 @@ def bootstrap(
     resolved = resolve(config_file(config), os.environ, flags)
     node_config: NodeConfig = resolved.config
     if resolved.origins["swarm.listen"] == "default":
-        port = (f"/ip4/0.0.0.0/tcp/{PORT}",)
+        port = (f"/ip4/0.0.0.0/tcp/{PORT}", f"/ip6/::/tcp/{PORT}")
         node_config = node_config.model_copy(
             update={"swarm": node_config.swarm.model_copy(update={"listen": port})}
         )

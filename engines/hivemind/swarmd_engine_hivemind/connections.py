@@ -16,6 +16,7 @@ from p2p.address import parse_endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.netgroup import group_of
+from p2p.peers.listen import has_route
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 from swarmd_engine_hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
@@ -120,8 +121,10 @@ class HivemindConnections:
         """Dial all addresses at once, and those p2pd knows besides, through relays too.
 
         p2pd does not say which answered. Most often they are of one network group, and the first stands for
-        them.
+        them. Without a route to it, it is left out: p2pd would not say so.
         """
+        endpoints = ((text, parse_endpoint(text)) for text in addresses)
+        addresses = [text for text, endpoint in endpoints if endpoint is not None and has_route(endpoint)]
         try:
             request = {
                 "peer": peer_bytes(peer),

@@ -24,7 +24,7 @@ from p2p.engines.libp2p.discovery import Discovery
 from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
-from p2p.peers.listen import dialable, held_ports
+from p2p.peers.listen import dialable, has_route, held_ports
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
@@ -89,7 +89,7 @@ class HivemindEngine(NetworkEngine):
             raise EngineMissing(f'{reason}; or set swarm.engine = "libp2p"')
         of_one_author = RateLimit({MESSAGES: TokenBuckets(50.0, 300.0), BROKEN: TokenBuckets(0.2, 5.0)})
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
-        self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:MAX_RELAYS]
+        self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me]
         self._addresses: list[str] = []
         # Multiaddresses through relays that have taken us in, since nobody can dial us.
         self.relayed: Sequence[str] = ()
@@ -149,7 +149,11 @@ class HivemindEngine(NetworkEngine):
         if self._public:
             flags += ["-forceReachabilityPublic"]
         elif self._relays:
-            flags += ["-autoRelay", "-relayDiscovery=false", f"-trustedRelays={','.join(self._relays)}"]
+            # One address of each: p2pd waits for minutes once the first that it is given cannot be dialled.
+            reached = sorted(self._relays, key=lambda text: not has_route(parse_bootstrap(text)[1]))
+            relays = {parse_bootstrap(text)[0]: text for text in reversed(reached)}
+            trusted = [text for text in self._relays if text in relays.values()][:MAX_RELAYS]
+            flags += ["-autoRelay", "-relayDiscovery=false", f"-trustedRelays={','.join(trusted)}"]
         return flags
 
     async def _identify(self, p2pd: P2pd) -> list[str]:

@@ -25,10 +25,10 @@ from p2p.engines.libp2p.relay import HOP, MESSAGE_TIMEOUT_S, HolePunching, hail,
 from p2p.engines.libp2p.streams import end
 from p2p.errors import BadAddress
 from p2p.latest import Latest
-from p2p.nat.dial_back import ask_members, can_be_dialled
+from p2p.nat.dial_back import ask_members, can_be_dialled, who_dials_back
 from p2p.netgroup import LOCAL, group_of_host, is_public
 from p2p.peers.addressbook import AddressBook
-from p2p.types import Ask, PeerId
+from p2p.types import Ask, Peer, PeerId
 
 # When members are asked whether they can dial us: first, while none can say, and from then on.
 ASK_FIRST_S, ASK_AGAIN_S, ASK_EVERY_S = 3.0, 30.0, 600.0
@@ -69,7 +69,7 @@ class Circuits:
         ask: Ask,
         reach: Callable[[PeerId], Awaitable[bool]],
         banned: Callable[[PeerId], bool],
-        listen: Endpoint,
+        listen: Sequence[Endpoint],
         clock: Callable[[], float],
     ) -> None:
         self._host, self._network, self._book, self._ask, self._reach = (
@@ -79,9 +79,10 @@ class Circuits:
             ask,
             reach,
         )
-        self._banned, self._port, self._clock = banned, listen.port, clock
+        self._banned, self._clock = banned, clock
+        self._ports = {endpoint.kind: endpoint.port for endpoint in listen}
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
-        # Our address, as members see it that cannot dial us.
+        # Our addresses, as members see them.
         self._seen_at: Sequence[str] = ()
         self._reserved: dict[PeerId, _Reservation] = {}
         # Peer -> relays that it says it is at
@@ -234,18 +235,18 @@ class Circuits:
     async def _dialable(self) -> bool | None:
         """Ask members to dial us. Returns None where none of them could tell."""
         those = [
-            (peer, ours[0]) for peer in self._network.get_connections_map() if (ours := self._direct(peer))
+            Peer(PeerId(str(peer)), remote_address(one), one.direction.name.lower(), one._created_at)
+            for peer in self._network.get_connections_map()
+            for one in self._direct(peer)[:1]
         ]
-        far = [(peer, one) for peer, one in those if group_of_host(remote_host(one)) not in (LOCAL, None)]
-        # A peer that we dialled sees the address that others would dial.
-        far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")
-        replies = (await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)).values()
-        found = can_be_dialled(replies)
+        replies = (await ask_members(self._ask, who_dials_back(those, self._ports))).values()
         seen = dict.fromkeys(reply.seen_at for reply in replies if reply.seen_at is not None)
-        self._seen_at = (
-            [f"/ip{address.version}/{address}/tcp/{self._port}" for address in seen] if found is False else []
-        )
-        return found
+        self._seen_at = [
+            f"/ip{address.version}/{address}/tcp/{port}"
+            for address in seen
+            if (port := self._ports.get(f"ip{address.version}"))
+        ]
+        return can_be_dialled(replies)
 
     async def _reserve_where_due(self, wanted: bool) -> None:
         now = trio.current_time()

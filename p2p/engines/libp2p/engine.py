@@ -1,12 +1,12 @@
 """The p2p engine on py-libp2p. When the library breaks, it is started again with the same key and port."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import trio
 
-from p2p.address import parse_listen
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.metering import message_limits
@@ -15,7 +15,7 @@ from p2p.engines.libp2p.relay import DCUTR, GUEST_BYTES_PER_S, HOP, STOP, Relay,
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
-from p2p.peers.listen import dialable
+from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic
 from p2p.types import Handlers
 
@@ -34,8 +34,7 @@ class Libp2pEngine(NetworkEngine):
     def addresses(self) -> Sequence[str]:
         if self._stack is None:
             return []
-        listening = [str(address) for address in self._stack.host.get_transport_addrs()]
-        return [f"{address}/p2p/{self.me}" for address in dialable(listening)]
+        return [f"{address}/p2p/{self.me}" for address in dialable([*map(str, self._listen)])]
 
     @property
     def relayed(self) -> Sequence[str]:
@@ -43,12 +42,14 @@ class Libp2pEngine(NetworkEngine):
         return self._circuits.addresses() if self._circuits is not None else []
 
     async def _live(self, up: Callable[[], None]) -> None:
+        starting = contextlib.ExitStack()
         try:
+            listen = starting.enter_context(held_ports(self._listen))
             opened = open_stack(
                 self._identity,
                 self._topics,
                 self._on_frame,
-                self._listen,
+                listen,
                 self._clock,
                 self._rate_limit,
                 self._host_bans,
@@ -57,15 +58,16 @@ class Libp2pEngine(NetworkEngine):
                 self._prepare,
             )
             async with opened as stack:
+                starting.close()
                 self._stack = stack
-                self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
+                self._listen = listen
                 self._circuits = circuits = Circuits(
                     stack.host,
                     self._book,
                     self.request,
                     lambda peer: discovery.reach(peer),
                     self._banned,
-                    self._listen[0],
+                    self._listen,
                     self._clock,
                 )
                 stack.host.set_stream_handler(STOP, circuits.take_in)
@@ -86,6 +88,7 @@ class Libp2pEngine(NetworkEngine):
                 finally:
                     self._ask = None
         finally:
+            starting.close()
             self._stack = self._discovery = self._circuits = None
             self._book_file.save()
 

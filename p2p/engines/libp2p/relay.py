@@ -265,12 +265,13 @@ class HolePunching:
     the other: most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also works, but dials whatever
     addresses the other side names.
 
-    here: where others see this node, with the port that we listen on; None while that is not known, or others
-    can dial us anyway.
+    listen: where we listen. here: where others see this node, with the port that we listen on; empty while
+    that is not known.
     """
 
-    def __init__(self, host: Any, listen: Endpoint, here: Callable[[], Sequence[str]]) -> None:
-        self._host, self._network, self._listen, self._here = host, host.get_network(), listen, here
+    def __init__(self, host: Any, listen: Sequence[Endpoint], here: Callable[[], Sequence[str]]) -> None:
+        self._host, self._network, self._here = host, host.get_network(), here
+        self._listen = {f"/{endpoint.kind}/": (endpoint.host, endpoint.port) for endpoint in listen}
         self._tries = TokenBucket(TRIES_PER_S, TRIES_AT_ONCE, trio.current_time())
 
     async def begin(self, peer: Any) -> None:
@@ -323,8 +324,9 @@ class HolePunching:
 
     async def _dial(self, peer: Any, addresses: Sequence[str], dial: Any) -> None:
         async def try_address(address: str) -> None:
+            source = next((at for kind, at in self._listen.items() if address.startswith(kind)), None)
             try:
-                await dial(multiaddr.Multiaddr(address), peer, (self._listen.host, self._listen.port))
+                await dial(multiaddr.Multiaddr(address), peer, source)
             except Exception as error:
                 # Nothing came through, or not from that address.
                 log.debug("no hole to %s at %s: %r", peer, address, error)

@@ -5,7 +5,6 @@ runs, a member started for the survey alone.
 """
 
 import ipaddress
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,23 +14,24 @@ from typing import Any
 import psutil
 import trio
 
-from p2p.address import parse_bootstrap, parse_endpoint
+from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
-from p2p.nat.dial_back import ask_members
+from p2p.nat.dial_back import DialBackReply, ask_members, who_dials_back
 from p2p.nat.noise_probe import Silent, Stranger, knock
-from p2p.netgroup import LOCAL, group_of_host, only_here
+from p2p.netgroup import only_here
 from p2p.peers import introduction
 from p2p.peers.introduction import HELPING, Introduced
-from p2p.types import Peer, PeerId
+from p2p.peers.listen import has_route
+from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
 # Addresses of the internet that are nobody's (RFC 5737, RFC 3849).
-SOMEWHERE = ("192.0.2.1", "2001:db8::1")
+SOMEWHERE = (Endpoint("ip4", "192.0.2.1", 9), Endpoint("ip6", "2001:db8::1", 9))
 # When a member for the question alone should have met another.
 COMPANY_S = 15.0
 # Others must see it by then: they answer nobody whom they do not know as connected.
@@ -44,7 +44,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
     Takes as long as the slowest peer that is asked, at most 10 s.
     """
     ports = listen_ports(member.addresses())
-    peers = sorted(member.peers(), key=_worth_asking)
+    peers = member.peers()
     found: dict[str, Any] = {
         "schema": 1,
         "peer_id": member.identity.peer_id,
@@ -70,17 +70,15 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
     said: dict[str, Any] = {}
 
     async def dial_back() -> None:
-        for port in ports[:1]:
-            verdicts = await ask_members(member.engine.request, [peer.id for peer in peers], port)
-            found["verdicts"] = [
-                {
-                    "by": by,
-                    "name": nickname(by),
-                    "outcome": verdict.outcome.name,
-                    "seen_at": str(verdict.seen_at) if verdict.seen_at else None,
-                }
-                for by, verdict in verdicts.items()
-            ]
+        found["verdicts"] = [
+            {
+                "by": by,
+                "name": nickname(by),
+                "outcome": verdict.outcome.name,
+                "seen_at": str(verdict.seen_at) if verdict.seen_at else None,
+            }
+            for by, verdict in (await _dialled_back(member)).items()
+        ]
 
     async def see() -> None:
         named = [parse_bootstrap(address)[0] for address in config.swarm.bootstrap]
@@ -165,22 +163,10 @@ async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[]
 
 
 def is_offline(bootstrap: Sequence[str]) -> bool:
-    """Return whether there is no route to any bootstrap address, nor to the internet.
-
-    Sends nothing: connecting a UDP socket only looks a route up.
-    """
+    """Return whether there is no route to any bootstrap address, nor to the internet."""
     endpoints = [parse_bootstrap(address)[1] for address in bootstrap]
-    hosts = [endpoint.host for endpoint in endpoints if endpoint.kind.startswith("ip")]
-    return not any(map(_has_route, [*hosts, *SOMEWHERE]))
-
-
-def _has_route(host: str) -> bool:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-    except OSError:
-        return False
-    return True
+    named = [endpoint for endpoint in endpoints if endpoint.kind.startswith("ip")]
+    return not any(map(has_route, [*named, *SOMEWHERE]))
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:
@@ -236,13 +222,17 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
 
 
 async def _is_seen(member: Member) -> bool:
-    """Return whether all connected peers that were asked see us as connected, too.
+    """Return whether all connected peers that were asked see us as connected, too."""
+    return all(one.seen_at is not None for one in (await _dialled_back(member)).values())
 
-    Peers behind a relay do not say where they see us.
-    """
-    ports, peers = listen_ports(member.addresses()), [peer.id for peer in member.peers()]
-    said = await ask_members(member.engine.request, peers, ports[0] if ports else 0)
-    return all(one.seen_at is not None for one in said.values())
+
+async def _dialled_back(member: Member) -> Mapping[PeerId, DialBackReply]:
+    ports = {
+        kind: port[0]
+        for kind in ("ip4", "ip6")
+        if (port := listen_ports([text for text in member.addresses() if text.startswith(f"/{kind}/")]))
+    }
+    return await ask_members(member.engine.request, who_dials_back(member.peers(), ports))
 
 
 def listen_ports(addresses: Sequence[str]) -> list[int]:
@@ -269,9 +259,3 @@ def own_addresses() -> list[str]:
 
 
 _FAMILIES = ("AF_INET", "AF_INET6")
-
-
-def _worth_asking(peer: Peer) -> tuple[bool, bool]:
-    """Sort key: distant peers first, then peers that we dialled (they see our public address)."""
-    endpoint = parse_endpoint(peer.address)
-    return endpoint is None or group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound"

@@ -1,5 +1,6 @@
 """What every p2p engine promises: one suite, run on each of them and on swarms of both kinds."""
 
+import errno
 import itertools
 import random
 import re
@@ -9,6 +10,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.errors import BadAddress, CannotListen, EngineMissing, OperatorError
 from p2p.identity import Identity
 from p2p.member import QueuedMember
-from p2p.peers.listen import dialable, held_ports
+from p2p.peers.listen import dialable, has_route, held_ports
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import until
@@ -384,6 +386,31 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
             assert isinstance(caught, error) and re.search(said, str(caught))
         nursery.cancel_scope.cancel()
     assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
+
+
+@pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
+def test_ports_are_the_same_by_ipv4_and_ipv6_where_they_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    four, six = map(parse_listen, ("/ip4/127.0.0.1/tcp/0", "/ip6/::/tcp/0"))
+    with held_ports([four, six]) as held:
+        assert [one.kind for one in held] == ["ip4", "ip6"] and held[0].port == held[1].port > 0
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            taken = other.getsockname()[1]
+            with held_ports([replace(six, port=taken), four]) as apart:
+                assert apart[0].port == taken != apart[1].port > 0
+
+    whole = socket.socket
+
+    def without_ipv6(family: int = socket.AF_INET, *more: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return whole(family, *more)
+
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    with held_ports([four, six]) as held:
+        assert [one.kind for one in held] == ["ip4"]
+    for listen in ([six], [four, parse_listen("/ip6/::1/tcp/0")]):
+        with pytest.raises(CannotListen, match="not supported"), held_ports(listen):
+            pass
 
 
 @pytest.mark.parametrize(

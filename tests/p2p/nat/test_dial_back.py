@@ -167,6 +167,10 @@ async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
         # The second is on our own network
         ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "192.168.2.10")], False),
         ([(Outcome.REFUSED, "11.0.0.2"), (Outcome.REACHED, None)], None),
+        # Members without IPv6 cannot dial the first
+        ([(Outcome.REACHED, "2611::2"), (Outcome.NOT_REACHED, "11.0.0.2")], False),
+        ([(Outcome.REACHED, "2611::2")], False),
+        ([(Outcome.NOT_REACHED, "2611::2"), (Outcome.REACHED, "11.0.0.2")], True),
     ],
 )
 def test_only_members_outside_our_network_can_tell(
@@ -184,7 +188,9 @@ async def test_members_dial_each_other_back() -> None:
             nursery.start_soon(member.run)
             nursery.start_soon(member.dial_back.run)
         await trio.testing.wait_all_tasks_blocked()
-        verdicts = await ask_members(members[0].engine.request, [members[1].identity.peer_id, OTHER], 4001)
+        verdicts = await ask_members(
+            members[0].engine.request, {members[1].identity.peer_id: 4001, OTHER: 4001}
+        )
         nursery.cancel_scope.cancel()
     # In memory there are no addresses, so it will not be tried; the other is not there at all.
     assert verdicts == {members[1].identity.peer_id: DialBackReply(Outcome.REFUSED, None)}

@@ -258,7 +258,7 @@ async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_rela
     async with net() as those:
         peer = await those.peer()
         punching = HolePunching(
-            those.host, parse_listen("/ip4/127.0.0.1/tcp/4001"), lambda: ["/ip4/11.0.0.1/tcp/4001"]
+            those.host, [parse_listen("/ip4/127.0.0.1/tcp/4001")], lambda: ["/ip4/11.0.0.1/tcp/4001"]
         )
         those.host.set_stream_handler(DCUTR, punching.handle)
         stream = await peer.new_stream(those.host.get_id(), [DCUTR])
