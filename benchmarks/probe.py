@@ -157,7 +157,7 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--swarm", default="probe", help="name of the swarm")
     parser.add_argument("--digest", default="0", help="digest of the swarm")
-    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddress")
+    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddresses, with commas")
     parser.add_argument(
         "--bootstrap",
         action="append",
@@ -178,7 +178,7 @@ def build_engine(
         identity,
         Topic(given.swarm, given.digest),
         handlers,
-        listen=[given.listen],
+        listen=given.listen.split(","),
         bootstrap=given.bootstrap,
         addressbook=addressbook,
         clock=time.time,
@@ -188,7 +188,7 @@ def build_engine(
 
 def main() -> None:
     parser = options("benchmarks.probe", "one member of a swarm that trains nothing")
-    parser.set_defaults(listen="/ip4/0.0.0.0/tcp/0")
+    parser.set_defaults(listen="/ip4/0.0.0.0/tcp/0,/ip6/::/tcp/0")
     parser.add_argument("--report", type=float, default=0.2, help="seconds between reports")
     try:
         trio.run(Probe(parser.parse_args()).run)

@@ -330,21 +330,23 @@ CAUSES = (
 
 # The port that we advise.
 PORT = 4001
+EVERYWHERE = f'["/ip4/0.0.0.0/tcp/{PORT}", "/ip6/::/tcp/{PORT}"]'
 _NO_WAY_IN = "no: {by} could not open a connection to it at TCP port {port}"
 LOOPBACK = Cause(
     "on TCP port {port} of the loopback address, which only this machine can dial",
     "the addresses that it listens on",
-    f'to be reachable set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"]',
+    f"to be reachable set swarm.listen = {EVERYWHERE}",
 )
 PORT_CHANGES = Cause(
     "on TCP port {port}, another one at each start",
     "swarm.listen ends in /tcp/0",
-    f'set swarm.listen = ["/ip4/0.0.0.0/tcp/{PORT}"], so that a router can forward it',
+    f"set swarm.listen = {EVERYWHERE}, so that a router can forward it",
 )
 BEHIND_ROUTER = Cause(
     _NO_WAY_IN,
-    "members dial back; no address of this machine is public",
-    "nothing has to be done; to be reachable, forward TCP port {open} of your router to {local}",
+    "members dial back; no IPv4 address of this machine is public",
+    "nothing has to be done; to be reachable, forward TCP port {open} of your router to {local}; in vain"
+    " where its own address is in 100.64.0.0/10, the provider's NAT",
 )
 BEHIND_FIREWALL = Cause(
     _NO_WAY_IN,

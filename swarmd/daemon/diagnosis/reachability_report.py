@@ -218,12 +218,16 @@ def _members(found: Survey) -> Finding:
 def _reached(found: Survey, reachable: bool | None) -> Finding:
     port = _port(found)
     if reachable is True:
-        by = ", ".join(v["name"] for v in _verdicts(found, Outcome.REACHED))
-        return Finding("dialled back", True, f"yes, by {by}, at TCP port {port}")
+        those = _verdicts(found, Outcome.REACHED)
+        by = ", ".join(v["name"] for v in those)
+        alone = ", by IPv6 alone" if all(":" in v["seen_at"] for v in those) else ""
+        return Finding("dialled back", True, f"yes, by {by}, at TCP port {port}{alone}")
     if reachable is False:
         by = ", ".join(v["name"] for v in _verdicts(found, Outcome.NOT_REACHED))
-        public = any(ipaddress.ip_address(address).is_global for address in found["own"])
-        local = next((a for a in found["own"] if ipaddress.ip_address(a).version == 4), "this machine")
+        own = [*map(ipaddress.ip_address, found["own"])]
+        four = [address for address in own if address.version == 4]
+        public = any(address.is_global for address in four or own)
+        local = str(next(iter(four), "this machine"))
         cause, to_open = BEHIND_FIREWALL if public else BEHIND_ROUTER, PORT if _changes_port(found) else port
         return Finding.of("dialled back", cause.trouble(by=by, port=port, open=to_open, local=local))
     if _verdicts(found, Outcome.REACHED, far=False):

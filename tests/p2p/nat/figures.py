@@ -19,6 +19,7 @@ from tests.p2p.nat.lab import BootstrapProcess, Lab, Place
 
 SECONDS = TIMEOUT_S
 PORT = 4001
+CARRIERS = {"none": (None, None), "one": (20, None), "two": (20, 21), "same": (20, 20)}  # of the two homes
 
 
 class Net:
@@ -38,7 +39,7 @@ class Net:
         return self._stack.enter_context(
             ProbeProcess(
                 self._folder / place.name,
-                listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+                listen=f"/ip4/0.0.0.0/tcp/{PORT},/ip6/::/tcp/{PORT}",
                 bootstrap=self.boot.addresses,
                 digest=digest,
                 engine=engine,
@@ -112,7 +113,7 @@ def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
     return time.monotonic() - healed, before
 
 
-def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, Any]:
+def punch(net: Net, observers: int, engine: str, symmetric: int, carriers: str) -> dict[str, Any]:
     """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell
     the two where they see them.
 
@@ -121,7 +122,12 @@ def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, An
     """
     net.bootstrap(engine)
     since = time.monotonic()
-    homes = [net.lab.home(2, symmetric=symmetric > 0), net.lab.home(3, symmetric=symmetric > 1)]
+    behind = CARRIERS[carriers]
+    for carrier in {*behind} - {None}:
+        net.lab.carrier(carrier)
+    homes = [
+        net.lab.home(number, symmetric=symmetric > at, carrier=behind[at]) for at, number in enumerate((2, 3))
+    ]
     author, asker = (net.probe(home, engine) for home in homes)
     for number in range(observers):
         net.probe(net.lab.public(4 + number), engine)
@@ -134,7 +140,8 @@ def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, An
     while (fetched is None or direct is None) and time.monotonic() - since < 60:
         if (
             direct is None
-            and "11.0.0.2:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            and f"11.0.0.{behind[0] or 2}:"
+            in subprocess.run(command, capture_output=True, text=True, check=True).stdout
         ):
             direct = time.monotonic() - since
         if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
@@ -144,6 +151,7 @@ def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, An
     return {
         "engine": engine,
         "symmetric": symmetric,
+        "carriers": carriers,
         "observers": observers,
         "fetched": fetched,
         "direct": direct,
@@ -162,13 +170,19 @@ def main() -> None:
         default=0,
         help="routers that give each connection another port",
     )
+    punching.add_argument(
+        "--carriers",
+        choices=CARRIERS,
+        default="none",
+        help="homes behind a carrier's NAT, or both behind one",
+    )
     punching.add_argument("--engine", choices=("libp2p", "hivemind"), default="libp2p")
     commands.add_parser("partition").add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     with ExitStack() as stack:
         net = Net(stack, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         if given.command == "punch":
-            figures = punch(net, given.observers, given.engine, given.symmetric)
+            figures = punch(net, given.observers, given.engine, given.symmetric, given.carriers)
         else:
             figures = {"cut": given.seconds, "healed_after": cut_and_heal(net, given.seconds)[0]}
     print(json.dumps({"schema": 1, **figures}))

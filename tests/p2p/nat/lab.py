@@ -3,10 +3,13 @@
 As root, on Linux, with nft.
 
     public places ── bridge ── router of a home (NAT, stateful: nothing comes in unasked) ── the home's
-    machine
+                       │       machine
+                    carrier (the same, 100.64.<number>.0/24 inside) ── routers of its homes ── their machines
 
-Public addresses are 11.0.0.0/24, which is not reserved for anything, so that go-libp2p and we take them for
-the internet; they lead nowhere outside the namespaces. Names of namespaces begin with swarmd-<pid>.
+Public addresses are 11.0.0.0/24 and 2611::/32, a /64 of it for each place. They are not reserved for
+anything, so that go-libp2p and we take them for the internet; they lead nowhere outside the namespaces. IPv6
+is routed, not translated, and nothing comes into a home unasked either. Names of namespaces begin with
+swarmd-<pid>.
 """
 
 import contextlib
@@ -37,10 +40,12 @@ table inet door {{
   chain self {{
     type filter hook input priority 0; policy accept;
     iifname "wan" ct state established,related accept
+    iifname "wan" meta l4proto ipv6-icmp accept
     iifname "wan" drop
   }}
 }}
 """
+_GATEWAY = "2611:0:0:ffff::1"
 _FORWARD = """
 table ip nat {{
   chain in {{ type nat hook prerouting priority -100; iifname "wan" tcp dport {port} dnat {machine}; }}
@@ -96,6 +101,9 @@ class Lab:
         for bridge in ("main", "apart"):
             _ip(f"-n {self._net} link add {bridge} type bridge")
             _ip(f"-n {self._net} link set {bridge} up")
+        # IPv6 of homes is routed here.
+        _ip(f"-n {self._net} addr add {_GATEWAY}/48 dev main")
+        _forward(self._net)
 
     def __enter__(self) -> "Lab":
         return self
@@ -109,11 +117,20 @@ class Lab:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip(f"netns del {name}")
 
-    def public(self, number: int) -> Place:
-        """A machine at 11.0.0.<number>."""
+    def public(self, number: int, *, ipv4: bool = True) -> Place:
+        """A machine at 11.0.0.<number> and 2611:0:0:<number>::1, or at the latter alone."""
         name = self._namespace(f"p{number}")
+        self._plug(name, number, ipv4=ipv4)
+        return self._place(name, f"11.0.0.{number}" if ipv4 else f"2611:0:0:{number}::1")
+
+    def carrier(self, number: int, *, symmetric: bool = False) -> None:
+        """A carrier's NAT at 11.0.0.<number>, for homes at 100.64.<number>.0/24."""
+        name = self._namespace(f"r{number}")
         self._plug(name, number)
-        return self._place(name, f"11.0.0.{number}")
+        _ip(f"-n {name} link add lan type bridge")
+        _ip(f"-n {name} addr add 100.64.{number}.1/24 dev lan")
+        _ip(f"-n {name} link set lan up")
+        _translate(name, symmetric)
 
     def home(
         self,
@@ -123,15 +140,26 @@ class Lab:
         loss: float = 0.0,
         forward: int | None = None,
         symmetric: bool = False,
+        carrier: int | None = None,
+        ipv6: bool = False,
+        open6: bool = False,
     ) -> Place:
         """A machine at 192.168.<number>.10, behind a router at 11.0.0.<number>.
 
         delay_ms, loss: of the line between the two, each way. forward: the TCP port that the router forwards
         to the machine. symmetric: the router gives each connection another port; else it keeps the machine's.
+        carrier: the number of the carrier behind whose NAT the router is, at 100.64.<carrier>.<number>.
+        ipv6: the machine is also at 2611:0:1:<number>::10, behind the router's firewall. open6: which lets
+        all in.
         """
         router, host = self._namespace(f"r{number}"), self._namespace(f"h{number}")
         inside, machine = f"192.168.{number}.1", f"192.168.{number}.10"
-        self._plug(router, number)
+        if carrier is None:
+            self._plug(router, number)
+        else:
+            self._plug_into(f"{self._stem}-r{carrier}", "lan", router, number)
+            _ip(f"-n {router} addr add 100.64.{carrier}.{number}/24 dev wan")
+            _ip(f"-n {router} route add default via 100.64.{carrier}.1")
         if delay_ms or loss:
             self._line(router, inside, host, machine, delay_ms, loss)
             _ip(f"-n {host} route add default via {inside}")
@@ -141,12 +169,13 @@ class Lab:
                 _ip(f"-n {name} addr add {address}/24 dev lan")
                 _ip(f"-n {name} link set lan up")
             _ip(f"-n {host} route add default via {inside}")
-        _in(router, "sh -c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        let_in = f'iifname "wan" tcp dport {forward} accept' if forward is not None else ""
-        rules = _NAT.format(ports=" fully-random" if symmetric else "", forward=let_in)
-        if forward is not None:
-            rules += _FORWARD.format(port=forward, machine=machine)
-        subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
+        if ipv6:
+            prefix = f"2611:0:1:{number}:"
+            for name, address in ((router, f"{prefix}:1"), (host, f"{prefix}:10")):
+                _ip(f"-n {name} addr add {address}/64 dev lan")
+            _ip(f"-n {host} route add default via {prefix}:1")
+            _ip(f"-n {self._net} route add {prefix}:/64 via 2611:0:0:{number}::1")
+        _translate(router, symmetric, forward=forward, machine=machine, open6=open6)
         return self._place(host, machine)
 
     def cut(self, number: int) -> None:
@@ -160,14 +189,24 @@ class Lab:
         name = f"{self._stem}-{what}"
         _ip(f"netns add {name}")
         self._names.append(name)
+        # No second's wait, on each link, for another machine with its address.
+        _set(name, "ipv6/conf/default/accept_dad", 0)
         _ip(f"-n {name} link set lo up")
         return name
 
-    def _plug(self, name: str, number: int) -> None:
-        """Into the public net, as 11.0.0.<number>."""
-        _ip(f"link add wan netns {name} type veth peer name port{number} netns {self._net}")
-        _ip(f"-n {self._net} link set port{number} master main up")
-        _ip(f"-n {name} addr add 11.0.0.{number}/24 dev wan")
+    def _plug(self, name: str, number: int, *, ipv4: bool = True) -> None:
+        """Into the public net, as 11.0.0.<number> and 2611:0:0:<number>::1."""
+        self._plug_into(self._net, "main", name, number)
+        if ipv4:
+            _ip(f"-n {name} addr add 11.0.0.{number}/24 dev wan")
+            # It leads nowhere. Without it p2pd would announce no address of IPv4 where IPv6 has one.
+            _ip(f"-n {name} route add default via 11.0.0.254")
+        _ip(f"-n {name} addr add 2611:0:0:{number}::1/48 dev wan")
+        _ip(f"-n {name} route add default via {_GATEWAY}")
+
+    def _plug_into(self, there: str, bridge: str, name: str, number: int) -> None:
+        _ip(f"link add wan netns {name} type veth peer name port{number} netns {there}")
+        _ip(f"-n {there} link set port{number} master {bridge} up")
         _ip(f"-n {name} link set wan up")
 
     def _line(self, a: str, address_a: str, b: str, address_b: str, delay_ms: float, loss: float) -> None:
@@ -216,6 +255,29 @@ class BootstrapProcess:
         with killed_after(self._process):
             self._process.terminate()
             self._process.wait(TIMEOUT_S)
+
+
+def _translate(
+    router: str, symmetric: bool, *, forward: int | None = None, machine: str = "", open6: bool = False
+) -> None:
+    """Make a router of this namespace, with NAT for IPv4 and a firewall."""
+    _forward(router)
+    let_in = f'iifname "wan" tcp dport {forward} accept' if forward is not None else ""
+    if open6:
+        let_in += '\n    iifname "wan" meta nfproto ipv6 accept'
+    rules = _NAT.format(ports=" fully-random" if symmetric else "", forward=let_in)
+    if forward is not None:
+        rules += _FORWARD.format(port=forward, machine=machine)
+    subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
+
+
+def _forward(name: str) -> None:
+    for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+        _set(name, setting, 1)
+
+
+def _set(name: str, setting: str, value: int) -> None:
+    _in(name, "sh -c", f"echo {value} > /proc/sys/net/{setting}")
 
 
 def _ip(arguments: str) -> None:

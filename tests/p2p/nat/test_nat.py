@@ -33,9 +33,14 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 @pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
 def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, engine: str) -> None:
+    """One is behind two routers that translate, the home's and the carrier's."""
     net.bootstrap(engine)
     since = time.monotonic()
-    author, asker = (net.probe(net.lab.home(number), engine) for number in (2, 3))
+    net.lab.carrier(20)
+    author, asker = (
+        net.probe(net.lab.home(2), engine),
+        net.probe(net.lab.home(3, carrier=20), engine),
+    )
     outside = net.probe(net.lab.public(4), engine)
     for probe in (author, asker, outside):
         probe.wait_for_peers(1, SECONDS)
@@ -68,6 +73,30 @@ def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, e
         f" {got['seconds'] * 1000:.0f} ms"
     )
     assert got["bytes"] == 20_000
+
+
+def test_ipv6_reaches_where_ipv4_does_not(net: Net) -> None:
+    """A machine without IPv4, one without IPv6, and homes with both, which no hole leads into by IPv4."""
+    net.bootstrap("libp2p")
+    six = net.probe(net.lab.public(4, ipv4=False), "libp2p")
+    opened = net.probe(net.lab.home(2, ipv6=True, open6=True), "libp2p")
+    one, two = (net.probe(net.lab.home(number, ipv6=True, symmetric=True), "libp2p") for number in (3, 5))
+    four = net.probe(net.lab.home(6), "libp2p")
+    since = time.monotonic()
+    opened.wait(lambda: six.peer_id in opened.peers(), SECONDS)
+    print(f"directly by IPv6 {time.monotonic() - since:.0f} s after the start")
+
+    for asker, author in ((four, six), (four, opened), (one, two)):
+        author.order(hold=30_000)
+        held = author.wait(lambda author=author: author.last("held"), SECONDS)
+        while obtain(asker, held, [author.peer_id])["bytes"] is None:
+            assert time.monotonic() - since < 2 * SECONDS, "no relay took the author in"
+            time.sleep(0.5)
+    print(f"all through relays {time.monotonic() - since:.0f} s after the start")
+    one.wait(lambda: two.peer_id in one.peers(), SECONDS)
+    print(f"two firewalls passed {time.monotonic() - since:.0f} s after the start")
+    assert four.peer_id not in six.peers()
+    exchange([six, opened, one, two, four], 3)
 
 
 @pytest.mark.p2pd

@@ -73,6 +73,7 @@ def test_which_peers_count_as_others(verdicts: list[dict[str, Any]], reachable: 
 
 NAT = {"verdicts": [verdict("NOT_REACHED")]}
 PUBLIC = {"verdicts": [verdict("NOT_REACHED", "11.0.0.2")], "own": ["11.0.0.2"]}
+BOTH = NAT | {"own": ["192.168.2.10", "2611::2"]}
 MOVING = NAT | {"listen": ["/ip4/0.0.0.0/tcp/0"], "ports": [43151]}
 LOOPBACK = {"addresses": ["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWMe"], "listen": ["/ip4/127.0.0.1/tcp/4001"]}
 ALONE = {"peers": {"connected": 0, "relayed": 0}}
@@ -104,8 +105,11 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
             "to be reachable, let the firewall pass incoming TCP connections to port 4001",
         ),
         (PUBLIC, "addresses", "at least one is public"),
+        (BOTH, "dialled back", FORWARD),
+        (BOTH | {"own": ["2611::2"]}, "dialled back", "let the firewall pass"),
+        (BOTH | {"verdicts": [verdict("REACHED", "2611::2")]}, "dialled back", "4001, by IPv6 alone"),
         # A port that changes cannot be forwarded
-        (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001"]'),
+        (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]'),
         (MOVING, "dialled back", "forward TCP port 4001"),
         (MOVING | {"verdicts": [verdict("REACHED")]}, "listening", "another one at each start -> "),
         (LOOPBACK, "summary", "not reachable from other machines"),
