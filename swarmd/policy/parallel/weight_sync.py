@@ -37,14 +37,12 @@ def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
     It is in memory where there is room, else among the temporary files. In memory it has a name of its own
     for each state folder, so that the next run removes what a killed trainer left behind.
     """
+    name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]
+    folder = memory / f"swarmd-{os.getuid()}-{name}"
+    # First, as what is left takes the room. A symbolic link, or somebody else's, stays: then mkdir fails.
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         if shutil.disk_usage(memory).free >= _COPIES * size:
-            folder = (
-                memory
-                / f"swarmd-{os.getuid()}-{hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]}"
-            )
-            # A symbolic link, or somebody else's, stays: then mkdir fails.
-            shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
             return folder
     except OSError:

@@ -105,6 +105,8 @@ def test_the_folder_is_private_and_in_memory_only_where_there_is_room(tmp_path: 
     ):
         assert elsewhere.parent != memory and elsewhere.stat().st_mode & 0o777 == 0o700
         elsewhere.rmdir()
+    # What was left takes no room, and does not stay, where there was none for the next.
+    assert not inside.exists()
 
 
 def test_somebody_elses_link_is_not_followed(tmp_path: Path) -> None:
