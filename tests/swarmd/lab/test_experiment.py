@@ -40,8 +40,8 @@ def test_the_documents_example_is_an_experiment() -> None:
     read = parse_experiment(
         tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml"
     )
-    assert [len(setting.nodes) for setting in read.settings] == [8] * 4 and read.baseline.name == "8/0"
-    assert [node.model.name for node in read.settings[3].nodes] == ["tiny"] + ["tiny-latent"] * 7
+    assert [len(setting.nodes) for setting in read.settings] == [8] * 3 and read.baseline.name == "8/0"
+    assert [node.model.name for node in read.settings[2].nodes] == ["tiny"] + ["tiny-latent"] * 7
 
 
 def test_later_layers_win_key_by_key() -> None:
