@@ -178,8 +178,8 @@ class Checkpoints:
         if damaged:
             why = "; ".join(f"{path.name} is damaged ({error})" for path, error in damaged)
             raise SwarmdError(
-                f"no checkpoint in {self.folder} can be used: {why}. To start anew, give another folder with"
-                " --state-dir."
+                f"no checkpoint in {self.folder} can be used: {why}. Go on with the version of swarmd that"
+                " wrote them, restore them from a backup, or start anew in another folder with --state-dir."
             )
         return None
 

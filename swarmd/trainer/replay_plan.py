@@ -216,7 +216,7 @@ def lines(made: ReplayPlan) -> Sequence[str]:
     head = [
         (
             f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms:"
-            f" mu = {m.mu:.2f} ({m.low:.2f} to {m.high:.2f} over {m.rounds} rounds)"
+            f" mu = {m.mu:.2f} ({m.low:.2f} to {m.high:.2f} over {m.rounds} round{'s' * (m.rounds > 1)})"
         ),
     ]
     if made.pays:

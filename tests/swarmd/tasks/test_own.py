@@ -289,7 +289,7 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
         match=r"none\.py: No such file or directory\. Mend the file, or name another \(docs",
     ):
         find_curriculum(str(tmp_path / "none.py"))
-    with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\?"):
+    with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\? There"):
         find_curriculum("tiny9")
 
 
