@@ -137,7 +137,7 @@ def export(
     from swarmd.policy.export import FILES, base_of, loss_of, upload
     from swarmd.policy.export import export as write
     from swarmd.policy.inference.modelfile import COMMANDS
-    from swarmd.trainer.snapshot import read_snapshot
+    from swarmd.trainer.snapshot import metrics_behind, read_snapshot
 
     if to is not None and out is not None:
         raise ConfigError(
@@ -154,7 +154,7 @@ def export(
         curriculum = Path(joined.swarm.curriculum).stem
     made = write(
         run.files,
-        run.metrics,
+        metrics_behind(folder, run),
         curriculum,
         out.expanduser().absolute(),
         adapter_only=adapter,

@@ -33,7 +33,6 @@ class NothingSaved(SwarmdError):
 class Snapshot:
     round: int  # rounds behind the checkpoint
     files: Mapping[str, bytes]  # the files that were asked for
-    metrics: Sequence[Mapping[str, Any]]  # lines of the rounds behind it
 
 
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
@@ -44,14 +43,14 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
 
     def read(folder: Path) -> Snapshot:
         files = {name: _read(folder, name) for name in names}
-        behind = int(folder.name.removeprefix("round-"))
-        return Snapshot(
-            behind,
-            files,
-            [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind],
-        )
+        return Snapshot(int(folder.name.removeprefix("round-")), files)
 
     return newest_of(state_dir, read)
+
+
+def metrics_behind(state_dir: Path, snapshot: Snapshot) -> Sequence[Mapping[str, Any]]:
+    """Return the lines of the rounds behind a snapshot. Of weeks of rounds they fill gigabytes of memory."""
+    return [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= snapshot.round]
 
 
 def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
