@@ -33,6 +33,8 @@ from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT, vectors
+from tests.p2p.nat.figures import Net, obtain
+from tests.p2p.nat.lab import Place, missing
 from tests.p2p.real import TOPIC, real_engine
 from tests.swarm import waiting
 from tests.swarm.test_join import COMMON
@@ -84,8 +86,11 @@ class JsPeer:
 
 
 @asynccontextmanager
-async def js_peer(address: str, topic: Topic = TOPIC) -> AsyncIterator[JsPeer]:
-    command = ["node", str(PEER), address, str(topic), str(vectors.FOLDER)]
+async def js_peer(
+    address: str, topic: Topic | str = TOPIC, *more: str, place: Place | None = None
+) -> AsyncIterator[JsPeer]:
+    there = ["ip", "netns", "exec", place.name] if place is not None else []
+    command = [*there, "node", str(PEER), address, str(topic), str(vectors.FOLDER), *more]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield JsPeer(process)
@@ -166,3 +171,42 @@ async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
             assert await peer.told("share", "shared", body.hex())
             rounds = tmp_path / METRICS_FILE
             await until_it(lambda _: any(line["external"] for line in read_metrics(rounds)), node)
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+async def test_relays_serve_across_implementations(tmp_path: Path) -> None:
+    """One of js-libp2p is behind our relay, and ours behind one of js-libp2p."""
+    stored = vectors.blobs()["good"][0]
+    theirs = {"held": stored["id"], "size": len(stored["blob"]) // 2}
+    with ExitStack() as stack, trio.fail_after(2 * TIMEOUT_S):
+        net = Net(stack, tmp_path)
+        boot = net.bootstrap("libp2p")
+        hub = next(address for address in boot.addresses if address.startswith("/ip4/"))
+        author, asker = (net.probe(net.lab.home(number), "libp2p") for number in (2, 3))
+        author.order(hold=30_000)
+        held = author.wait(lambda: author.last("held"), TIMEOUT_S)
+        for probe in (author, asker):
+            probe.wait_for_peers(1, TIMEOUT_S)
+        home = js_peer(hub, boot.topic, f"/ip4/0.0.0.0/tcp/4001,{hub}/p2p-circuit", place=net.lab.home(6))
+        async with home as peer:
+            js = (await peer.says("me"))["me"]
+            while obtain(asker, theirs, [js])["bytes"] is None:
+                await trio.sleep(0.5)
+        at = "/ip4/11.0.0.5/tcp/4001"
+        async with js_peer(hub, boot.topic, at, at, place=net.lab.public(5)) as relay:
+            await relay.says("me")
+            question = PeerRequest.BLOBS.message(bytes.fromhex(held["held"])).hex()
+            where = f"{hub}/p2p-circuit/p2p/{author.peer_id}"
+            while len(await relay.told("askAt", "answer", [where, question])) != 2 * held["size"]:
+                await trio.sleep(0.5)
+            since = time.monotonic()
+            for probe in (author, asker):
+                while probe.peer_id not in await relay.told("reservations", "reservations"):
+                    await trio.sleep(0.5)
+            print(f"js-libp2p relays for both after {time.monotonic() - since:.0f} s")
+            connections = await relay.told("connections", "connections")
+            assert any(who == author.peer_id and "p2p-circuit" not in at for who, at in connections)
+            boot.__exit__()
+            while obtain(asker, held, [author.peer_id])["bytes"] is None:
+                await trio.sleep(0.5)
+            print(f"through it after {time.monotonic() - since:.0f} s")

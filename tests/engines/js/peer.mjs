@@ -1,15 +1,21 @@
 // A member of a swarm by js-libp2p, written from docs/wire.md and docs/vectors alone.
 //
-//     node peer.mjs ADDRESS TOPIC VECTORS     (a member's multiaddress, /swarmd/1/…, docs/vectors)
+//     node peer.mjs ADDRESS TOPIC VECTORS [LISTEN [ANNOUNCE]]
+//
+// A member's multiaddress, /swarmd/1/…, docs/vectors; where it listens, with commas, and where others dial it:
+// js-libp2p tells no address that nobody has confirmed.
 //
 // It joins, says who it is and who it met, and then does what each line of its input says: publish, share,
-// provide, find, ask. It prints one JSON document a line.
+// provide, find, ask, askAt, connections, reservations. It prints one JSON document a line. It relays, and is reached through
+// relays and by hole punching.
 import { readFileSync } from 'node:fs'
 import { createHash } from 'node:crypto'
 import { createInterface } from 'node:readline'
 import { noise } from '@chainsafe/libp2p-noise'
 import { yamux } from '@chainsafe/libp2p-yamux'
+import { circuitRelayServer, circuitRelayTransport } from '@libp2p/circuit-relay-v2'
 import { generateKeyPairFromSeed, publicKeyFromRaw } from '@libp2p/crypto/keys'
+import { dcutr } from '@libp2p/dcutr'
 import { gossipsub } from '@libp2p/gossipsub'
 import { identify } from '@libp2p/identify'
 import { kadDHT, passthroughMapper } from '@libp2p/kad-dht'
@@ -30,7 +36,7 @@ Promise.withResolvers ??= function () {
 }
 
 const ASK = '/swarmd/ask/1'
-const [address, topic, vectors] = process.argv.slice(2)
+const [address, topic, vectors, listen = '/ip4/127.0.0.1/tcp/0', announce] = process.argv.slice(2)
 const say = document => console.log(JSON.stringify(document))
 const hex = bytes => Buffer.from(bytes).toString('hex')
 const unhex = text => new Uint8Array(Buffer.from(text, 'hex'))
@@ -106,7 +112,7 @@ async function serve (stream) {
 }
 
 async function ask (peer, question) {
-  const stream = await node.dialProtocol(peer, ASK)
+  const stream = await node.dialProtocol(peer, ASK, { runOnLimitedConnection: true })
   const bytes = byteStream(stream)
   await writeMessage(bytes, unhex(question))
   const answered = await readMessage(bytes)
@@ -115,23 +121,26 @@ async function ask (peer, question) {
 }
 
 const checked = await checkVectors()
-const key = await generateKeyPairFromSeed('Ed25519', new Uint8Array(32).fill(9))
+const key = await generateKeyPairFromSeed('Ed25519', sha256(listen))
 const node = await createLibp2p({
+  start: false,
   privateKey: key,
-  addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
-  transports: [tcp()],
+  addresses: { listen: listen.split(','), announce: announce ? [announce] : [] },
+  transports: [tcp(), circuitRelayTransport()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
   services: {
     identify: identify(),
     ping: ping(),
+    relay: circuitRelayServer(),
+    dcutr: dcutr(),
     pubsub: gossipsub({ globalSignaturePolicy: 'StrictSign' }),
     // Without the mapper it keeps no loopback addresses.
     dht: kadDHT({ protocol: '/ipfs/kad/1.0.0', clientMode: false, peerInfoMapper: passthroughMapper })
   }
 })
 const { pubsub, dht } = node.services
-await node.handle(ASK, serve)
+await node.handle(ASK, serve, { runOnLimitedConnection: true })
 
 const heard = new Set()
 pubsub.addEventListener('message', async ({ detail }) => {
@@ -141,9 +150,11 @@ pubsub.addEventListener('message', async ({ detail }) => {
     if (heard.size % 50 === 0) say({ heard: heard.size })
   } catch (error) { say({ refused: error.message }) }
 })
-pubsub.subscribe(topic)
+// A relay that it is behind is met at the start.
 const grafted = new Promise(resolve => pubsub.addEventListener('gossipsub:graft', resolve, { once: true }))
 const identified = new Promise(resolve => node.addEventListener('peer:identify', resolve, { once: true }))
+await node.start()
+pubsub.subscribe(topic)
 const { remotePeer } = await node.dial(multiaddr(address))
 const { detail } = await identified
 await grafted
@@ -182,7 +193,15 @@ const commands = {
     }
     return { found: [...found] }
   },
-  async ask (question) { return { answer: await ask(remotePeer, question) } }
+  async ask (question) { return { answer: await ask(remotePeer, question) } },
+  async askAt ([where, question]) {
+    return { answer: await ask(multiaddr(where), question).catch(() => '') }
+  },
+  async connections () {
+    const found = node.getConnections().map(({ remotePeer, remoteAddr }) => [remotePeer, remoteAddr].map(String))
+    return { connections: found }
+  },
+  async reservations () { return { reservations: [...node.services.relay.reservations.keys()].map(String) } }
 }
 for await (const line of createInterface({ input: process.stdin })) {
   const { command, argument } = JSON.parse(line)
