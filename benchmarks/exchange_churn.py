@@ -21,9 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exchange import ROLLOUT, WANTED
+from benchmarks.exchange import WANTED
 from benchmarks.probes import ProbeProcess
 
+ROLLOUT = 4 * 1024  # bytes
 ASKED = 60  # rollouts asked for after each kill, at most
 SHARE_EVERY = 2.0  # seconds between two sets of one node
 PATIENCE = 60.0

@@ -55,6 +55,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "tokens": ("int64", "tokens of own completions"),
     "trained": ("int64", "tokens trained on"),
     "gated": ("int32", "others' rollouts that the gate turned away"),
+    "unfit": ("int32", "others' rollouts that the model cannot be trained on"),
     "dropped": ("int32", "others' rollouts that have no advantage"),
     "off_policy": ("double", "age of what was trained on, in updates"),
     "staleness": ("double", "age of what was trained on, in rounds"),

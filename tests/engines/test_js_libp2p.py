@@ -42,6 +42,8 @@ from tests.swarm.test_meeting import started
 
 PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
+# A connection may bring so many messages in this time; above that it is cut off.
+AT_ONCE_S = AT_ONCE / 200
 # The quotas are another test's. A burst is no longer than ours: of a longer one, which arrives out of order,
 # the latest would be taken for old copies.
 LIMITS = AdmissionLimits(frames_burst=2.0 * FRAMES, via_frames_burst=2.0 * FRAMES)
@@ -135,6 +137,7 @@ async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
                 await peer.says("heard", lambda count, sent=sent: count == sent)
                 assert await peer.told("publish", "published", AT_ONCE) == AT_ONCE
                 await until(lambda sent=sent: len(heard) == sent)
+                await trio.sleep(AT_ONCE_S)
             assert {envelope.author for envelope in heard} == {js} and not member.rejected
             (shared,) = {envelope.body for envelope in heard}
             decoded = wire.decode(shared, js)

@@ -82,7 +82,7 @@ class Circuits:
         self._banned, self._clock = banned, clock
         self._ports = {endpoint.kind: endpoint.port for endpoint in listen}
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
-        # Our addresses, as members see them that cannot dial us.
+        # Our addresses, as members see them.
         self._seen_at: Sequence[str] = ()
         self._reserved: dict[PeerId, _Reservation] = {}
         # Peer -> relays that it says it is at
@@ -240,14 +240,13 @@ class Circuits:
             for one in self._direct(peer)[:1]
         ]
         replies = (await ask_members(self._ask, who_dials_back(those, self._ports))).values()
-        found = can_be_dialled(replies)
         seen = dict.fromkeys(reply.seen_at for reply in replies if reply.seen_at is not None)
         self._seen_at = [
             f"/ip{address.version}/{address}/tcp/{port}"
             for address in seen
-            if found is False and (port := self._ports.get(f"ip{address.version}"))
+            if (port := self._ports.get(f"ip{address.version}"))
         ]
-        return found
+        return can_be_dialled(replies)
 
     async def _reserve_where_due(self, wanted: bool) -> None:
         now = trio.current_time()

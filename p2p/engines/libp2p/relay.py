@@ -16,7 +16,6 @@ import multiaddr
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStoreError
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Limit, Reservation, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
@@ -267,7 +266,7 @@ class HolePunching:
     addresses the other side names.
 
     listen: where we listen. here: where others see this node, with the port that we listen on; empty while
-    that is not known, or others can dial us anyway.
+    that is not known.
     """
 
     def __init__(self, host: Any, listen: Sequence[Endpoint], here: Callable[[], Sequence[str]]) -> None:
@@ -292,10 +291,6 @@ class HolePunching:
             await trio.sleep(TRY_AGAIN_S)
 
     async def _begin(self, peer: Any) -> None:
-        """Dial the peer if anybody can, else punch a hole: then both dial, and this side listens."""
-        await self._dial(peer, self._announced(peer), self._network.dial_addr)
-        if direct(self._network.get_connections(peer)):
-            return
         stream = await self._host.new_stream(peer, [DCUTR])
         try:
             asked = trio.current_time()
@@ -321,12 +316,6 @@ class HolePunching:
         finally:
             await end(stream)
 
-    def _announced(self, peer: Any) -> list[str]:
-        """Return addresses that the peer has told, which it has not just after it has come."""
-        with contextlib.suppress(PeerStoreError):
-            return dialable(address.to_bytes() for address in self._host.get_peerstore().addrs(peer))
-        return []
-
     def _connect(self) -> HolePunch:
         return HolePunch(
             type=HolePunch.CONNECT,
@@ -347,7 +336,7 @@ class HolePunching:
                 for address in addresses:
                     nursery.start_soon(try_address, address)
         if direct(self._network.get_connections(peer)):
-            log.info("%s: connected without the relay", peer)
+            log.info("%s: connected without the relay, by hole punching", peer)
 
 
 def dialable(addresses: Iterable[bytes]) -> list[str]:
