@@ -165,7 +165,11 @@ def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp
         share(a, 5, long="x" * offers.WHOLE_BYTES)
         # A call is a step, and after two steps what was not fetched is too old.
         wait_until(lambda: b.report()["exchange"]["fetched"] == 5)
-        refs = [group.ref for group in b.collect(8)]
+        refs = []
+        while len(refs) < 5:
+            collected = b.collect(8, wait=10.0)
+            assert collected, "what was fetched is not collected"
+            refs += [group.ref for group in collected]
         assert len(set(refs)) == len(refs) == 5 and b.collect(8) == []
         b.collect(0)
         wait_until(lambda: a.report()["waiting"] == 0)
