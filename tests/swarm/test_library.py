@@ -161,16 +161,18 @@ def test_the_loop_of_the_examples_trains_on_what_others_share(tmp_path: Path) ->
 
 
 def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp_path: Path) -> None:
-    with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a), external=8) as b:
+    # Each call of collect is a step; by default what was not taken for two steps is forgotten.
+    patient = tmp_path / "patient.toml"
+    patient.write_text("[round]\nmax_age = 100\n")
+    with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a), external=8, config=patient) as b:
         share(a, 5, long="x" * offers.WHOLE_BYTES)
-        # A call is a step, and after two steps what was not fetched is too old.
-        wait_until(lambda: b.report()["exchange"]["fetched"] == 5)
         refs = []
         while len(refs) < 5:
-            collected = b.collect(8, wait=10.0)
-            assert collected, "what was fetched is not collected"
+            collected = b.collect(8, wait=TIMEOUT_S)
+            assert collected, "what was offered did not come"
             refs += [group.ref for group in collected]
         assert len(set(refs)) == len(refs) == 5 and b.collect(8) == []
+        assert b.report()["exchange"]["fetched"] == 5
         b.collect(0)
         wait_until(lambda: a.report()["waiting"] == 0)
 

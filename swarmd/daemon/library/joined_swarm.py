@@ -370,7 +370,9 @@ class JoinedSwarm:
         fitting = Fitting(lambda scored: unfit(_group(scored, scored.rewards)))
         with self._changed:
             if wait > 0 and count > 0:
-                self._changed.wait_for(lambda: self._closed or any(s.informative for s in pool), wait)
+                self._changed.wait_for(
+                    lambda: self._closed or any(s.informative for s in pool.snapshot()), wait
+                )
             sampler = replace(self._sampler, n_external=count)
             batch = BatchBuilder(sampler, pool, parts.me, (fitting,))((), parts.batch_rng)
             pool.use(batch)
