@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import fmean
 
 from swarmd.lab.experiment import Setting
+from swarmd.lab.report import shown
 from swarmd.lab.results import Results, Run
-from swarmd.lab.statistics import SeedInterval, interval
+from swarmd.lab.statistics import interval
 
 
 def members(setting: Setting) -> dict[str, list[int]]:
@@ -47,11 +48,6 @@ def refused(results: Results, run: Run, places: Sequence[int]) -> tuple[float, f
     )
     drawn = max(1, used + unfit + gated)
     return unfit / drawn, gated / drawn
-
-
-def shown(figure: SeedInterval, digits: int) -> str:
-    half = "" if figure.half is None else f" ± {figure.half:.{digits}f}"
-    return f"{figure.mean:.{digits}f}{half}"
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ than a digit or two rarely has the same tokens in both.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
@@ -158,6 +159,23 @@ def outside_phrases(text: str, phrases: Iterable[str] = PHRASES) -> list[str]:
     return [part for part in parts if part]
 
 
+# Of both families' tokenizers.
+_OPTIONS: Mapping[str, Any] = {
+    "eos_token": END,
+    "pad_token": PAD,
+    "extra_special_tokens": [USER, ASSISTANT],
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 1024,
+    "padding_side": "left",
+    "chat_template": CHAT_TEMPLATE,
+}
+
+
+def _ordinary(phrases: Iterable[str]) -> list[AddedToken]:
+    """Make tokens that are not special: <answer> must survive decoding with skip_special_tokens."""
+    return [AddedToken(phrase, special=False, normalized=False) for phrase in phrases]
+
+
 def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     """Train a tokenizer for `texts`. The same texts in the same order give the same tokenizer."""
     bpe = Tokenizer(models.BPE())
@@ -176,16 +194,9 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
         vocab=model["vocab"],
         merges=[tuple(merge) for merge in model["merges"]],
         unk_token=END,  # never met: every byte is in the vocabulary
-        eos_token=END,
-        pad_token=PAD,
-        extra_special_tokens=[USER, ASSISTANT],
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-        padding_side="left",
-        chat_template=CHAT_TEMPLATE,
+        **_OPTIONS,
     )
-    # Ordinary tokens, not special ones: <answer> must survive decoding with skip_special_tokens.
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in PHRASES])
+    tokenizer.add_tokens(_ordinary(PHRASES))
     return tokenizer
 
 
@@ -221,13 +232,7 @@ def train_llama_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token=END,
-        pad_token=PAD,
-        extra_special_tokens=[USER, ASSISTANT],
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-        padding_side="left",
-        chat_template=CHAT_TEMPLATE,
+        **_OPTIONS,
     )
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in phrases])
+    tokenizer.add_tokens(_ordinary(phrases))
     return tokenizer

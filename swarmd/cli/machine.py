@@ -180,7 +180,6 @@ def _say_loading() -> None:
 
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
     """Load the newest checkpoint as its node is configured."""
-    _say_loading()
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
     from swarmd.trainer.trained_model import TrainedModel
@@ -211,8 +210,10 @@ def chat(
     """
     from secrets import randbits
 
-    model = _trained_model(state_dir, config, device)
+    _say_loading()
     from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer
+
+    model = _trained_model(state_dir, config, device)
 
     def say(text: str) -> None:
         print("\n".join(map(printable, text.split("\n"))), end="", flush=True)
@@ -273,9 +274,10 @@ def serve(
     except ValueError as error:
         raise ConfigError(f"--listen {listen}: {error}") from None
     anybody = host not in opening.LOOPBACK
-    model = _trained_model(state_dir, config, device)
+    _say_loading()
     from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
 
+    model = _trained_model(state_dir, config, device)
     if anybody:
         tell("Everybody who reaches this address may ask: there is no password.")
 

@@ -150,10 +150,11 @@ class HivemindEngine(NetworkEngine):
             flags += ["-forceReachabilityPublic"]
         elif self._relays:
             # One address of each: p2pd waits for minutes once the first that it is given cannot be dialled.
-            reached = sorted(self._relays, key=lambda text: not has_route(parse_bootstrap(text)[1]))
-            relays = {parse_bootstrap(text)[0]: text for text in reversed(reached)}
-            trusted = [text for text in self._relays if text in relays.values()][:MAX_RELAYS]
-            flags += ["-autoRelay", "-relayDiscovery=false", f"-trustedRelays={','.join(trusted)}"]
+            relays: dict[PeerId, str] = {}
+            for text in sorted(self._relays, key=lambda text: not has_route(parse_bootstrap(text)[1])):
+                relays.setdefault(parse_bootstrap(text)[0], text)
+            trusted = ",".join([*relays.values()][:MAX_RELAYS])
+            flags += ["-autoRelay", "-relayDiscovery=false", f"-trustedRelays={trusted}"]
         return flags
 
     async def _identify(self, p2pd: P2pd) -> list[str]:

@@ -6,6 +6,7 @@ says yes to any address of a peer that is connected, as it takes that connection
 
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -218,12 +219,17 @@ class Circuits:
 
     async def keep(self) -> None:
         """Have relays take us in while nobody can dial us. Runs until cancelled."""
-        dialable, due = None, trio.current_time() + ASK_FIRST_S
+        dialable, due, asked = None, trio.current_time() + ASK_FIRST_S, -math.inf
         while True:
             await trio.sleep(min(TICK_S, max(0.0, due - trio.current_time())))
             if trio.current_time() >= due:
-                dialable = await self._dialable()
-                due = trio.current_time() + (ASK_AGAIN_S if dialable is None else ASK_EVERY_S)
+                due = trio.current_time() + ASK_AGAIN_S
+                if (
+                    dialable is None
+                    or trio.current_time() - asked >= ASK_EVERY_S
+                    or self._met_by_another_kind()
+                ):
+                    asked, dialable = trio.current_time(), await self._dialable()
             before = self.addresses()
             await self._reserve_where_due(wanted=dialable is False)
             if self.addresses() != before:
@@ -232,14 +238,24 @@ class Circuits:
                 )
                 await self._host.announce_through(self.addresses())
 
-    async def _dialable(self) -> bool | None:
-        """Ask members to dial us. Returns None where none of them could tell."""
-        those = [
+    def _members(self) -> list[Peer]:
+        return [
             Peer(PeerId(str(peer)), remote_address(one), one.direction.name.lower(), one._created_at)
             for peer in self._network.get_connections_map()
             for one in self._direct(peer)[:1]
         ]
-        replies = (await ask_members(self._ask, who_dials_back(those, self._ports))).values()
+
+    def _met_by_another_kind(self) -> bool:
+        """Return whether a member is connected by IPv4 or IPv6 and none has told us that address of ours.
+
+        Those whom we ask first may all be connected by IPv4, where no hole can be punched.
+        """
+        met = {address.split("/")[1] for member in self._members() if (address := member.address)}
+        return bool(met & self._ports.keys() - {address.split("/")[1] for address in self._seen_at})
+
+    async def _dialable(self) -> bool | None:
+        """Ask members to dial us. Returns None where none of them could tell."""
+        replies = (await ask_members(self._ask, who_dials_back(self._members(), self._ports))).values()
         seen = dict.fromkeys(reply.seen_at for reply in replies if reply.seen_at is not None)
         self._seen_at = [
             f"/ip{address.version}/{address}/tcp/{port}"

@@ -370,6 +370,7 @@ class JoinedSwarm:
         fitting = Fitting(lambda scored: unfit(_group(scored, scored.rewards)))
         with self._changed:
             if wait > 0 and count > 0:
+                # What was collected stays in the pool until it is too old.
                 self._changed.wait_for(
                     lambda: self._closed or any(s.informative for s in pool.snapshot()), wait
                 )
