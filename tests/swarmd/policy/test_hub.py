@@ -200,6 +200,8 @@ def find(
 
 
 def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    fetched = hub.RequestHandlerClass.fetched
+    fetched.clear()
     first = find(hub, tmp_path, "owner/small")
     files = [
         "chat_template.jinja",
@@ -210,7 +212,6 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPSe
         "tokenizer_config.json",
     ]
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
-    fetched = hub.RequestHandlerClass.fetched
     assert "model.safetensors" in fetched
     assert "pytorch_model.bin" not in fetched
     assert len(fetched) == len(set(fetched))
