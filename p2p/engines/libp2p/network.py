@@ -1,7 +1,6 @@
 """py-libp2p's network with limits: who may connect, what a stream may hold, how a connection ends."""
 
 import contextlib
-import ipaddress
 import logging
 import math
 import struct
@@ -92,9 +91,7 @@ class CountedSocket:
         if self._remote is None:
             with contextlib.suppress(OSError):
                 # The connection is closed already.
-                host, port = self._stream.stream.socket.getpeername()[:2]
-                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
-                self._remote = str(inner or host), port
+                self._remote = self._stream.stream.socket.getpeername()[:2]
         return self._remote
 
     def __getattr__(self, name: str) -> Any:

@@ -397,6 +397,10 @@ def test_ports_are_the_same_by_ipv4_and_ipv6_where_they_are_free(monkeypatch: py
             taken = other.getsockname()[1]
             with held_ports([replace(six, port=taken), four]) as apart:
                 assert apart[0].port == taken != apart[1].port > 0
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+        busy = replace(six, port=other.getsockname()[1])
+        with pytest.raises(CannotListen, match="another program is using"), held_ports([four, busy]):
+            pass
 
     whole = socket.socket
 

@@ -23,6 +23,7 @@ from p2p.nat.dial_back import (
     AT_ONCE,
     DIALS_AT_ONCE,
     KEPT_S,
+    MAX_ASKED,
     PORTS,
     DialBack,
     DialBackReply,
@@ -32,6 +33,7 @@ from p2p.nat.dial_back import (
     can_be_dialled,
     question,
     seen_at,
+    who_dials_back,
 )
 from p2p.nat.noise_probe import Handshake, Silent, Stranger, knock
 from p2p.types import Peer, PeerId
@@ -178,6 +180,24 @@ def test_only_members_outside_our_network_can_tell(
 ) -> None:
     replies = [DialBackReply(outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said]
     assert can_be_dialled(replies) is reachable
+
+
+def test_members_of_both_families_dial_back_distant_ones_first() -> None:
+    """Then those that we dialled; a relay's address is not the member's."""
+    met = {
+        "near": ("/ip4/192.168.2.10/tcp/4001", "outbound"),
+        "far": ("/ip4/11.0.0.2/tcp/40123", "inbound"),
+        "further": ("/ip4/12.0.0.2/tcp/40123", "inbound"),
+        "dialled": ("/ip4/13.0.0.2/tcp/4001", "outbound"),
+        "by IPv6": ("/ip6/2611::2/tcp/40123", "inbound"),
+        "relayed": (f"/ip4/14.0.0.2/tcp/4001/p2p/{OTHER}/p2p-circuit", "inbound"),
+    }
+    peers = [Peer(PeerId(name), *where, 0.0) for name, where in met.items()]
+    asked = who_dials_back(peers, {"ip4": 4001, "ip6": 4006})
+    assert list(asked.items()) == [("dialled", 4001), ("by IPv6", 4006), ("far", 4001), ("further", 4001)]
+    assert len(asked) == MAX_ASKED
+    assert list(who_dials_back(peers[:2], {"ip4": 4001})) == ["far", "near"]
+    assert who_dials_back(peers, {"ip6": 4006}) == {"by IPv6": 4006}
 
 
 async def test_members_dial_each_other_back() -> None:

@@ -108,6 +108,11 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (BOTH, "dialled back", FORWARD),
         (BOTH | {"own": ["2611::2"]}, "dialled back", "let the firewall pass"),
         (BOTH | {"verdicts": [verdict("REACHED", "2611::2")]}, "dialled back", "4001, by IPv6 alone"),
+        (
+            BOTH | {"verdicts": [verdict("REACHED", "2611::2"), verdict("REACHED")]},
+            "dialled back",
+            "by calm-owl, calm-owl, at TCP port 4001 -> ",
+        ),
         # A port that changes cannot be forwarded
         (MOVING, "listening", 'set swarm.listen = ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]'),
         (MOVING, "dialled back", "forward TCP port 4001"),
