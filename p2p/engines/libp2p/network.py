@@ -1,6 +1,7 @@
 """py-libp2p's network with limits: who may connect, what a stream may hold, how a connection ends."""
 
 import contextlib
+import ipaddress
 import logging
 import math
 import struct
@@ -91,7 +92,10 @@ class CountedSocket:
         if self._remote is None:
             with contextlib.suppress(OSError):
                 # The connection is closed already.
-                self._remote = self._stream.stream.socket.getpeername()[:2]
+                host, port = self._stream.stream.socket.getpeername()[:2]
+                # A listener at :: alone takes IPv4 too.
+                inner = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
+                self._remote = str(inner or host), port
         return self._remote
 
     def __getattr__(self, name: str) -> Any:

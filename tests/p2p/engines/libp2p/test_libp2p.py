@@ -420,6 +420,12 @@ async def test_it_is_known_where_connections_by_ipv6_come_from(nursery: trio.Nur
         await until(lambda: first.peers() and second.peers())
         assert [peer.address for peer in second.peers()] == [six.split("/p2p/")[0]]
         assert [peer.address.startswith("/ip6/::1/tcp/") for peer in first.peers()] == [True]
+        third = real_member("libp2p", 3, listen=["/ip6/::/tcp/0"])
+        listens = (await nursery.start(third.run))[0].split("/")
+        fourth = real_member("libp2p", 4, bootstrap=["/".join(["", "ip4", "127.0.0.1", *listens[3:]])])
+        await nursery.start(fourth.run)
+        await until(third.peers)
+        assert [peer.address.startswith("/ip4/127.0.0.1/tcp/") for peer in third.peers()] == [True]
         nursery.cancel_scope.cancel()
 
 
