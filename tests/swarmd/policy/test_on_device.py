@@ -13,23 +13,53 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from swarmd.policy import language_policy
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import release_cached, seeded
+from swarmd.policy.models import fit
+from swarmd.policy.models.device import choose_device, release_cached, seeded
 from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.packing import Row
 from swarmd.types import Generation, UpdateReport
 from tests.swarmd.policy.conftest import config_of, local, make_model
+from tests.swarmd.policy.pretend_gpu import MixesDevices, pretending
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])
 MPS = pytest.param("mps", marks=pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs MPS"))
-DEVICES = ["cpu", CUDA, MPS]
+# Refuses what a GPU refuses (pretend_gpu.py), so it runs everywhere.
+PRETENDED = pytest.param("pretend", marks=pytest.mark.slow)
+DEVICES = ["cpu", CUDA, MPS, PRETENDED]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return a device's name in settings. The pretended one takes the place of "mps"."""
+    if request.param != "pretend":
+        yield request.param
+        return
+    with pretending() as there:
+        for module in (fit, language_policy):
+            monkeypatch.setattr(
+                module, "choose_device", lambda wanted: there if wanted == "mps" else choose_device(wanted)
+            )
+        yield "mps"
+
+
+def test_the_pretended_device_refuses_what_a_gpu_does() -> None:
+    with pretending() as there:
+        ours, theirs = torch.arange(3.0), torch.arange(3.0, device=there)
+        assert (theirs + theirs[torch.tensor([2, 0, 1])] * torch.tensor(2.0)).tolist() == [4.0, 1.0, 4.0]
+        for mixed in (lambda: theirs + ours, lambda: torch.cat([ours, theirs]), lambda: theirs[0].add_(ours)):
+            with pytest.raises(MixesDevices, match="beside one on the device"):
+                mixed()
+
+
 QUESTIONS = ["1+1?", "a question that is a good deal longer than the other one", "x"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 @pytest.mark.parametrize(("dtype", "mean", "most"), [("float32", 1e-5, 1e-3), ("bfloat16", 0.05, 0.5)])
 def test_the_learner_sees_what_the_sampler_saw(
@@ -70,7 +100,7 @@ def seen(policy: LanguagePolicy, generations: Sequence[Generation]) -> torch.Ten
     return torch.tensor([p for tokens in policy.logprobs(batch) for each in tokens.logprobs for p in each])
 
 
-@pytest.mark.parametrize("device", [CUDA, MPS])
+@pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 def test_a_device_computes_what_the_cpu_does(device: str, family: str, tmp_path: Path) -> None:
     """Before an update and after it, in float32."""
@@ -79,11 +109,11 @@ def test_a_device_computes_what_the_cpu_does(device: str, family: str, tmp_path:
     torch.testing.assert_close(seen(there, generations), seen(opened(tmp_path, "cpu", family), generations))
     batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
     report = there.update(batch)
-    assert (report.loss, report.grad_norm) == pytest.approx((found.loss, found.grad_norm), rel=1e-3)
+    assert (report.loss, report.grad_norm) == pytest.approx((found.loss, found.grad_norm), rel=1e-3, abs=1e-6)
     torch.testing.assert_close(seen(there, generations), seen(here, generations), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path: Path) -> None:
     runs = [opened(tmp_path, device) for _ in range(2)]
     for _ in range(3):
@@ -94,7 +124,7 @@ def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path:
         assert torch.equal(weight, runs[1].trained[name]), name
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Path) -> None:
     """Its gradient is float32's where 16 bits would show 0; a scale that is too large gives way."""
     make_model(tmp_path)
@@ -118,7 +148,7 @@ def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Pa
     assert half.learner.step(rows).grad_norm < 0.5 * wanted
 
 
-@pytest.mark.parametrize("device", [CUDA, MPS])
+@pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
 def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_path: Path) -> None:
     model, place = tmp_path / "model", "there"
     policies = [opened(model, d) for d in (device, "cpu", device)]
@@ -134,7 +164,7 @@ def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_
         place = "back"
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 def test_a_generator_answers_with_the_trainers_weights_between_two_tokens(
     device: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,172 @@
+"""A device that computes on the CPU, and refuses what a GPU refuses: its tensors beside the CPU's.
+
+So what runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in
+Python; memory, speed and kernels of a GPU are not pretended.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+CPU = torch.device("cpu")
+# These take tensors of both, as on CUDA; `index` and its kin in their second argument alone.
+COPIES = frozenset({"copy_", "_to_copy", "_foreach_copy_"})
+INDEXES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+# Kept whole: torch would choose its parts by the device.
+WHOLE = frozenset({"scaled_dot_product_attention"})
+
+
+class MixesDevices(Exception):
+    """An operation on tensors of the CPU and of the device."""
+
+
+class OnDevice(Tensor):
+    """A tensor on the device. `memory` holds it, on the CPU."""
+
+    memory: Tensor
+
+    @staticmethod
+    def __new__(cls, memory: Tensor) -> "OnDevice":
+        # A view of a weight is no inference tensor, in inference mode either.
+        with torch.inference_mode(memory.is_inference()):
+            made: OnDevice = Tensor._make_wrapper_subclass(
+                cls,
+                memory.size(),
+                strides=memory.stride(),
+                storage_offset=memory.storage_offset(),
+                dtype=memory.dtype,
+                device=torch.device(NAME, 0),
+            )
+        made.memory = memory
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {})
+
+    @property
+    def data(self) -> Tensor:
+        return torch._C.TensorBase.data.__get__(self)
+
+    @data.setter
+    def data(self, other: "OnDevice") -> None:
+        self.memory = other.memory
+        torch._C.TensorBase.data.__set__(self, other)
+
+    def tolist(self) -> list[Any]:
+        return self.memory.tolist()
+
+
+class OnDeviceGenerator(torch.Generator):
+    """A generator of the CPU, which says that it is the device's."""
+
+    def __new__(cls, device: Any = "cpu") -> "OnDeviceGenerator":
+        made = super().__new__(cls, "cpu")
+        made._of = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        return self._of
+
+
+class Pretending(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {})
+
+
+def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute on the CPU what the device is asked for. Raises MixesDevices."""
+    name = func.overloadpacket.__name__
+    if name not in WHOLE:
+        with Pretending():
+            # In inference mode operations come whole that are made of others.
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
+    mixable = args[:1] + args[2:] if name in INDEXES else args
+    tensors = [t for t in tree_leaves((mixable, kwargs)) if isinstance(t, Tensor)]
+    there = any(isinstance(t, OnDevice) for t in tree_leaves((args, kwargs)))
+    if there and name not in COPIES:
+        for t in tensors:
+            if t.dim() and not isinstance(t, OnDevice):
+                raise MixesDevices(
+                    f"{func}: a tensor {tuple(t.shape)} on the {t.device}, beside one on the device"
+                )
+    wanted = kwargs.get("device")
+    to = there if wanted is None else torch.device(wanted).type == NAME
+    inner_args, inner = tree_map_only(OnDevice, lambda t: t.memory, (list(args), dict(kwargs)))
+    if wanted is not None and to:
+        inner["device"] = CPU
+    result = func(*inner_args, **inner)
+    if to:
+        result = tree_map_only(Tensor, OnDevice, result)
+    return return_and_correct_aliasing(func, args, kwargs, result) if there and to else result
+
+
+def _empty(size: Sequence[int], *, dtype: Any = None, **_: Any) -> OnDevice:
+    return OnDevice(torch.empty(size, dtype=dtype))
+
+
+def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_: Any) -> OnDevice:
+    return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _copy_from(source: Tensor, target: Tensor, _non_blocking: bool = False) -> Tensor:
+    of = [t.memory if isinstance(t, OnDevice) else t for t in (source, target)]
+    of[1].copy_(of[0])
+    return target
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    there: ClassVar = False
+
+    def is_available(self) -> bool:
+        return self.there
+
+    def is_built(self) -> bool:
+        return True
+
+    def has_primary_context(self, device: int) -> bool:
+        return self.there
+
+
+def _register() -> None:
+    """Make the device known to torch, for the rest of this process."""
+    _setup_privateuseone_for_python_backend(NAME, hook=_Hooks())
+    # `torch.tensor` copies to a device past all modes.
+    for operation, kernel in (
+        ("empty.memory_format", _empty),
+        ("empty_strided", _empty_strided),
+        ("_copy_from", _copy_from),
+    ):
+        _LIBRARY.impl(operation, kernel, "PrivateUse1")
+
+
+_LIBRARY = torch.library.Library("aten", "IMPL")
+
+
+@contextlib.contextmanager
+def pretending() -> Iterator[torch.device]:
+    """Yield the device, which is there until this ends."""
+    if torch._C._get_privateuse1_backend_name() != NAME:
+        _register()
+    own, _Hooks.there = torch.Generator, True
+    # Else a weight that two modules share would become two on its way to the device.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        torch.Generator = OnDeviceGenerator  # type: ignore[misc]
+        with Pretending():
+            yield torch.device(NAME, 0)
+    finally:
+        torch.Generator, _Hooks.there = own, False  # type: ignore[misc]
+        torch.__future__.set_swap_module_params_on_conversion(False)
