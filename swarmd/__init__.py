@@ -1,22 +1,29 @@
 """Join a swarm from any program: `swarmd.join`. What `__all__` names stays as it is from version to version.
 
-Nothing is loaded until it is used, as every part of swarmd imports this.
+Nothing is loaded until it is used: every part of swarmd imports this, and the command line has to be quick to
+where it takes Ctrl-C.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from swarmd import errors
-from swarmd.types import Completion, Task, TaskRef
-
 if TYPE_CHECKING:
+    from swarmd import errors
     from swarmd.daemon.library.joined_swarm import JoinedSwarm, ScoredGroup, join
+    from swarmd.types import Completion, Task, TaskRef
 
 __all__ = ["Completion", "JoinedSwarm", "ScoredGroup", "Task", "TaskRef", "errors", "join"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'swarmd' has no attribute {name!r}")
-    from swarmd.daemon.library import joined_swarm
+    from importlib import import_module
 
-    return getattr(joined_swarm, name)
+    if name == "errors":
+        return import_module("swarmd.errors")
+    home = "types" if name in ("Completion", "Task", "TaskRef") else "daemon.library.joined_swarm"
+    return getattr(import_module(f"swarmd.{home}"), name)
