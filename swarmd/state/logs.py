@@ -6,6 +6,7 @@ Set up once in each process.
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from logging.handlers import RotatingFileHandler
@@ -30,6 +31,13 @@ def installed_version(package: str = "swarmd") -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Leave out a line that cannot be written: a traceback for each would bury what the node says."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 def log_with(**fields: object) -> None:
@@ -63,7 +71,7 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
     if log_file is not None:
         try:
             handlers.append(
-                RotatingFileHandler(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8")
+                _LogFile(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8")
             )
         except OSError as error:
             raise CannotRecord.to(log_file, error) from None

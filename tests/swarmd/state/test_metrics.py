@@ -1,5 +1,6 @@
 """metrics.jsonl holds each round once, whatever ended the runs that wrote it; the log is JSON and rotates."""
 
+import contextlib
 import json
 import logging
 import math
@@ -186,20 +187,25 @@ def test_a_full_disk_is_reported_and_leaves_the_file_whole(tmp_path: Path) -> No
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path, 0)
     file.append(line(1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
-        with pytest.raises(CannotRecord, match="Free some space"):
-            file.append(line(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+    with no_file_above(path.stat().st_size + 10), pytest.raises(CannotRecord, match="Free some space"):
+        file.append(line(2))
     file.append(line(2))
     file.close()
     assert [entry["round"] for entry in read_metrics(path)] == [1, 2]
     with pytest.raises(CannotRecord, match="Move it away"):
         MetricsFile(tmp_path, 0)
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
 @pytest.fixture
@@ -254,3 +260,16 @@ def test_the_log_is_json_with_tracebacks_and_rotates(
     assert log_file.stat().st_size < LOG_BYTES and (tmp_path / "swarmd.log.1").exists()
     with pytest.raises(CannotRecord):
         set_up_logging(tmp_path, stderr=False)
+
+
+def test_a_line_that_finds_the_disk_full_says_nothing_on_the_terminal_and_mistakes_do(
+    log_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(log_file, stderr=False)
+    with no_file_above(10):
+        logging.getLogger("p2p").warning("cannot write the address book")
+    assert capfd.readouterr().err == ""
+    logging.getLogger("p2p").warning("there is room again")
+    assert "there is room again" in log_file.read_text()
+    logging.getLogger("p2p").warning("%d", "no number")
+    assert "Logging error" in capfd.readouterr().err
