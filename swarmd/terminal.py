@@ -1,6 +1,8 @@
 """Output to a terminal, or to a file or pipe in its place."""
 
+import codecs
 import errno
+import io
 import os
 import sys
 import textwrap
@@ -11,6 +13,8 @@ from typing import IO
 CUT_OFF = 1
 NO_ROOM = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What our messages hold beside ASCII.
+_IN_ASCII = {"…": "...", "→": "->", "−": "-", "–": "-", "·": "-", "×": "x", "±": "+-", "°": "deg "}
 
 
 def printable(text: str) -> str:
@@ -42,11 +46,22 @@ def tell(text: str, stream: IO[str] | None = None, indent: str = "") -> None:
     stream.flush()
 
 
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Write a letter that the terminal does not have in ASCII: a handler of `codecs.register_error`."""
+    assert isinstance(error, UnicodeEncodeError)
+    letter = error.object[error.start]
+    return _IN_ASCII.get(letter) or ascii(letter)[1:-1], error.start + 1
+
+
 def run_program(name: str, program: Callable[[], int]) -> int:
     """Run a command line until all of its output is written, and return its exit code.
 
     Output that nobody reads any more, or that finds the disk full, ends it without a traceback.
     """
+    codecs.register_error("in_ascii", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="in_ascii")
     try:
         try:
             return program()

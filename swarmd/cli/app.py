@@ -99,9 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An OperatorError prints its message; anything else is a bug and keeps its traceback.
     """
-    if hasattr(sys.stdout, "reconfigure"):
-        # Questions hold ∧ and →; a terminal may have no such letters.
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments, prog_name="swarmd")
     except OperatorError as error:

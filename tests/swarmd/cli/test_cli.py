@@ -342,9 +342,10 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
 
 @pytest.mark.net
 @pytest.mark.parametrize("program", ["swarmd", "swarmd-judge"])
-def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> None:
-    """Ctrl-C is pressed while the installed entry point imports typer."""
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+@pytest.mark.parametrize("package", ["dataclasses", "msgspec", "typer"])
+def test_an_interrupt_while_it_starts_is_quiet(program: str, package: str, tmp_path: Path) -> None:
+    """Ctrl-C is pressed while the installed entry point imports a package."""
+    (tmp_path / f"{package}.py").write_text("raise KeyboardInterrupt")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts[program].partition(":")
     command = [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())"]
@@ -366,6 +367,22 @@ def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> 
 def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -> None:
     said = run(*option, value)
     assert said.code == 2 and option[-1] in said.err
+
+
+@pytest.mark.net
+def test_what_a_terminal_has_no_letters_for_is_written_in_ascii() -> None:
+    code = (
+        "import sys; from swarmd.terminal import run_program, tell\n"
+        "run_program('x', lambda: print('¬a ∧ b') or tell('starting … → wait 2–3 s'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.stdout, done.stderr) == ("\\xaca \\u2227 b\n", "starting ... -> wait 2-3 s\n")
 
 
 @pytest.mark.net
