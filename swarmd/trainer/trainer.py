@@ -316,6 +316,8 @@ class Trainer:
         """Pause between two rounds; a pause within a round is waited for in `TrainerLink.rest`."""
         self._save_all()
         self.link.rest()
+        # The last word is "training": whoever still waits has to say so.
+        self.starved = False
 
     def _rest(self, until: float) -> None:
         """Leave the machine to others for what is left of the round's pace."""

@@ -49,3 +49,28 @@ def test_a_node_without_own_questions_waits_for_others_rollouts(
         assert link.Stopped(1) in until(daemon, unpacker, link.Stopped)
         thread.join()
     assert [line["external"] > 0 for line in read_metrics(tmp_path / "node" / "metrics.jsonl")] == [True]
+
+
+def states(
+    daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", last: str
+) -> list[link.ToDaemon | str]:
+    """Return the trainer's states, up to the last one that is awaited, or until it has nothing to say."""
+    told = list[link.ToDaemon | str]()
+    while last not in told and link.Alive() not in told:
+        told += [getattr(m, "state", m) for m in unpacker.feed(daemon.recv(1 << 16))]
+    return told
+
+
+def test_a_node_that_waits_says_so_again_after_a_pause(trainer_in: TrainerIn, tmp_path: Path) -> None:
+    """Its watchdog would take it for one that trains, and end it for no round coming."""
+    with trainer_in(tmp_path, 0, local=0, external=4) as (trainer, daemon):
+        unpacker, thread = link.from_trainer(), threading.Thread(target=trainer.run, daemon=True)
+        thread.start()
+        until(daemon, unpacker, link.TrainerState)
+        daemon.sendall(link.pack(link.Pause()))
+        assert states(daemon, unpacker, "paused") == ["paused"]
+        daemon.sendall(link.pack(link.Resume()))
+        assert states(daemon, unpacker, "waiting") == ["training", "waiting"]
+        daemon.sendall(link.pack(link.Stop()))
+        until(daemon, unpacker, link.Stopped)
+        thread.join()
