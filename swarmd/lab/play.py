@@ -222,7 +222,11 @@ class PlayedSwarm:
 def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:
     line: dict[str, Any] = {
         "round": number,
-        "reward": [None if report == NOTHING else round(report.reward_mean, 5) for report in reports],
+        # Whoever is there and asks nothing earns nothing.
+        "reward": [
+            None if report == NOTHING else round(report.reward_mean, 5) if report.generated else 0.0
+            for report in reports
+        ],
         "generated": [report.generated for report in reports],
         "informative": [report.informative for report in reports],
         "useful": [report.update.useful for report in reports],

@@ -1,5 +1,6 @@
 """The report of a round (`RoundReport`), computed from the round's data. Pure."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -81,7 +82,7 @@ def report_of(
         pool_fresh=fresh,
         zero_advantage_dropped=sum(not s.informative for s in theirs),
         rejected=dict(rejected),
-        reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
+        reward_mean=sum(rewards) / len(rewards) if rewards else math.nan,
         reward_sum=sum(rewards),
         staleness_mean=_mean(staleness) or 0.0,
         staleness_max=max(staleness, default=0),

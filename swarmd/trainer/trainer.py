@@ -14,7 +14,6 @@ judge's questions are looked at between rounds.
 
 import itertools
 import logging
-import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -139,7 +138,8 @@ class Trainer:
             )
         mu, gamma = reuse_figures(report, self.workers.seconds_per_rollout() if self.workers else None)
         if self.workers:
-            report = with_waiting(report, self.waited)
+            # Others generate: a round's own seconds are those that it waited.
+            report = replace(report, seconds={**report.seconds, "generate": self.waited})
         judged = self.link.judged
         figures = NodeReport(
             time=time.time(),
@@ -395,15 +395,6 @@ def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
         f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what"
         " came since. Raise checkpoint.gigabytes_a_day to save more often."
     )
-
-
-def with_waiting(report: RoundReport, waited: float) -> RoundReport:
-    """Return the report of a round whose rollouts others generate: its seconds are those it waited.
-
-    Without new rollouts it has no mean reward.
-    """
-    reward = report.reward_mean if report.generated else math.nan
-    return replace(report, seconds={**report.seconds, "generate": waited}, reward_mean=reward)
 
 
 def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple[float | None, float | None]:
