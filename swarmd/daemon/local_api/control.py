@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -28,9 +28,6 @@ from p2p.errors import OperatorError
 from p2p.types import Started
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import LOG_FILE, RUN_FILE, in_use, write_atomically
-
-if TYPE_CHECKING:
-    import trio
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
@@ -44,7 +41,6 @@ _MAX_CONNECTIONS = 16
 _IDLE_S = 10.0
 _FOLDER_PREFIX = "swarmd-"
 
-
 log = logging.getLogger(__name__)
 
 
@@ -57,8 +53,6 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
     the caller's message and exit code. Only the owner of the state folder (`StateFolder.open`) may call this:
     what a killed predecessor left is removed.
     """
-    import trio
-
     _clear_away(state_dir)
     folder = _socket_folder()
     path = folder / "control"
@@ -80,13 +74,11 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
         folder.rmdir()
 
 
-async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream") -> None:
+async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
     """Serve one connection: requests and replies in turn.
 
     It ends when the caller closes it, is idle too long or sends no valid request.
     """
-    import trio
-
     buffer = bytearray()
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         async with stream:
@@ -102,7 +94,7 @@ async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream"
                     return
 
 
-async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:
+async def _line(stream: trio.SocketStream, buffer: bytearray) -> bytes | None:
     """Read the next line; None at the end, the first MAX_REQUEST_BYTES of a longer line."""
     while (end := buffer.find(b"\n")) < 0:
         if len(buffer) > MAX_REQUEST_BYTES:
