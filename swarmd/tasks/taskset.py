@@ -59,8 +59,7 @@ def open_taskset(source: str) -> OpenedTaskset:
     for reply in ("", "0"):
         # What a reward imports when it is first called cannot be imported later.
         rewards("0", reply)
-    first = {_question(vf, task): place for place, task in reversed(list(enumerate(tasks)))}
-    lines = b"\n".join(msgspec.json.encode({"question": q, "answer": place}) for q, place in first.items())
+    lines = _lines([_question(vf, task) for task in tasks])
     return OpenedTaskset(
         lines, rewards, [name, version, *(t.hash for t in tasks)], Path(str(module.__file__))
     )
