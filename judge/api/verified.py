@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from judge import config
@@ -19,39 +18,11 @@ from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.verification import found
 from judge.types import Signed
-from judge.verified.tier import OFF, VerifiedTier
+from judge.verified.tier import OFF, RevisionQuery, UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
-MAX_LORA_RANK = 512
 # The answers' JSON.
 PAGE_BYTES = 192 * 1024
-
-
-class WeightsQuery(BaseModel):
-    """What is declared of the weights.
-
-    It is in the address, so it is signed, and is checked before a byte of the body is read.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-    curriculum: Annotated[str, Field(min_length=1, max_length=64)]
-    lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
-    base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
-    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
-
-
-class UploadQuery(WeightsQuery):
-    bytes: Annotated[int, Field(ge=1, lt=2**53)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class RevisionQuery(WeightsQuery):
-    """A revision on the hub: with a rank its adapter_model.safetensors is fetched, else model.safetensors."""
-
-    repo: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
-    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 router = APIRouter(responses=REFUSED)

@@ -13,7 +13,9 @@ import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.config import JudgeSettings
@@ -35,6 +37,8 @@ from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion, Task, TaskRef
 
 log = logging.getLogger("judge")
+
+MAX_LORA_RANK = 512
 
 OFF = Refusal(
     404,
@@ -59,33 +63,31 @@ FAILED = (
 )
 
 
-class AnnouncedWeights(Protocol):
-    """What is declared of weights (its form: judge/api/verified.py)."""
+class WeightsQuery(BaseModel):
+    """What is declared of the weights.
 
-    @property
-    def model(self) -> str: ...
-    @property
-    def curriculum(self) -> str: ...
-    @property
-    def lora_rank(self) -> int | None: ...
-    @property
-    def base(self) -> str | None: ...
-    @property
-    def answers(self) -> int: ...
+    It is in the address, so it is signed, and is checked before a byte of the body is read.
+    """
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-class AnnouncedUpload(AnnouncedWeights, Protocol):
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def sha256(self) -> str: ...
+    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+    curriculum: Annotated[str, Field(min_length=1, max_length=64)]
+    lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
+    base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
+    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
 
 
-class NamedRevision(AnnouncedWeights, Protocol):
-    @property
-    def repo(self) -> str: ...
-    @property
-    def commit(self) -> str: ...
+class UploadQuery(WeightsQuery):
+    bytes: Annotated[int, Field(ge=1, lt=2**53)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class RevisionQuery(WeightsQuery):
+    """A revision on the hub: with a rank its adapter_model.safetensors is fetched, else model.safetensors."""
+
+    repo: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class VerifiedTier:
         return next((place for place, (upload, _) in enumerate(self._queue, 1) if upload.id == id), None)
 
     async def receive(
-        self, signed: Signed, host: str, said: AnnouncedUpload, parts: AsyncIterator[bytes]
+        self, signed: Signed, host: str, said: UploadQuery, parts: AsyncIterator[bytes]
     ) -> Upload:
         """Check weights while they arrive, and queue them. Raises Refused.
 
@@ -188,7 +190,7 @@ class VerifiedTier:
         self._enqueue(upload, network)
         return upload
 
-    async def name(self, signed: Signed, host: str, said: NamedRevision) -> Upload:
+    async def name(self, signed: Signed, host: str, said: RevisionQuery) -> Upload:
         """Queue weights that are to be fetched from the hub. Raises Refused."""
         if self.hub is None:
             raise Refused(NO_HUB)
@@ -222,7 +224,7 @@ class VerifiedTier:
                 raise Refused(TOO_SLOW) from None
             raise
 
-    def _check_announced(self, said: AnnouncedWeights) -> None:
+    def _check_announced(self, said: WeightsQuery) -> None:
         """Check what is declared. Raises Refused where it cannot be evaluated here."""
         if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(
