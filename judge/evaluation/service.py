@@ -177,9 +177,15 @@ class JudgeService:
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
-        self.boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_S, keep, monotonic)
-        self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_S, 1, monotonic)
-        self._learnt = Recent[None, LearntMatrix](self._learnt_matrix, config.LEADERBOARD_S, 1, monotonic)
+        self.boards = Recent[BoardView, LeaderboardPage](
+            partial(self.read, reader.board), config.LEADERBOARD_S, keep, monotonic
+        )
+        self._healths = Recent[None, SwarmHealth](
+            lambda _: self.read(reader.health, wall()), config.LEADERBOARD_S, 1, monotonic
+        )
+        self._learnt = Recent[None, LearntMatrix](
+            lambda _: self.read(reader.learnt), config.LEADERBOARD_S, 1, monotonic
+        )
         self._comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
         )
@@ -371,9 +377,6 @@ class JudgeService:
     async def leaderboard(self, view: BoardView) -> LeaderboardPage:
         return await self.boards.get(view)
 
-    async def _board(self, view: BoardView) -> LeaderboardPage:
-        return await self.read(self._reader.board, view)
-
     async def comparison(self, model: str | None) -> Mapping[str, Any]:
         """Compare swarm and solo of a model; None: of the one with most peers on its smaller side."""
         return await self._comparisons.get(model)
@@ -395,15 +398,9 @@ class JudgeService:
     async def swarm(self) -> SwarmHealth:
         return await self._healths.get(None)
 
-    async def _health(self, _key: None) -> SwarmHealth:
-        return await self.read(self._reader.health, self._wall())
-
     async def learnt(self) -> LearntMatrix:
         """Return which nodes of the board say that they learnt from which."""
         return await self._learnt.get(None)
-
-    async def _learnt_matrix(self, _key: None) -> LearntMatrix:
-        return await self.read(self._reader.learnt)
 
     async def standing(self, peer: str) -> Standing | None:
         return await self.read(self._reader.standing, peer)
