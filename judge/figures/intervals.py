@@ -1,7 +1,7 @@
-"""Confidence interval of a share of right answers, and pass@k. Pure."""
+"""Confidence interval of a share of right answers. Pure."""
 
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import sqrt
 
 Z_95 = 1.959963984540054  # two-sided 95 % of the normal distribution
 
@@ -31,13 +31,3 @@ def wilson(successes: float, trials: int, z: float = Z_95) -> Interval:
     return Interval(
         max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0
     )
-
-
-def pass_at(k: int, answers: int, right: int) -> float:
-    """Return the chance that at least one of k answers is right, drawn from these without replacement.
-
-    This is the unbiased estimator of pass@k (arXiv 2107.03374, section 2.1). Needs k answers.
-    """
-    if not 1 <= k <= answers or not 0 <= right <= answers:
-        raise ValueError(f"pass@{k} of {right} right ones of {answers}")
-    return 1.0 - comb(answers - right, k) / comb(answers, k)

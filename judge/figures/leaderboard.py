@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from judge.figures.anytime import always
-from judge.figures.intervals import Interval, pass_at, wilson
+from judge.figures.intervals import Interval, wilson
 from judge.figures.ranks import RankRange
 from p2p.types import PeerId
-from swarmd.tasks.answers import added
+from swarmd.tasks.answers import added, pass_at
 
 WINDOW_QUESTIONS = 100
 LISTED_ANSWERS = 10

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from judge.figures.intervals import pass_at
 from judge.figures.leaderboard import ScoreTally, by_specialty, tally
 from p2p.types import PeerId
+from swarmd.tasks.answers import pass_at
 
 State = Literal["queued", "running", "done", "refused"]
 

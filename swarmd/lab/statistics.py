@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from swarmd.lab.results import BadResults, Results, Run
+from swarmd.tasks.answers import pass_at
 
 # Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last the normal distribution's 1.96
 # is near enough.
@@ -51,13 +52,6 @@ def interval(values: Sequence[float]) -> SeedInterval:
         return SeedInterval(fmean(values) if values else math.nan, None, n)
     t = _T95[n - 2] if n - 2 < len(_T95) else 1.96
     return SeedInterval(fmean(values), t * stdev(values) / math.sqrt(n), n)
-
-
-def pass_at(k: int, answers: int, right: int) -> float:
-    """Estimate pass@k, unbiased, from `right` of `answers` samples (Chen et al., arXiv 2107.03374, eq. 1)."""
-    if k > answers:
-        raise ValueError(f"pass@{k} needs at least {k} answers; there are {answers}")
-    return 1.0 - math.comb(answers - right, k) / math.comb(answers, k)
 
 
 @dataclass(frozen=True, slots=True)

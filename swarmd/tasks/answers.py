@@ -56,6 +56,16 @@ def added(*rewards: float) -> float:
     return round(math.fsum(rewards), 4)
 
 
+def pass_at(k: int, answers: int, right: int) -> float:
+    """Return the chance that at least one of k answers is right, drawn from these without replacement.
+
+    This is the unbiased estimator of pass@k (arXiv 2107.03374, section 2.1). Needs k answers.
+    """
+    if not 1 <= k <= answers or not 0 <= right <= answers:
+        raise ValueError(f"pass@{k} of {right} right ones of {answers}")
+    return 1.0 - math.comb(answers - right, k) / math.comb(answers, k)
+
+
 # The longest completion a node may be configured to sample is 32,768 tokens.
 MAX_COMPLETION_CHARACTERS = 131_072
 

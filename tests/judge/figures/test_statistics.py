@@ -4,8 +4,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from judge.figures.intervals import Interval, pass_at, wilson
+from judge.figures.intervals import Interval, wilson
 from judge.figures.leaderboard import CURVE_POINTS, ScoreTally, by_specialty, curve_numbers, tally
+from swarmd.tasks.answers import pass_at
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import facts, markdown, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
-from swarmd.lab.statistics import columns, gain, interval, pass_at, roughness
+from swarmd.lab.statistics import columns, gain, interval, roughness
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
@@ -397,11 +397,10 @@ def test_the_time_left_is_told_from_the_pace() -> None:
     assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
 
 
-def test_intervals_and_pass_at_k() -> None:
+def test_intervals_and_roughness() -> None:
     five = interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert five.mean == 3 and five.half == pytest.approx(1.963, abs=1e-3)  # 2.776 · √2.5 / √5
     assert interval([2.0]).half is None
-    assert pass_at(1, 8, 2) == 0.25 and pass_at(8, 8, 1) == 1 and pass_at(2, 4, 1) == pytest.approx(0.5)
     flat = [[0.5, 0.5]] * 400
     assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
     # A steady rise is no roughness
