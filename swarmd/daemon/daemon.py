@@ -41,7 +41,7 @@ from swarmd.daemon.inviting import invite
 from swarmd.daemon.judging.judging import judging_of
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import Programs
-from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
+from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
 from swarmd.daemon.local_api.status_words import NO_FIRST, many
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.comparison import Comparison
@@ -390,7 +390,7 @@ class Daemon:
         return self._document()
 
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        document = self.status.peers_document(self.member.peers(), time.time())
+        document = peers_document(self.status.roster, self.member.peers(), time.time())
         for row in document["peers"]:
             row |= {"score": round(self.member.score(row["id"]), 1)}
         return document

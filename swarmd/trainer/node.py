@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from p2p.types import PeerId
-from swarmd.config.config import GateConfig, NodeConfig, ReplayConfig
+from swarmd.config.config import GateConfig, NodeConfig
 from swarmd.config.own_strategy import load_take
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
@@ -61,7 +61,9 @@ def build(
         remember = remembering.logprobs if remembering else None
         pool, schedule = (
             _replay_pool(config, me, swarm, remembers=remember is not None),
-            _replay_schedule(config.replay),
+            ReplaySchedule(
+                config.replay.updates_per_round, config.replay.max_clip_fraction, config.replay.max_kl
+            ),
         )
         sampler = Replay(
             pool,
@@ -132,10 +134,6 @@ def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: boo
     limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
     age = replay.max_age if remembers else config.round.max_age
     return Pool(age, replay.size or 3 * _batch_size(config), limits, swarm.author)
-
-
-def _replay_schedule(replay: ReplayConfig) -> ReplaySchedule:
-    return ReplaySchedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
 
 
 def _gate(gate: GateConfig, parameters: int) -> Gate:

@@ -164,9 +164,6 @@ class StatusBoard:
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }
 
-    def peers_document(self, peers: Sequence[Peer], now: float) -> dict[str, Any]:
-        return peers_document(self.roster, peers, now)
-
 
 def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
     """Return the peers document: connected peers first, then authors heard through others.

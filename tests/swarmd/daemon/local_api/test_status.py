@@ -10,7 +10,7 @@ from p2p.topic import Topic
 from p2p.types import Peer, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard
+from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
 from swarmd.daemon.local_api.status_words import status_lines
 
 ME = Identity.from_seed(bytes(32)).peer_id
@@ -56,14 +56,16 @@ def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> 
         of.roster.heard(OTHER, 100.0)
     of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
     of.roster.useful(OTHER, "gcd")
-    relayed = of.peers_document([], 110.0)["peers"]
+    relayed = peers_document(of.roster, [], 110.0)["peers"]
     assert relayed[0]["learnt"] == {"gcd": 1}
     assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [
         (OTHER, "relayed", 4, 7, "qwen2.5-0.5b")
     ]
-    connected = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)], 110.0)["peers"]
+    connected = peers_document(of.roster, [Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)], 110.0)[
+        "peers"
+    ]
     assert [(p["direction"], p["address"]) for p in connected] == [("inbound", "/ip4/192.0.2.1/tcp/1")]
-    assert of.peers_document([], 1000.0)["peers"] == []  # it is gone
+    assert peers_document(of.roster, [], 1000.0)["peers"] == []  # it is gone
 
 
 def test_the_document_has_the_present_and_the_history() -> None:
@@ -109,7 +111,7 @@ def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
         of.roster.heard(OTHER, 9.0)
     for _ in range(2):
         of.roster.bad(OTHER)
-    (peer,) = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)], 9.0)["peers"]
+    (peer,) = peers_document(of.roster, [Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)], 9.0)["peers"]
     assert peer == {
         "id": OTHER,
         "name": nickname(OTHER),
