@@ -34,7 +34,7 @@ def share(
         return 0
     encoded = [wire.encode_rollout(rollout) for rollout in rollouts]
     body = wire.join(encoded, round_number, model)
-    if len(body) <= whole:
+    if len(body) <= whole and len(rollouts) <= wire.MAX_ROLLOUTS:
         sender.publish(wire.KIND, body)
         return len(rollouts)
     bodies, blobs = offers.encode(rollouts, round_number, model, specialties, encoded)

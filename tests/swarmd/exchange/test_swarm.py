@@ -73,3 +73,11 @@ def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None
     swarm.inject(b"noise")
     assert from_a.collect() == ([], {Reason.MALFORMED.value: 1})
     assert from_a.collect() == ([], {})
+
+
+def test_more_rollouts_than_a_body_may_hold_are_offered_however_small_they_are() -> None:
+    swarm = MemorySwarm()
+    (a, from_a), (b, from_b) = (join(swarm, i) for i in (1, 2))
+    from_a.share(rollouts(a, *range(wire.MAX_ROLLOUTS + 1)), round_number=1)
+    assert from_b.collect() == ([], {}) and not b.reports
+    assert len(a.blobs.held) == wire.MAX_ROLLOUTS + 1
