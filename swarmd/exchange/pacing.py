@@ -242,11 +242,14 @@ class Outgoing:
         if not waiting or not self._pacing.may_send(now):
             return None
         self._pacing.sent(now)
-        for messages in self._rounds:
+        kind = waiting[0][0]
+        chosen: list[bytes] = []
+        for messages in reversed(self._rounds):
+            chosen += [body for its, body in messages if its == kind]
             messages.clear()
-        kind, body = waiting[0]
-        if kind.partition("-")[0] != offers.KIND:
-            return kind, body
-        first, *rest = offers.join([other for other_kind, other in waiting if other_kind == kind])
-        self._rounds[-1] += [(kind, other) for other in rest]
-        return kind, first
+            if chosen and kind.partition("-")[0] == offers.KIND:
+                # What does not fit stays in its own round, or it would never become too old.
+                first, *rest = offers.join(chosen)
+                chosen = [first]
+                messages += [(kind, body) for body in rest]
+        return kind, chosen[0]

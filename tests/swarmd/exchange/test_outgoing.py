@@ -66,3 +66,20 @@ def test_only_the_newest_of_whole_sets_is_sent() -> None:
     outgoing.next_round()
     outgoing.put(wire.KIND, b"newer")
     assert outgoing.pop(2 / (FIRST_PACE * TARGET_PER_S)) == (wire.KIND, b"newer")
+
+
+def test_what_did_not_fit_into_an_offer_does_not_become_younger() -> None:
+    outgoing, turn = Outgoing(busy(), 2), 2 / (FIRST_PACE * TARGET_PER_S)
+    assert outgoing.pop(0.0) is None
+    for n in range(100, 600, 100):
+        outgoing.put(offers.KIND, offer(*range(n, n + 40)))
+    sent = []
+    for n in range(1, 3):
+        message = outgoing.pop(n * turn)
+        assert message is not None
+        sent += offered(message[1])
+        outgoing.next_round()
+    assert sent[:80] == [*range(100, 140), *range(200, 240)]
+    outgoing.put(offers.KIND, offer(1))
+    message = outgoing.pop(3 * turn)
+    assert message is not None and offered(message[1]) == [1]
