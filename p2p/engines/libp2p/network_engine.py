@@ -20,7 +20,6 @@ from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY, AddressBook
 from p2p.peers.addressbook_file import AddressBookFile
-from p2p.peers.listen import held_ports
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
 from p2p.types import Ask, Handlers, Peer, PeerId, Started, Unanswered, Verdict
@@ -97,8 +96,6 @@ class NetworkEngine:
 
         Raises CannotListen where it never listened.
         """
-        with held_ports(self._listen):  # only to see that they are free
-            pass
         wait, started = RESTART_FIRST_S, False
 
         def up() -> None:
@@ -111,16 +108,11 @@ class NetworkEngine:
             since = self._clock()
             try:
                 await self._live(up)
-            except OperatorError:
-                if not started:
-                    raise
-                log.warning("the listen address is not free again yet", exc_info=True)
-            except BaseExceptionGroup as errors:
-                ours, broken = errors.split((trio.Cancelled, KeyboardInterrupt, SystemExit, OperatorError))
-                if ours is not None:
-                    raise _alone(ours) from None
-                log.exception("the p2p engine broke and starts again in %.0f s", wait, exc_info=broken)
-            except Exception:
+            except (Exception, BaseExceptionGroup) as error:
+                ours = _ours(error)
+                # Once it was up, its address is only not free again yet.
+                if ours is not None and not (started and isinstance(ours, OperatorError)):
+                    raise ours from None
                 # Anything can fail in a library of 100,000 lines. It is logged, and `restarts` counts it.
                 log.exception("the p2p engine broke and starts again in %.0f s", wait)
             self.restarts += 1
@@ -213,9 +205,14 @@ class NetworkEngine:
         return self._rate_limit.banned(peer, self._clock())
 
 
-def _alone(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one exception of a group of one, so that an operator's mistake reads as one."""
-    inner: BaseException = errors
+def _ours(error: BaseException) -> BaseException | None:
+    """Return what is no fault of the library's: a cancellation, or what the operator can put right.
+
+    One exception of a group is returned without it, so that an operator's mistake reads as one.
+    """
+    group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+    inner: BaseException | None
+    inner, _ = group.split((trio.Cancelled, KeyboardInterrupt, SystemExit, OperatorError))
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]
     return inner
