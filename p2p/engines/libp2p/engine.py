@@ -74,19 +74,23 @@ class Libp2pEngine(NetworkEngine):
                 stack.host.set_stream_handler(DCUTR, circuits.hole_punching.handle)
                 connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)
                 self._discovery = discovery = self._discover(connections)
-                try:
-                    async with trio.open_nursery() as nursery:
-                        self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
-                        send = partial(stack.pubsub.publish, str(self._topic))
-                        nursery.start_soon(self._send_all, connections.in_mesh, send)
-                        nursery.start_soon(discovery.run)
-                        nursery.start_soon(connections.ping)
-                        nursery.start_soon(circuits.keep)
-                        nursery.start_soon(self._book_file.save_regularly)
-                        nursery.start_soon(_hang_up_at_the_end, stack)
+                async with trio.open_nursery() as nursery:
+                    self._ask = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery).ask
+                    send = partial(stack.pubsub.publish, str(self._topic))
+                    nursery.start_soon(self._send_all, connections.in_mesh, send)
+                    nursery.start_soon(discovery.run)
+                    nursery.start_soon(connections.ping)
+                    nursery.start_soon(circuits.keep)
+                    nursery.start_soon(self._book_file.save_regularly)
+                    try:
                         up()
-                finally:
-                    self._ask = None
+                        await trio.sleep_forever()
+                    finally:
+                        # Nobody starts another question in the nursery from here on.
+                        self._ask = None
+                        # Connections are closed before the other tasks end: what they write is written whole,
+                        # and may wait for a peer that takes nothing.
+                        await stack.host.get_network().close_sockets()
         finally:
             starting.close()
             self._stack = self._discovery = self._circuits = None
@@ -100,14 +104,3 @@ class Libp2pEngine(NetworkEngine):
         limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_BYTES_PER_S)
         host.set_stream_handler(PROTOCOL, serve(self._responder))
         host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)
-
-
-async def _hang_up_at_the_end(stack: Stack) -> None:
-    """Close the connections before the other tasks end.
-
-    What they write is written whole, and may wait for a peer that takes nothing.
-    """
-    try:
-        await trio.sleep_forever()
-    finally:
-        await stack.host.get_network().close_sockets()

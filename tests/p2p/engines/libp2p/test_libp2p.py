@@ -16,6 +16,7 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
+import trio.testing
 from libp2p import new_host
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
@@ -34,7 +35,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.peers.listen import has_route
-from p2p.types import Handlers, PeerId, Verdict
+from p2p.types import Handlers, PeerId, Unanswered, Verdict
 from swarmd.testing import TIMEOUT_S, until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import QUIET, SECONDS, TOPIC, heard, real_engine, real_member
@@ -460,6 +461,35 @@ async def test_a_peer_that_finds_us_during_the_start_is_answered(
     monkeypatch.setattr(libp2p_engine, "open_stack", slow)
     await nursery.start(engine(1).run)
     assert spoken == [PROTOCOL, HOP]
+
+
+async def test_no_question_begins_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a moment in which its tasks have ended and it does not know yet: none could be begun."""
+    ended = trio.Event()
+
+    class Requests:
+        def __init__(self, network: Any, reach: Any, tasks: trio.Nursery) -> None:
+            tasks.start_soon(self.last_task)
+
+        async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+            return b"asked"
+
+        async def last_task(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.testing.wait_all_tasks_blocked()
+                    with pytest.raises(Unanswered):
+                        await a.request(a.me, b"", 1)
+                ended.set()
+
+    monkeypatch.setattr(libp2p_engine, "Libp2pRequests", Requests)
+    a = engine(1)
+    async with trio.open_nursery() as life:
+        await life.start(a.run)
+        life.cancel_scope.cancel()
+    assert ended.is_set()
 
 
 async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
