@@ -273,10 +273,12 @@ class Circuits:
         }
         due = [relay for relay, held in self._reserved.items() if held.renew <= now]
         new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
-        for relay in [*due, *new[: RESERVATIONS - len(self._reserved)]]:
-            reservation = await self._reserve(relay)
-            if reservation is not None:
-                self._reserved[relay] = reservation
+        for relay in [*due, *new]:
+            # Relays that are full stand in nobody's way.
+            if relay in self._reserved or len(self._reserved) < RESERVATIONS:
+                reservation = await self._reserve(relay)
+                if reservation is not None:
+                    self._reserved[relay] = reservation
 
     async def _reserve(self, relay: PeerId) -> _Reservation | None:
         peer = ID.from_string(relay)

@@ -25,7 +25,14 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.tools.anyio_service import background_trio_service
 
 from p2p.address import parse_listen
-from p2p.engines.libp2p.circuits import INBOUND_CIRCUITS, MAX_RESERVATION_S, RESERVATIONS, reserved_for
+from p2p.engines.libp2p import circuits
+from p2p.engines.libp2p.circuits import (
+    INBOUND_CIRCUITS,
+    MAX_RESERVATION_S,
+    RESERVATIONS,
+    Circuits,
+    reserved_for,
+)
 from p2p.engines.libp2p.network import Circuit
 from p2p.engines.libp2p.relay import (
     DCUTR,
@@ -42,6 +49,9 @@ from p2p.engines.libp2p.relay import (
 )
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
+from p2p.nat.dial_back import Outcome
+from p2p.peers.addressbook import AddressBook
+from p2p.types import PeerId
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, real_engine
@@ -55,18 +65,24 @@ REFUSED, FULL, NONE, OK = (
 )
 
 
+SEEDS = itertools.count(1)
+
+
 class Net:
     """A relay with these limits, and hosts connected to it."""
 
     def __init__(self, stack: AsyncExitStack, limits: RelayLimits) -> None:
-        self._stack, self._limits, self._seeds = stack, limits, itertools.count(1)
+        self._stack, self._limits, self._seeds = stack, limits, SEEDS
         self.now, self.banned = time.time(), set[str]()
 
     async def begin(self) -> None:
-        self.host = await self._run()
-        self.host.set_stream_handler(
-            HOP, Relay(self.host, self.banned.__contains__, lambda: self.now, self._limits).handle
-        )
+        self.host = await self.relay()
+
+    async def relay(self) -> Any:
+        host = await self._run()
+        relay = Relay(host, self.banned.__contains__, lambda: self.now, self._limits)
+        host.set_stream_handler(HOP, relay.handle)
+        return host
 
     async def _run(self) -> Any:
         host = make_host(Identity.from_seed(bytes([next(self._seeds)]) * 32))
@@ -213,6 +229,33 @@ async def test_frequent_and_banned_askers_are_refused() -> None:
         those.banned.add(str(home.get_id()))
         assert await those.reserve(home) is StatusCode.PERMISSION_DENIED
         assert (await those.ask(home, HopMessage(type=HopMessage.STATUS)))[0] is StatusCode.PERMISSION_DENIED
+
+
+async def test_relays_that_refuse_keep_nobody_from_asking_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members say that nobody can dial us; the relays that we know longest have no place left."""
+    monkeypatch.setattr(circuits, "ASK_FIRST_S", 0.0)
+    monkeypatch.setattr(circuits, "TICK_S", 0.05)
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        return bytes([Outcome.NOT_REACHED, 11, 0, 0, 1])
+
+    async def reach(peer: PeerId) -> bool:
+        return False
+
+    async with net() as free, net(reservations=0) as full:
+        home, second = await full.peer(), await full.relay()
+        book = AddressBook(PeerId(str(home.get_id())), bytes(16))
+        for host in (full.host, second, free.host):
+            info = PeerInfo(host.get_id(), host.get_transport_addrs())
+            book.pin(PeerId(str(info.peer_id)), parse_listen(str(info.addrs[0])))
+            await home.connect(info)
+        listen = [parse_listen("/ip4/127.0.0.1/tcp/4001")]
+        found = Circuits(home, book, ask, reach, lambda peer: False, listen, time.time)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.keep)
+            await until(found.addresses, SECONDS)
+            assert str(free.host.get_id()) in found.addresses()[0]
+            nursery.cancel_scope.cancel()
 
 
 async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.Nursery) -> None:
