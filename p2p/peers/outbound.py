@@ -182,7 +182,7 @@ class RequestConnections:
             self._until[peer] = max(self._until[peer], now + IDLE_S)
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
-        """Return the peers to hang up on: idle, or more than we keep."""
+        """Forget the peers that are gone, and return those to hang up on: idle, or more than we keep."""
         self._until = {
             peer: at
             for peer, at in sorted(self._until.items(), key=lambda item: item[1])
@@ -193,7 +193,4 @@ class RequestConnections:
             for n, (peer, until) in enumerate(self._until.items())
             if now > until or n < len(self._until) - MAX_VISITS
         ]
-        idle = [peer for peer in idle if peer not in self.asked]
-        for peer in idle:
-            del self._until[peer]
-        return idle
+        return [peer for peer in idle if peer not in self.asked]

@@ -223,9 +223,9 @@ class Discovery:
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         now, connected, members = self._clock(), self._connected, self.connections.subscribed()
-        over = [*self._outbound.prune(connected, members, now, self._rng)]
-        over += self._request_connections.prune(connected, now) if len(members) > TARGET_MEMBERS else []
-        for peer in over:
+        idle = self._request_connections.prune(connected, now)
+        over = self._outbound.prune(connected, members, now, self._rng)
+        for peer in [*over, *(idle if len(members) > TARGET_MEMBERS else [])]:
             log.debug("hanging up on %s: not needed", peer)
             await self.hang_up(peer)
         dials = self._outbound.choose(connected, members, now, self._rng)

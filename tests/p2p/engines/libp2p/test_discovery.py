@@ -149,6 +149,20 @@ async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_cam
     assert library.hung_up == [PEERS[12]]
 
 
+async def test_a_peer_that_was_gone_is_not_taken_for_one_that_we_asked_long_ago(
+    autojump_clock: Any, discovery: Discovery, library: Library
+) -> None:
+    library.connect(PEERS[12], "outbound")
+    await trio.sleep(5)
+    del library.open[PEERS[12]]
+    await trio.sleep(DHT_IDLE_S)
+    library.members = set(PEERS[1 : TARGET_MEMBERS + 2])
+    for peer in [PEERS[12], *library.members]:
+        library.connect(peer, "inbound")
+    await trio.sleep(5)
+    assert not library.hung_up
+
+
 async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_announce_ourselves(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:
