@@ -21,6 +21,7 @@ from judge.errors import NotAlone
 from judge.evaluation.receipts import checked
 from judge.logs import set_up_logging
 from p2p.errors import OperatorError
+from swarmd.errors import command_for
 from swarmd.terminal import printable, run_program, tell
 
 SCHEMA_VERSION = 1
@@ -43,7 +44,7 @@ class CannotWrite(OperatorError):
 
 
 class NotInstalled(OperatorError):
-    """The judge needs packages that are not installed. Run `pip install 'swarmd[judge]'`."""
+    """The judge needs packages that are not installed."""
 
 
 def _say_version(wanted: bool) -> None:
@@ -425,7 +426,9 @@ def _its_packages() -> Iterator[None]:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in EXTRA:
             raise
-        raise NotInstalled from None
+        raise NotInstalled(
+            f"The judge needs packages that are not installed. Run `{command_for('judge')}`."
+        ) from None
 
 
 def main() -> None:

@@ -4,9 +4,17 @@ The CLI prints the message without a traceback and exits with the class's code. 
 (`p2p.types.Reason`), counted and shown. Bugs are ordinary exceptions, with tracebacks.
 """
 
+import sys
 from pathlib import Path
 
 from p2p.errors import OperatorError
+
+
+def command_for(extra: str) -> str:
+    """Return the command that adds an extra to this installation: a tool of uv's has no pip."""
+    if (Path(sys.prefix) / "uv-receipt.toml").exists():
+        return f"SWARMD_EXTRAS={extra} packaging/install.sh"
+    return f"pip install 'swarmd[{extra}]'"
 
 
 class SwarmdError(OperatorError):

@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
+from swarmd.errors import command_for
 
 HEAD = "0001"  # the newest migration
 # What a step on the database may raise; sqlite3.Error only when it begins.
@@ -102,8 +103,7 @@ class Database:
             # psycopg is missing.
             self.close()
             raise DatabaseUnusable(
-                "PostgreSQL needs a package that is not installed. Run `pip install"
-                " 'swarmd[judge-postgres]'`."
+                f"PostgreSQL needs a package that is not installed. Run `{command_for('judge-postgres')}`."
             ) from None
         except (SQLAlchemyError, sqlite3.Error) as error:
             self.close()

@@ -24,7 +24,7 @@ from swarmd.cli.options import (
     print_json,
 )
 from swarmd.cli.settings import config_file
-from swarmd.errors import ConfigError, NotRunning
+from swarmd.errors import ConfigError, NotRunning, command_for
 from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _draw(text: str) -> None:
         import segno
     except ImportError:
         raise ConfigError(
-            "no QR code can be drawn: segno is missing. Run `pip install 'swarmd[qr]'`, or leave --qr out."
+            f"no QR code can be drawn: segno is missing. Run `{command_for('qr')}`, or leave --qr out."
         ) from None
     segno.make(text, error="l", micro=False).terminal(compact=True)
 

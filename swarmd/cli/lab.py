@@ -215,11 +215,17 @@ def _report_what_is_there(results: "Results") -> None:
 
 
 def _report(results: "Results") -> None:
-    from swarmd.lab.report import facts, markdown, write_report
+    from swarmd.lab.demo.figures import NoMatplotlib
+    from swarmd.lab.report import facts, markdown, pictures_of, write_report
 
     # A terminal is too narrow for the columns of the table, which a file or a document takes.
     print(facts(results) if sys.stdout.isatty() else markdown(results))
-    print(f"report: {write_report(results)}", file=sys.stderr)
+    try:
+        pictures = pictures_of(results)
+    except NoMatplotlib as error:
+        pictures = {}
+        tell(f"the report has no figures: {error}")
+    print(f"report: {write_report(results, pictures)}", file=sys.stderr)
 
 
 class _Teller:

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, command_for
 from swarmd.lab.experiment import Experiment
 from swarmd.lab.play import lines_of
 from swarmd.lab.results import Results, Run
@@ -16,7 +16,7 @@ from swarmd.lab.runs import RunsFailed, RunsProgress
 
 
 class NoRay(SwarmdError):
-    """Ray is not installed here. Run pip install 'swarmd[ray]', or leave --executor out."""
+    """Ray is not installed here."""
 
     exit_code = 2
 
@@ -30,7 +30,9 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
     try:
         ray = importlib.import_module("ray")
     except ImportError:
-        raise NoRay from None
+        raise NoRay(
+            f"Ray is not installed here. Run `{command_for('ray')}`, or leave --executor out."
+        ) from None
     missing = results.missing
     progress = RunsProgress(
         len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing)

@@ -145,12 +145,13 @@ def facts(results: Results) -> str:
     return "\n".join(lines)
 
 
-def write_report(results: Results) -> Path:
-    """Write report.html and its figures as PNG into the results folder.
+def pictures_of(results: Results) -> Mapping[str, bytes]:
+    """Draw the report's figures as PNG. Raises NoMatplotlib."""
+    return {name: _png(figure) for name, figure in _figures(results).items()}
 
-    Raises BadResults and NoMatplotlib.
-    """
-    pictures = {name: _png(figure) for name, figure in _figures(results).items()}
+
+def write_report(results: Results, pictures: Mapping[str, bytes]) -> Path:
+    """Write report.html and its figures into the results folder. Raises BadResults."""
     page = results.folder / "report.html"
     try:
         for name, content in pictures.items():

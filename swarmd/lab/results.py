@@ -28,7 +28,7 @@ import msgspec
 
 from p2p import durable
 from swarmd.config.config import NodeConfig
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, command_for
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.experiment import Experiment, Setting
 from swarmd.tasks.own import OwnCurriculum
@@ -264,7 +264,7 @@ def export(results: Results, to: Path) -> int:
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise BadResults(
-            "Parquet needs a package that is not installed. Run `pip install 'swarmd[parquet]'`."
+            f"Parquet needs a package that is not installed. Run `{command_for('parquet')}`."
         ) from None
     finished = [run for run in results.runs if run not in results.missing]
     if not finished:

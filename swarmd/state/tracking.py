@@ -22,7 +22,7 @@ from typing import Any
 
 from p2p.identity import nickname
 from p2p.types import PeerId
-from swarmd.errors import ConfigError
+from swarmd.errors import ConfigError, command_for
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import read_metrics
 
@@ -94,9 +94,7 @@ def check_installed(names: Sequence[str]) -> None:
     """Raise ConfigError if a tracker is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise ConfigError(
-                f"metrics.report_to: {name} is not installed. Run: pip install 'swarmd[{name}]'"
-            )
+            raise ConfigError(f"metrics.report_to: {name} is not installed. Run: {command_for(name)}")
 
 
 def figures_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from swarmd.errors import ConfigError
+from swarmd.errors import ConfigError, command_for
 from swarmd.tasks.sandbox.pipe import MAX_OWN_ANSWER_CHARACTERS, MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
 QUESTIONS, ANSWERS = ("question", "problem", "prompt"), ("answer", "final_answer")
-INSTALL = "is not installed: run `pip install 'swarmd[math]'`"
+INSTALL = f"is not installed: run `{command_for('math')}`"
 _NUMBER = re.compile(r"[0-9]+|[0-9]*\.[0-9]+|[0-9]+\.")
 # A word, but for the name of a LaTeX command: math-verify takes it for a product of its letters.
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")

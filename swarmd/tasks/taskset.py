@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from swarmd.errors import command_for
 from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
 
@@ -153,8 +154,7 @@ def open_harness_task(path: Path) -> OpenedTaskset:
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError:
         raise PluginRefused(
-            "it is a task of lm-evaluation-harness, which is not installed: run `pip install"
-            " 'swarmd[lm-eval]'`"
+            f"it is a task of lm-evaluation-harness, which is not installed: run `{command_for('lm-eval')}`"
         ) from None
     (task, *more) = TaskManager(include_defaults=False).load(str(path))["tasks"].values()
     if more or task.OUTPUT_TYPE != "generate_until":

@@ -168,3 +168,30 @@ def test_the_installer_takes_what_the_set_up_takes() -> None:
 
 def test_the_changelog_knows_this_version() -> None:
     assert f"\n## {PROJECT['version']} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "wanted"),
+    [("", "", ""), ("", "judge,qr", "[judge,qr]"), ("plot", "", "[plot]"), ("plot", "judge", "[plot,judge]")],
+)
+def test_the_installer_keeps_extras_and_adds_those_that_are_asked_for(
+    tmp_path: Path, kept: str, asked: str, wanted: str
+) -> None:
+    cases = 'build*) touch "$4/swarmd-1.whl" ;; "tool install"*) echo "$*" ;; *) echo "$TOOLS" ;;'
+    (tmp_path / "uv").write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
+    (tmp_path / "uv").chmod(0o755)
+    (tmp_path / "swarmd").mkdir()
+    if kept:
+        (tmp_path / "swarmd" / "uv-receipt.toml").write_text(
+            f'[tool]\nrequirements = [{{ name = "swarmd", extras = ["{kept}"], path = "/x.whl" }}]\n'
+        )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [ROOT / "packaging" / "install.sh"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": path, "TOOLS": str(tmp_path), "SWARMD_EXTRAS": asked},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.stdout.split()[-1].endswith(f"/swarmd-1.whl{wanted}"), done.stderr

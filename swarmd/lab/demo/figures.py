@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, command_for
 
 TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
 # Okabe and Ito: told apart by everybody.
@@ -18,7 +18,10 @@ COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442
 
 
 class NoMatplotlib(SwarmdError):
-    """Figures need matplotlib. Install it with `pip install 'swarmd[plot]'`."""
+    """Figures need matplotlib, which is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(f"Figures need matplotlib. Run `{command_for('plot')}`.")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swarmd.errors import NoModel
+from swarmd.errors import NoModel, command_for
 
 if TYPE_CHECKING:
     from bitsandbytes.functional import QuantState
@@ -118,8 +118,8 @@ def require_nf4(device: torch.device, *, adapter: bool) -> None:
         raise NoModel("model.dtype 'nf4' does not run on Apple's MPS. Set model.dtype to 'auto'.")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise NoModel(
-            "model.dtype 'nf4' needs the library bitsandbytes, which is not installed here. Run pip install"
-            " 'swarmd[bitsandbytes]', or set model.dtype to 'auto'."
+            "model.dtype 'nf4' needs the library bitsandbytes, which is not installed here. Run"
+            f" `{command_for('bitsandbytes')}`, or set model.dtype to 'auto'."
         )
 
 

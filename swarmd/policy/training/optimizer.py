@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from swarmd.errors import SwarmdError
+from swarmd.errors import SwarmdError, command_for
 
 # Numbers of a 16-bit weight that are in float32 at once while they are stepped: 64 MiB.
 PIECE_NUMBERS: Final = 2**24
@@ -36,7 +36,7 @@ def require(kind: str) -> None:
     if kind == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
         raise NoOptimizer(
             "train.optimizer = 'adamw8bit' needs the library bitsandbytes, which is not installed here. "
-            "Run pip install 'swarmd[bitsandbytes]', or set train.optimizer = 'adamw'."
+            f"Run `{command_for('bitsandbytes')}`, or set train.optimizer = 'adamw'."
         )
 
 

@@ -11,7 +11,7 @@ from swarmd.lab import EXPERIMENTS
 from swarmd.lab.experiment import parse_experiment, read_experiment
 from swarmd.lab.judged import JudgedSwarm, judged_beside, judging
 from swarmd.lab.play import play
-from swarmd.lab.report import write_report
+from swarmd.lab.report import pictures_of, write_report
 from swarmd.lab.results import JUDGE, BadResults, Results, Run, judged
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
@@ -43,7 +43,7 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
     assert (found["swarm"]["round"], found["swarm"]["peers"]) == ([5, 10], [1, 1]) and found["solo"][
         "peers"
     ] == []
-    assert write_report(results).with_name("judge.png").exists()
+    assert write_report(results, pictures_of(results)).with_name("judge.png").exists()
     (results.folder / JUDGE).write_text("[")
     with pytest.raises(BadResults, match="damaged"):
         judged(results)

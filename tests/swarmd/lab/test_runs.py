@@ -23,7 +23,7 @@ from swarmd.config.own_strategy import load_take
 from swarmd.errors import ConfigError
 from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
-from swarmd.lab.report import facts, markdown, write_report
+from swarmd.lab.report import facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain, interval, roughness
@@ -164,7 +164,7 @@ def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
 
 
 def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
-    page = write_report(played).read_text()
+    page = write_report(played, pictures_of(played)).read_text()
     assert "://" not in page and 'src="data:' in page
     assert markdown(played).count("\n") == 3 and "| 1/1 |" in markdown(played)
     narrow = facts(played).splitlines()
@@ -191,7 +191,22 @@ def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(
     results.path(results.runs[0]).parent.mkdir(parents=True)
     lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
     results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert write_report(results).with_name("staleness.png").exists()
+    assert write_report(results, pictures_of(results)).with_name("staleness.png").exists()
+
+
+def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
+    played: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = played.folder / "report.html"
+    page.unlink(missing_ok=True)
+    assert main(["lab", "report", str(played.folder)]) == 0
+    assert "Run `pip install 'swarmd[plot]'`" in capsys.readouterr().err and "1/1" in page.read_text()
+    # Installed by uv as a tool, it has no pip
+    (tmp_path / "uv-receipt.toml").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert main(["lab", "report", str(played.folder)]) == 0
+    assert "Run `SWARMD_EXTRAS=plot packaging/install.sh`" in capsys.readouterr().err
 
 
 def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
