@@ -177,6 +177,7 @@ class Daemon:
         self._advised: set[str] = set()  # reasons whose remedy was shown
         self._nursery: trio.Nursery | None = None
         self._listens = trio.Event()  # set once others can reach us
+        self._stopping = False  # whether the trainer was asked to stop
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -438,24 +439,23 @@ class Daemon:
             "stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving"
         )
         self.view.status(self._document())
+        self._stopping = True
         self.child.stop()
+        assert self._nursery is not None
+        self._nursery.start_soon(self._kill_after_grace)
 
     async def _watch_signals(self, *, task_status: Started) -> None:
-        """Ask the trainer to stop on the first signal, and kill it on the second."""
+        """Ask the trainer to stop on a signal; where it was asked already, kill it."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started("")
-            stopping = False
             async for number in signals:
                 if number == signal.SIGINT:
                     self.exit_code = 130
-                if stopping:
+                if self._stopping:
                     self.child.kill()
                     continue
-                stopping = True
                 log.info("stopped by %s", signal.Signals(number).name)
                 self._stop(ASKED[signal.Signals(number)])
-                assert self._nursery is not None
-                self._nursery.start_soon(self._kill_after_grace)
 
     async def _kill_after_grace(self) -> None:
         await trio.sleep(GRACE_S)

@@ -5,6 +5,7 @@ Tested are what the trainer says of them, and what begins only when others can r
 
 import io
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.__main__ import NICE
+
+ALONE = {"swarm": {"engine": "none"}}
 
 
 @pytest.mark.slow
@@ -86,3 +89,25 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
         nursery.cancel_scope.cancel()
     (addresses,) = announced
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("patience", ["ends", "is ended by Ctrl-C"])
+async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str
+) -> None:
+    """As one that got a signal: a trainer may hang, and `swarmd stop` waits no longer than that takes."""
+    if patience == "ends":
+        monkeypatch.setattr(daemon_module, "GRACE_S", 0.01)
+    daemon, killed = (
+        Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO())),
+        trio.Event(),
+    )
+    async with trio.open_nursery() as nursery:
+        await daemon.startup(nursery)
+        daemon.child.ready, daemon.child.kill = True, killed.set  # type: ignore[method-assign]
+        await daemon._on_stop({})
+        if patience != "ends":
+            signal.raise_signal(signal.SIGINT)
+        with trio.fail_after(20):
+            await killed.wait()
+        nursery.cancel_scope.cancel()
