@@ -242,6 +242,8 @@ class Trainer:
             # The save before this one is durable now.
             self.durable = self.saved
         else:
+            # One begun when it was smaller may be under way, or have failed.
+            self._write_when_room(self.saver.settle)
             self._write_when_room(lambda: self.checkpoints.save(state, self.policy.files()))
             self.durable = self.round
         size = max(self.policy.state_bytes, self.checkpoints.size)

@@ -409,3 +409,32 @@ def test_a_large_policy_is_saved_before_the_next_round_begins(
         heard(daemon)
     assert begun == [0, 1] and disk.durable() == 2
     assert read_metrics(tmp_path / "metrics.jsonl")[1]["seconds"]["checkpoint"] >= disk.late
+
+
+def test_a_policy_that_has_become_large_is_not_saved_beside_a_save_under_way(
+    trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first update a policy has no moments, and may be small enough to be saved in a thread."""
+
+    class OneAtATime(SlowDisk):
+        now = most = 0
+
+        def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                return super().save(state, files)
+            finally:
+                self.now -= 1
+
+    with trainer_in(tmp_path, 0) as (trainer, _):
+        trainer.checkpoints = disk = OneAtATime(trainer.checkpoints.folder)
+        trainer.saver = Saver(disk)
+        trainer._one_round()
+        trainer._save()
+        assert disk.asked.wait(TIMEOUT_S)
+        monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
+        trainer._one_round()
+        threading.Timer(0.05, disk.let_go.set).start()
+        trainer._save()
+        assert (disk.most, disk.durable(), trainer.durable) == (1, 2, 2)
