@@ -17,6 +17,8 @@ from swarmd.errors import SwarmdError
 
 # What is kept of others for programs: less than a reply may have, as base64.
 KEPT_BYTES = 2 * 1024 * 1024
+# What a body's author, group and kind take beside it.
+ABOUT_BYTES = 256
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -51,9 +53,9 @@ class Programs:
 
     def put(self, received: ReceivedBody) -> None:
         self._kept.append(msgspec.structs.replace(received, heard=0))  # a program has rounds of its own
-        self._number, self._bytes = self._number + 1, self._bytes + len(received.body)
+        self._number, self._bytes = self._number + 1, self._bytes + ABOUT_BYTES + len(received.body)
         while self._bytes > KEPT_BYTES:
-            self._bytes -= len(self._kept.popleft().body)
+            self._bytes -= ABOUT_BYTES + len(self._kept.popleft().body)
 
     async def _on_settings(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         found = {"config": self._config.model_dump_json(), "peer_id": self._peer_id, "number": self._number}
