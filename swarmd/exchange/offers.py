@@ -85,27 +85,18 @@ class Offered:
 
 
 def encode(
-    rollouts: Sequence[Rollout],
-    round_number: int,
-    model: str,
-    specialties: Sequence[str],
-    encoded: Sequence[bytes] | None = None,
+    rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]
 ) -> tuple[list[bytes], list[bytes]]:
     """Encode offers, of at most OFFER_BYTES each, and the blobs that they name.
 
-    A rollout over the limits of a blob is left out.
-
-    encoded: the rollouts by `wire.encode_rollout`, where they are at hand. Raises ValueError on a specialty
-    that is not in the list.
+    A rollout over the limits of a blob is left out. Raises ValueError on a specialty that is not in the list.
     """
     blobs: list[bytes] = []
     items: list[_Item] = []
-    for rollout, alone in zip(rollouts, encoded or map(wire.encode_rollout, rollouts), strict=True):
-        content = _encoder.encode(
-            _Blob(public_key_of(rollout.author), wire.join([alone], round_number, model))
-        )
+    for rollout in rollouts:
+        content = _Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model))
         try:
-            blob = pack(content)
+            blob = pack(_encoder.encode(content))
         except ValueError:
             continue
         items.append((specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob)))

@@ -32,12 +32,11 @@ def share(
     """
     if not rollouts:
         return 0
-    encoded = [wire.encode_rollout(rollout) for rollout in rollouts]
-    body = wire.join(encoded, round_number, model)
+    body = wire.encode(rollouts, round_number, model)
     if len(body) <= whole and len(rollouts) <= wire.MAX_ROLLOUTS:
         sender.publish(wire.KIND, body)
         return len(rollouts)
-    bodies, blobs = offers.encode(rollouts, round_number, model, specialties, encoded)
+    bodies, blobs = offers.encode(rollouts, round_number, model, specialties)
     if len(blobs) < len(rollouts):
         log.warning(
             "%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens"

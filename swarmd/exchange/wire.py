@@ -76,20 +76,15 @@ def modality_of(kind: str) -> str | None:
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
     """Return one body. Receivers refuse more than MAX_ROLLOUTS."""
-    return join([encode_rollout(rollout) for rollout in rollouts], round_number, model)
-
-
-def encode_rollout(rollout: Rollout) -> bytes:
-    """Return a rollout as it stands in a body."""
-    completions = tuple(_Completion(c.text[:MAX_TEXT_CHARACTERS], c.ended) for c in rollout.completions)
-    return _encoder.encode(_Rollout(rollout.ref.specialty, rollout.ref.n, completions))
-
-
-def join(encoded: Sequence[bytes], round_number: int, model: str) -> bytes:
-    """Return the body of these encoded rollouts."""
-    return _encoder.encode(
-        (VERSION, round_number, model[:MAX_NAME_CHARACTERS], [msgspec.Raw(rollout) for rollout in encoded])
+    parts = tuple(
+        _Rollout(
+            rollout.ref.specialty,
+            rollout.ref.n,
+            tuple(_Completion(c.text[:MAX_TEXT_CHARACTERS], c.ended) for c in rollout.completions),
+        )
+        for rollout in rollouts
     )
+    return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME_CHARACTERS], parts))
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
