@@ -80,9 +80,6 @@ class Holders(Generic[K]):
         group = self._groups.most()
         return next(iter(self._entries[(group, self._authors[group].most())]))
 
-    def __len__(self) -> int:
-        return len(self._owners)
-
 
 MAX_FRAMES = 1024
 MAX_BYTES = 32 * 1024 * 1024

@@ -148,7 +148,7 @@ class Gatherer:
         fetched, sent = self._member.fetcher.received, self._member.server.sent
         aside = self._serving.aside(self._clock())
         return {
-            "on_offer": len(self._board),
+            "on_offer": len(self._board.offered),
             "fetched": self.gathered,
             "missed": self.missed,
             "set_aside": aside,

@@ -17,7 +17,7 @@ so a copy of another's offer leads to that author's blob, and earns nothing.
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
@@ -185,10 +185,6 @@ Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]
 """(offers, count, rng): at most `count` of the offers, none twice."""
 
 
-def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
-    return rng.sample(offered, min(count, len(offered)))
-
-
 class Board:
     """Holds the offers that we know.
 
@@ -211,7 +207,7 @@ class Board:
         self._trainable = trainable
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
         self.round = 0  # the trainer's round; 0: not known yet
-        self._offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
+        self.offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
         self._holders: Holders[bytes] = Holders()
         self._taken: Latest[bytes, None] = Latest(MAX_TAKEN)  # chosen ids, oldest first
@@ -220,23 +216,23 @@ class Board:
         """Put up those that are for training. Returns how many they are."""
         good = [item for item in offered if self._trainable(item.ref)]
         for item in good:
-            if item.id in self._taken or item.id in self._offered:
+            if item.id in self._taken or item.id in self.offered:
                 continue
             if len(mine := self._authors.get(item.author, ())) >= self._per_author:
                 self._drop(next(iter(mine)))
-            self._offered[item.id] = replace(item, round=self.round)
+            self.offered[item.id] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.id] = None
             self._holders.add(item.id, item.author, item.group)
-            if len(self._offered) > self._in_all:
+            if len(self.offered) > self._in_all:
                 self._drop(self._holders.excess())
         return len(good)
 
-    def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
+    def choose(self, count: int, rng: random.Random, choice: Choice) -> Sequence[Offered]:
         """Choose offers and take them off the board.
 
         Of offers with the same author and task only one is considered.
         """
-        distinct = {(item.author, item.ref): item for item in self._offered.values()}
+        distinct = {(item.author, item.ref): item for item in self.offered.values()}
         chosen = choice(list(distinct.values()), max(0, count), rng)
         for item in chosen:
             self._drop(item.id)
@@ -260,28 +256,22 @@ class Board:
         round.
         """
         if self.round == 0 or round_number < self.round:
-            self._offered = OrderedDict(
-                (name, replace(i, round=heard_in(i.round, round_number))) for name, i in self._offered.items()
+            self.offered = OrderedDict(
+                (name, replace(i, round=heard_in(i.round, round_number))) for name, i in self.offered.items()
             )
         self.round = round_number
-        while self._offered and too_old(
-            next(iter(self._offered.values())).round, self.round + 1, self._kept_rounds
+        while self.offered and too_old(
+            next(iter(self.offered.values())).round, self.round + 1, self._kept_rounds
         ):
-            self._drop(next(iter(self._offered)))
+            self._drop(next(iter(self.offered)))
 
     def too_old(self, item: Offered) -> bool:
         """Return whether a chosen rollout is too old to train on."""
         return too_old(item.round, self.round, self._kept_rounds)
 
     def _drop(self, name: bytes) -> None:
-        item = self._offered.pop(name)
+        item = self.offered.pop(name)
         self._holders.remove(name)
         del self._authors[item.author][name]
         if not self._authors[item.author]:
             del self._authors[item.author]
-
-    def __len__(self) -> int:
-        return len(self._offered)
-
-    def __iter__(self) -> Iterator[Offered]:
-        return iter(self._offered.values())

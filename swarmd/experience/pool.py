@@ -203,7 +203,7 @@ class Pool:
         holders: Holders[Key] = Holders()
         for key in self._kept:
             holders.add(key, key[0], self._author_of(key[0]).group)
-        while len(holders) > self.capacity:
+        while len(self._kept) > self.capacity:
             excess = holders.excess()
             holders.remove(excess)
             del self._kept[excess]

@@ -65,7 +65,7 @@ class Uncapped(OfferChoice[offers.Offered]):
     def __call__(
         self, offered: Sequence[offers.Offered], count: int, rng: random.Random
     ) -> Sequence[offers.Offered]:
-        return offers.uniform(offered, count, rng)
+        return rng.sample(offered, min(count, len(offered)))
 
 
 def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) -> Party:

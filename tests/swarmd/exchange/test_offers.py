@@ -1,6 +1,7 @@
 """What is offered is what arrives, malformed offers are refused, and the board is bounded."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -147,6 +148,10 @@ def offered(author: PeerId, n: int, name: int | None = None, group: str = "") ->
     )
 
 
+def uniform(items: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
+    return rng.sample(items, min(count, len(items)))
+
+
 def board(**options: Any) -> Board:
     made = Board(lambda ref: ref.n < 1000, kept_rounds=options.pop("kept_rounds", 2), **options)
     made.begin(1)
@@ -157,22 +162,22 @@ def test_a_chosen_offer_is_not_chosen_again() -> None:
     on_offer, rng = board(), random.Random(0)
     items = [offered(ME, n) for n in range(6)]
     assert on_offer.add(items) == 6
-    first = on_offer.choose(4, rng)
+    first = on_offer.choose(4, rng, uniform)
     on_offer.add(items)  # offered again
-    second = on_offer.choose(4, rng)
+    second = on_offer.choose(4, rng, uniform)
     assert len(first) == 4 and sorted(o.id for o in [*first, *second]) == [o.id for o in items]
-    assert not on_offer.choose(4, rng) and not len(on_offer)
+    assert not on_offer.choose(4, rng, uniform) and not len(on_offer.offered)
 
 
 def test_one_rollout_is_chosen_of_each_author_and_task() -> None:
     on_offer = board()
     on_offer.add([offered(ME, 1, name=1), offered(ME, 1, name=2), offered(OTHER, 1, name=3)])
-    assert sorted(o.author for o in on_offer.choose(9, random.Random(0))) == sorted([ME, OTHER])
+    assert sorted(o.author for o in on_offer.choose(9, random.Random(0), uniform)) == sorted([ME, OTHER])
 
 
 def test_offers_that_are_not_for_training_are_ignored() -> None:
     on_offer = board()
-    assert on_offer.add([offered(ME, 1), offered(ME, 1000)]) == 1 and len(on_offer) == 1
+    assert on_offer.add([offered(ME, 1), offered(ME, 1000)]) == 1 and len(on_offer.offered) == 1
 
 
 def test_old_offers_are_taken_down() -> None:
@@ -181,7 +186,7 @@ def test_old_offers_are_taken_down() -> None:
     on_offer.begin(on_offer.round + 1)
     on_offer.add([offered(ME, 2)])
     on_offer.begin(on_offer.round + 1)
-    assert [o.ref.n for o in on_offer] == [2]
+    assert [o.ref.n for o in on_offer.offered.values()] == [2]
 
 
 def test_where_the_trainer_starts_again_from_an_earlier_round_offers_count_as_of_that() -> None:
@@ -191,16 +196,16 @@ def test_where_the_trainer_starts_again_from_an_earlier_round_offers_count_as_of
     on_offer.begin(91)
     on_offer.add([offered(ME, 2)])
     on_offer.begin(40)
-    assert [(o.ref.n, o.round) for o in on_offer] == [(1, 40), (2, 40)]
+    assert [(o.ref.n, o.round) for o in on_offer.offered.values()] == [(1, 40), (2, 40)]
     on_offer.begin(42)
-    assert not len(on_offer)
+    assert not len(on_offer.offered)
 
 
 def test_what_was_chosen_keeps_the_age_of_its_offer() -> None:
     on_offer = board(kept_rounds=2)
     on_offer.add([offered(ME, 1)])
     on_offer.begin(on_offer.round + 1)
-    (item,) = on_offer.choose(1, random.Random(0))
+    (item,) = on_offer.choose(1, random.Random(0), uniform)
     assert on_offer.round - item.round == 1
     ages = {}
     for _ in range(2):
@@ -213,34 +218,39 @@ def test_an_author_pushes_out_only_its_own_oldest() -> None:
     on_offer = board(per_author=3)
     on_offer.add([offered(OTHER, 500)])
     on_offer.add([offered(ME, n) for n in range(10)])
-    assert [(o.author, o.ref.n) for o in on_offer] == [(OTHER, 500), (ME, 7), (ME, 8), (ME, 9)]
+    assert [(o.author, o.ref.n) for o in on_offer.offered.values()] == [
+        (OTHER, 500),
+        (ME, 7),
+        (ME, 8),
+        (ME, 9),
+    ]
 
 
 def test_the_board_is_bounded() -> None:
     on_offer = board(in_all=5)
     on_offer.add([offered(PeerId(str(n)), n) for n in range(9)])
-    assert [o.ref.n for o in on_offer] == [4, 5, 6, 7, 8]
+    assert [o.ref.n for o in on_offer.offered.values()] == [4, 5, 6, 7, 8]
 
 
 def test_a_crowd_in_few_groups_does_not_push_out_the_others() -> None:
     on_offer = Board(lambda _: True, kept_rounds=2, in_all=40)
     on_offer.add([offered(PeerId(f"friend {n}"), n) for n in range(20)])
     on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n, group="rack") for n in range(1000)])
-    assert [o.ref.n for o in on_offer] == [*range(20), *range(980, 1000)]
+    assert [o.ref.n for o in on_offer.offered.values()] == [*range(20), *range(980, 1000)]
     on_offer.add([offered(PeerId(f"friend {n}"), n, name=2000 + n) for n in range(20)])
-    assert sum(o.author.startswith("sybil") for o in on_offer) < 3
+    assert sum(o.author.startswith("sybil") for o in on_offer.offered.values()) < 3
 
 
 def test_the_first_who_offers_an_id_keeps_it_until_it_proves_to_be_anothers() -> None:
     on_offer = board()
     for author in (ME, OTHER):
         on_offer.add([offered(author, 1)])
-    (item,) = on_offer.choose(9, random.Random(0))
+    (item,) = on_offer.choose(9, random.Random(0), uniform)
     on_offer.add([offered(OTHER, 1)])
-    assert item.author == ME and not len(on_offer)
+    assert item.author == ME and not len(on_offer.offered)
     on_offer.reopen(item)
     on_offer.add([offered(OTHER, 1)])
-    assert [o.author for o in on_offer] == [OTHER]
+    assert [o.author for o in on_offer.offered.values()] == [OTHER]
 
 
 @given(st.binary(max_size=200))
@@ -255,6 +265,6 @@ def test_the_choice_is_uniform_over_rollouts() -> None:
     for seed in range(600):
         on_offer = board()
         on_offer.add([offered(ME, 1), offered(OTHER, 2), offered(THIRD, 3), offered(THIRD, 4)])
-        for item in on_offer.choose(2, random.Random(seed)):
+        for item in on_offer.choose(2, random.Random(seed), uniform):
             counts[item.author] += 1
     assert abs(counts[ME] - 300) < 50 and abs(counts[OTHER] - 300) < 50 and abs(counts[THIRD] - 600) < 70

@@ -13,10 +13,11 @@ from p2p.blobs.fetch import HolderReply
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
-from swarmd.exchange.offers import Offered, uniform
+from swarmd.exchange.offers import Offered
 from swarmd.exchange.serving import FIRST_ASIDE_S, HARD, SOFT, STRANGERS_CREDIT, Serving
 from swarmd.types import Lead, TaskRef
 from tests.swarmd.exchange.test_gathering import Party, engine_of, join, joined, running, settled
+from tests.swarmd.exchange.test_offers import uniform
 
 A, B = PeerId("a"), PeerId("b")
 
