@@ -16,7 +16,13 @@ LEAST_S = 0.001
 
 
 class Traffic:
-    """Counters of one node's engine. up, down: at most so many bytes a second; None: no limit."""
+    """Counters of one node's engine, and the gates of what it sends and reads.
+
+    Bytes wait at `sending` before they are sent, and at `reading` once they are read: the other side then
+    slows down, by TCP's own means.
+
+    up, down: at most so many bytes a second; None: no limit.
+    """
 
     def __init__(self, up: float | None = None, down: float | None = None) -> None:
         self.up = self.down = 0  # bytes, so far
@@ -26,7 +32,7 @@ class Traffic:
 
     def limit(self, up: float | None, down: float | None) -> None:
         """Set other limits. Whoever waits already waits as long as before."""
-        self._sending, self._reading = _RateGate(up), _RateGate(down)
+        self.sending, self.reading = RateGate(up), RateGate(down)
 
     def count(self, up: int = 0, down: int = 0) -> None:
         self.up, self.down = self.up + up, self.down + down
@@ -38,19 +44,8 @@ class Traffic:
         """Call on_stop once so many more bytes were counted."""
         self._stop_at, self._on_stop = self.up + self.down + size, on_stop
 
-    async def before_sending(self, size: int) -> None:
-        """Wait until so many bytes may be sent."""
-        await self._sending.wait(size)
 
-    async def after_reading(self, size: int) -> None:
-        """Wait as long as so many bytes should have taken.
-
-        The other side then slows down, by TCP's own means.
-        """
-        await self._reading.wait(size)
-
-
-class _RateGate:
+class RateGate:
     """One token bucket that all connections share; whoever comes first is served first.
 
     rate: None never waits.

@@ -77,7 +77,7 @@ class CountedSocket:
         data = bytes(await self._stream.read(n))
         self._traffic.count(down=len(data))
         self.heard_at = math.inf
-        await self._traffic.after_reading(len(data))
+        await self._traffic.reading.wait(len(data))
         self.heard_at = trio.current_time()
         return data
 
@@ -161,7 +161,7 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         while at < len(data):
             piece = data[at : at + min(MAX_PAYLOAD_BYTES, await self._room())]
             if not self.paid:
-                await self.conn.traffic.before_sending(HEADER_SIZE + len(piece))
+                await self.conn.traffic.sending.wait(HEADER_SIZE + len(piece))
             await super().write(piece)
             at += len(piece)
 

@@ -205,7 +205,7 @@ async def limited(
     for muxer in (ours, theirs):
         nursery.start_soon(muxer.start)
         await muxer.event_started.wait()
-    await traffic.before_sending(1000)
+    await traffic.sending.wait(1000)
     out = await ours.open_stream()
     return ends[0], out, await theirs.accept_stream(), theirs
 

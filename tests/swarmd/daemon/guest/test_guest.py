@@ -252,7 +252,7 @@ async def test_a_changed_rate_acts_at_once(tmp_path: Path, autojump_clock: trio.
     node = Played(tmp_path)
     node.guest.keep_to(LimitsConfig(up="10 kB/s"))
     begun = trio.current_time()
-    await node.traffic.before_sending(30_000)
+    await node.traffic.sending.wait(30_000)
     assert 1.9 < trio.current_time() - begun < 3.1
 
 

@@ -26,17 +26,17 @@ async def test_a_rate_is_kept_by_all_connections_together(autojump_clock: Any) -
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
         for size in (10, 5000, 1, 989, 4000):
-            nursery.start_soon(traffic.before_sending, size)
-            nursery.start_soon(traffic.after_reading, 10**9)
+            nursery.start_soon(traffic.sending.wait, size)
+            nursery.start_soon(traffic.reading.wait, 10**9)
     assert 9.0 <= trio.current_time() - begun <= 9.1  # a second's worth goes at once
 
 
 async def test_whoever_is_cancelled_while_it_waits_holds_nobody_up(autojump_clock: Any) -> None:
     traffic = Traffic(up=1000.0)
     with trio.move_on_after(5):
-        await traffic.before_sending(10**6)
+        await traffic.sending.wait(10**6)
     begun = trio.current_time()
-    await traffic.before_sending(100)
+    await traffic.sending.wait(100)
     assert trio.current_time() - begun < 1.5
 
 
