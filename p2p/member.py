@@ -144,7 +144,7 @@ class Member:
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
         # JUDGES and USED are added by whoever has an answer.
-        self.answers: dict[PeerRequest, Answer] = {
+        self.answers: dict[int, Answer] = {
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.TWINS: TwinCards(clock),
@@ -227,10 +227,8 @@ class Member:
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
         """Answer a peer's question; an unknown one gets an empty answer. The engine calls this."""
-        for request, answer in self.answers.items():
-            if request.content(question) is not None:
-                return answer(peer, question)
-        return b""
+        answer = self.answers.get(question[0]) if question else None
+        return answer(peer, question) if answer is not None else b""
 
     def publish(self, kind: str, body: bytes) -> None:
         """Sign a body and send it.

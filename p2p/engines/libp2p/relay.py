@@ -119,6 +119,9 @@ class Relay:
         self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
         self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
         self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
+        self._limit = Limit(
+            duration=int(limits.seconds), data=limits.size
+        )  # of a circuit, as askers are told
         self._bytes = TokenBucket(limits.rate, float(limits.size), trio.current_time())
 
     async def handle(self, stream: Any) -> None:
@@ -165,16 +168,13 @@ class Relay:
             stream,
             StatusCode.OK,
             reservation=Reservation(expire=int(until), addrs=addresses),
-            limit=self._limit(),
+            limit=self._limit,
         )
 
     def _holds(self, peer: Any, now: float) -> bool:
         """Return whether the peer's reservation holds; it ends with the peer's own connection."""
         until, _ = self._reserved.get(peer, (0.0, ""))
         return until > now and bool(direct(self._network.get_connections(peer)))
-
-    def _limit(self) -> Limit:
-        return Limit(duration=int(self._limits.seconds), data=self._limits.size)
 
     async def _connect(self, stream: Any, target: Any, machine: str) -> None:
         if not self._holds(target, self._clock()):
@@ -186,7 +186,7 @@ class Relay:
         ask = StopMessage(
             type=StopMessage.CONNECT,
             peer=PeerMessage(id=stream.muxed_conn.peer_id.to_bytes()),
-            limit=self._limit(),
+            limit=self._limit,
         )
         with counted(self._circuits, (machine, target)):
             found = await hail(self._host, target, STOP, ask)
@@ -195,7 +195,7 @@ class Relay:
                 return
             there, _ = found
             try:
-                await _answer(stream, StatusCode.OK, limit=self._limit())
+                await _answer(stream, StatusCode.OK, limit=self._limit)
                 await self._carry(IncomingStream(stream), IncomingStream(there))
             finally:
                 await end(there)
