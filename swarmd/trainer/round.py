@@ -44,8 +44,8 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
         received, rejected = parts.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
         # Rewards are ours, never the author's.
-        theirs = score_others(t, parts, received) if parts.external and parts.trains else []
-    fresh = take_in(t, parts, local, theirs)
+        heard = score_others(t, parts, received) if parts.external and parts.trains else []
+    theirs, fresh = take_in(t, parts, local, heard)
     # This adds nothing, unless replay is on.
     parts.pool.add_own(local)
 
@@ -136,19 +136,23 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         Scored(rollout, task.question, r, heard_in(rollout.heard, t))
         for (rollout, task), r in zip(known, rewards, strict=True)
     ]
-    return [parts.sharing.judged(_trained_part(parts, s)) for s in scored]
+    return [_trained_part(parts, s) for s in scored]
 
 
-def take_in(t: int, parts: ReceivingParts, local: Sequence[Scored], theirs: Sequence[Scored]) -> int:
+def take_in(
+    t: int, parts: ReceivingParts, local: Sequence[Scored], heard: Sequence[Scored]
+) -> tuple[list[Scored], int]:
     """Put others' scored rollouts into the pool, and charge authors of useless ones.
 
-    Returns how many were new.
+    Returns them in the groups that give their advantages, and how many were new.
     """
-    parts.sharing.saw(local, theirs, t)
+    theirs = [parts.sharing.judged(s) for s in heard]
+    # How others do is told by what they sent alone: a single answer's group has ours in it.
+    parts.sharing.saw(local, heard, t)
     parts.pool.forget(t)
     earned = useful(theirs, [*parts.pool, *local])
     parts.swarm.charge(parts.useless.charge(theirs, earned))
-    return parts.pool.add(theirs)
+    return theirs, parts.pool.add(theirs)
 
 
 def _scored_part(parts: ReceivingParts, rollout: Rollout) -> Rollout:

@@ -173,6 +173,8 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
         min(of) > 0.25 for of in trained.values()
     )
     assert report.zero_advantage_dropped == 3 - len(trained)
+    # Three of four: ours beside a single one, which give it an advantage, are none of theirs.
+    assert node.sharing.others.overall == pytest.approx(0.75, abs=0.01)
 
 
 def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
