@@ -229,7 +229,9 @@ class Circuits:
                     or trio.current_time() - asked >= ASK_EVERY_S
                     or self._met_by_another_kind()
                 ):
-                    asked, dialable = trio.current_time(), await self._dialable()
+                    asked, told = trio.current_time(), await self._dialable()
+                    # Members that can say nothing now take no relay from us.
+                    dialable = dialable if told is None else told
             before = self.addresses()
             await self._reserve_where_due(wanted=dialable is False)
             if self.addresses() != before:

@@ -5,7 +5,7 @@ Across NATs: tests/p2p/nat. Its rate: tests/p2p/engines/test_slow_lines.py.
 
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -231,31 +231,63 @@ async def test_frequent_and_banned_askers_are_refused() -> None:
         assert (await those.ask(home, HopMessage(type=HopMessage.STATUS)))[0] is StatusCode.PERMISSION_DENIED
 
 
-async def test_relays_that_refuse_keep_nobody_from_asking_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members say that nobody can dial us; the relays that we know longest have no place left."""
-    monkeypatch.setattr(circuits, "ASK_FIRST_S", 0.0)
-    monkeypatch.setattr(circuits, "TICK_S", 0.05)
+@asynccontextmanager
+async def behind_nat(
+    monkeypatch: pytest.MonkeyPatch, home: Any, *relays: Any, says: Callable[[], Outcome]
+) -> AsyncIterator[Circuits]:
+    """Run the circuits of a host that knows these relays, and whom members answer in this way."""
+    for name, seconds in {
+        "ASK_FIRST_S": 0.0,
+        "ASK_AGAIN_S": 0.05,
+        "ASK_EVERY_S": 0.05,
+        "TICK_S": 0.05,
+    }.items():
+        monkeypatch.setattr(circuits, name, seconds)
 
     async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        return bytes([Outcome.NOT_REACHED, 11, 0, 0, 1])
+        return bytes([says(), 11, 0, 0, 1])
 
     async def reach(peer: PeerId) -> bool:
         return False
 
+    book = AddressBook(PeerId(str(home.get_id())), bytes(16))
+    for host in relays:
+        info = PeerInfo(host.get_id(), host.get_transport_addrs())
+        book.pin(PeerId(str(info.peer_id)), parse_listen(str(info.addrs[0])))
+        await home.connect(info)
+    listen = [parse_listen("/ip4/127.0.0.1/tcp/4001")]
+    found = Circuits(home, book, ask, reach, lambda peer: False, listen, time.time)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(found.keep)
+        await until(found.addresses, SECONDS)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+async def test_relays_that_refuse_keep_nobody_from_asking_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relays that we know longest have no place left."""
     async with net() as free, net(reservations=0) as full:
         home, second = await full.peer(), await full.relay()
-        book = AddressBook(PeerId(str(home.get_id())), bytes(16))
-        for host in (full.host, second, free.host):
-            info = PeerInfo(host.get_id(), host.get_transport_addrs())
-            book.pin(PeerId(str(info.peer_id)), parse_listen(str(info.addrs[0])))
-            await home.connect(info)
-        listen = [parse_listen("/ip4/127.0.0.1/tcp/4001")]
-        found = Circuits(home, book, ask, reach, lambda peer: False, listen, time.time)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(found.keep)
-            await until(found.addresses, SECONDS)
+        relays = (full.host, second, free.host)
+        async with behind_nat(monkeypatch, home, *relays, says=lambda: Outcome.NOT_REACHED) as found:
             assert str(free.host.get_id()) in found.addresses()[0]
-            nursery.cancel_scope.cancel()
+
+
+async def test_a_relay_is_kept_while_members_cannot_say_whether_we_can_be_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They dial a few at a time, and refuse the rest."""
+    said = [Outcome.NOT_REACHED]
+
+    def says() -> Outcome:
+        said.append(Outcome.REFUSED)
+        return said[-2]
+
+    async with net() as those:
+        home = await those.peer()
+        async with behind_nat(monkeypatch, home, those.host, says=says) as found:
+            await until(lambda: len(said) > 5, SECONDS)
+            assert found.addresses()
 
 
 async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.Nursery) -> None:
