@@ -13,6 +13,7 @@ from libp2p.kad_dht import kad_dht, peer_routing, provider_store
 from libp2p.kad_dht.common import BUCKET_SIZE
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore
 from libp2p.records.validator import NamespacedValidator
@@ -27,6 +28,8 @@ MAX_ADDRESSES = 16
 MAX_PROTOCOLS = 64
 # Bytes of one address (one through a relay has 104 at most), and letters of a protocol's name.
 MAX_LENGTH = 128
+# Bytes of a peer id: those of Ed25519 and RSA keys have fewer than 42.
+MAX_ID_BYTES = 64
 # A peer's signed addresses.
 MAX_RECORD_BYTES = 2048
 
@@ -101,7 +104,21 @@ MAX_KEYS = 1024
 # Another may take the place of a provider that was silent for so long; members announce each half hour.
 SILENT_S = 3600.0
 
+
+class BoundedId(ID):  # type: ignore[misc]  # the library is not typed for us
+    """A peer id that was named in a message. Raises ValueError where it is longer than any.
+
+    An id is made text for the log, and base58 takes a minute for one that fills a message.
+    """
+
+    def __init__(self, peer_id_bytes: bytes) -> None:
+        if len(peer_id_bytes) > MAX_ID_BYTES:
+            raise ValueError(f"a peer id of {len(peer_id_bytes)} bytes")
+        super().__init__(peer_id_bytes)
+
+
 for module in (kad_dht, peer_routing, provider_store):
+    module.ID = BoundedId
     module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE_BYTES  # the library takes 4 MiB
 
 

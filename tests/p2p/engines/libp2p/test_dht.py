@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import base58
 import pytest
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -18,7 +19,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
-from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
+from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_ID_BYTES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from swarmd.testing import until
@@ -163,6 +164,58 @@ async def test_a_provider_that_stopped_makes_room_and_one_that_goes_on_stays() -
     providers.providers[KEY][str(peers[0])].timestamp -= SILENT_S + 1
     providers.add_provider(KEY, PeerInfo(peers[-1], addresses(1)))
     assert [info.peer_id for info in providers.get_providers(KEY)] == [*peers[1:-2], peers[-1]]
+
+
+LONG = b"\x00\xa0\x1f" + bytes(4000)  # as an id: one of 190 KB kept a node busy for a minute
+LIAR = Message.Peer(id=LONG, addrs=[addresses(1)[0].to_bytes()])
+
+
+@pytest.fixture
+def made_text(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each id that was made text, which takes time that goes with their square."""
+    made, encode = [0], base58.b58encode
+
+    def noted(data: bytes) -> bytes:
+        made.append(len(data))
+        return encode(data)
+
+    monkeypatch.setattr(base58, "b58encode", noted)
+    return made
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(type=Message.MessageType.ADD_PROVIDER, key=KEY, providerPeers=[LIAR]),
+        Message(type=Message.MessageType.FIND_NODE, key=LONG),
+        Message(type=Message.MessageType.GET_PROVIDERS, key=LONG),
+    ],
+    ids=["provider", "node", "key"],
+)
+async def test_no_long_id_that_a_peer_names_is_made_text(
+    message: Message, made_text: list[int], nursery: trio.Nursery
+) -> None:
+    _, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        await ask(stack, target, message)
+        assert max(made_text) <= MAX_ID_BYTES
+
+
+async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nursery: trio.Nursery) -> None:
+    asked = trio.Event()
+
+    async def answer(stream: Any) -> None:
+        question = Message()
+        question.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
+        reply = Message(type=question.type, key=question.key, providerPeers=[LIAR], closerPeers=[LIAR])
+        await stream.write(encode_varint_prefixed(reply.SerializeToString()))
+        asked.set()
+
+    member, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, _):
+        stack.host.set_stream_handler(PROTOCOL_ID, answer)
+        assert await engine.find(member.topic) == [] and asked.is_set()
+        assert max(made_text) <= MAX_ID_BYTES
 
 
 async def test_streams_without_a_question_take_no_place_from_others(nursery: trio.Nursery) -> None:
