@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 import psutil
@@ -19,6 +19,7 @@ import trio
 
 from p2p import durable
 from p2p.engines.traffic import Traffic
+from p2p.member import Member
 from swarmd import link
 from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
@@ -49,13 +50,6 @@ PAUSE_FILE: Final = "pause.json"
 REMEDY: Final = "swarmd resume"
 
 
-class Leaves(Protocol):
-    """The part of `Member` that is used here."""
-
-    def leave(self) -> None: ...
-    def come_back(self) -> None: ...
-
-
 class Guest:
     """Keeps the node to its limits and pauses it.
 
@@ -67,7 +61,7 @@ class Guest:
         config: NodeConfig,
         folder: Path,
         traffic: Traffic,
-        member: Leaves,
+        member: Member,
         tell: Callable[[link.ToTrainer], None],
         talk: Callable[[str], None],
         clock: Callable[[], float] = time.time,
