@@ -48,7 +48,7 @@ from swarmd.daemon.page.comparison import Comparison
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.publishing import Publisher
 from swarmd.daemon.trainer_process import TrainerChild, run_tracker
-from swarmd.daemon.watchdog import Stuck
+from swarmd.daemon.watchdog import Stuck, Watchdog
 from swarmd.errors import SwarmdError
 from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
@@ -144,6 +144,7 @@ class Daemon:
             self._on_trainer_message,
             self._on_trainer_exit,
             self._on_trainer_stuck,
+            Watchdog(pace=config.round.pace),
         )
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE, KEPT_REWARDS))

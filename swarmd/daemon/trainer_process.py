@@ -56,7 +56,7 @@ class TrainerChild:
             on_death,
             on_stuck,
         )
-        self._watchdog = watchdog or Watchdog()
+        self.watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
         # Why it ended, where we know more than its exit status.
         self._ending = ""
@@ -76,7 +76,7 @@ class TrainerChild:
 
         What a dead trainer did not read goes to the next one.
         """
-        self._watchdog.note_sent(message)
+        self.watchdog.note_sent(message)
         self._outbox.put(message)
         self._wake.set()
 
@@ -196,15 +196,15 @@ class TrainerChild:
                     return
                 for message in messages:
                     self._note(message)
-                    self._watchdog.note_received(message)
+                    self.watchdog.note_received(message)
                     self.on_message(message)
 
     async def _watch(self, pid: int) -> None:
-        self._watchdog.started(trio.current_time())
+        self.watchdog.started(trio.current_time())
         while True:
             await trio.sleep(CHECK_EVERY_S)
             _keep_short(self.log_file)
-            stuck = self._watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
+            stuck = self.watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
             if stuck != self._stuck:
                 self._stuck = stuck
                 self.on_stuck(stuck)

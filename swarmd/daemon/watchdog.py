@@ -41,10 +41,13 @@ class Stuck:
 
 
 class Watchdog:
-    """Watches the trainers of one daemon, one after the other."""
+    """Watches the trainers of one daemon, one after the other.
 
-    def __init__(self, limits: StuckLimits = StuckLimits()) -> None:
-        self._limits = limits
+    pace: `round.pace`, seconds of which a loop may rest between two rounds.
+    """
+
+    def __init__(self, limits: StuckLimits = StuckLimits(), pace: float = 0.0) -> None:
+        self._limits, self._pace = limits, pace
         self._rounds: deque[float] = deque(maxlen=_RECENT_ROUNDS)  # seconds
         self._looked = 0.0
         self.started(0.0)
@@ -103,10 +106,10 @@ class Watchdog:
 
     def _hanging(self) -> Stuck | None:
         limits, slowest = self._limits, max(self._rounds, default=0.0)
-        enough = max(limits.hanging, limits.rounds * slowest)
+        enough = self._pace + max(limits.hanging, limits.rounds * slowest)
         if not self._rounds or self._without_round < enough:
             return None
-        end = max(limits.hanging_end, limits.rounds_end * slowest)
+        end = self._pace + max(limits.hanging_end, limits.rounds_end * slowest)
         return Stuck(
             f"no round has ended for over {_minutes(enough)}; the slowest of late took {slowest:.1f} s",
             f"look into trainer.log; after {_minutes(end)} without a round it is killed and starts again",

@@ -1,5 +1,6 @@
 """A trainer that is stuck is told from one that is slow, from a paused one, and from a machine that slept."""
 
+import io
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -11,7 +12,9 @@ import trio
 
 from p2p.identity import Identity
 from swarmd import link
+from swarmd.cli.views.plain import PlainView
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.daemon import Daemon as Node
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
 from swarmd.state.logs import LOG_BYTES
@@ -25,8 +28,8 @@ TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.Round
 class Daemon:
     """A daemon that checks its trainer each second; messages arrive at the second they are filed under."""
 
-    def __init__(self) -> None:
-        self.dog, self.now = Watchdog(), 1000.0
+    def __init__(self, dog: Watchdog | None = None) -> None:
+        self.dog, self.now = dog or Watchdog(), 1000.0
         self.dog.started(self.now)
 
     def wait(
@@ -75,6 +78,20 @@ def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(d
 def test_a_trainer_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
     assert daemon.wait(60) is not None
     assert daemon.wait(1, 1, [ALIVE]) is None
+
+
+def test_a_node_that_rests_between_rounds_is_not_stuck_and_one_that_hangs_still_is(tmp_path: Path) -> None:
+    config = NodeConfig.model_validate({"round": {"pace": 3600}, "swarm": {"engine": "none"}})
+    daemon = Daemon(Node(config, tmp_path, PlainView(io.StringIO())).child.watchdog)
+    for _ in range(2):
+        daemon.dog.note_received(TRAINING)
+        assert daemon.wait(20, 5, [ALIVE]) is None
+        daemon.dog.note_received(ROUND)
+        assert daemon.wait(3590, 2, [ALIVE]) is None
+        daemon.dog.started(daemon.now)  # its first rest, each time
+    daemon.dog.note_received(TRAINING)
+    end = daemon.wait(10 * 3600, 2, [ALIVE])
+    assert end is not None and end.hopeless
 
 
 def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
