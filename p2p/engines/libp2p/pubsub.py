@@ -11,13 +11,16 @@ from typing import Any
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.pb.rpc_pb2 import ControlIWant
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
+from libp2p.pubsub.utils import safe_bytes_from_hex
 
 from p2p.admission.reputation import GRAYLIST_THRESHOLD
 from p2p.engines.libp2p.metering import BROKEN, ENTRY_COST, MESSAGES, READ_COST, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct, remote
 from p2p.engines.libp2p.rpcs import (
+    MAX_BYTES,
     MAX_RPC_BYTES,
     CheckQueue,
     Ingress,
@@ -368,6 +371,18 @@ class Router(GossipSub):  # type: ignore[misc]
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
         await super().emit_iwant(msg_ids[:MAX_WANTED], to_peer)
+
+    async def handle_iwant(self, iwant_msg: Any, sender_peer_id: Any) -> None:
+        """Give no more than waits for one neighbour.
+
+        The library copies a message as often as it is named, before the queue takes a few of the copies.
+        """
+        wanted, size = list[bytes](), 0
+        for name in iwant_msg.messageIDs[:MAX_WANTED]:
+            if (found := self.mcache.get(safe_bytes_from_hex(name))) is not None:
+                size += found.ByteSize()
+                wanted += [name] if size <= MAX_BYTES else []
+        await super().handle_iwant(ControlIWant(messageIDs=wanted), sender_peer_id)
 
     async def tidy(self) -> None:
         """Trim the router's records now and then.

@@ -29,6 +29,7 @@ from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.network import LimitedNetwork
 from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.request_response import SERVED_EACH
+from p2p.engines.libp2p.rpcs import MAX_BYTES
 from p2p.engines.libp2p.stack import MAX_STREAMS, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
@@ -175,6 +176,33 @@ async def test_malformed_bytes_of_a_peer_break_nothing(
     assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
     await heard(b, a)
     await heard(a, b)
+
+
+async def test_a_message_that_is_asked_for_a_thousand_times_is_not_copied_as_often(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """A large one filled the memory: its copies were made before the queue took a few of them."""
+    from libp2p.pubsub.pb import rpc_pb2
+
+    sent, victim = list[int](), engine(1)
+    (address,) = await nursery.start(victim.run)
+    router = stack_of(victim).router
+    send = router.send_rpc
+
+    def note(peer: Any, rpc: Any, priority: bool = False) -> None:
+        sent.append(rpc.ByteSize())
+        send(peer, rpc, priority)
+
+    async with hostile_peer(address) as (stack, target):
+        await stack.pubsub.publish(str(TOPIC), bytes(40_000))
+        await until(lambda: router.mcache.msgs, SECONDS)
+        monkeypatch.setattr(router, "send_rpc", note)
+        control = rpc_pb2.ControlMessage(
+            iwant=[rpc_pb2.ControlIWant(messageIDs=[*router.mcache.msgs] * 1000)]
+        )
+        stack.pubsub.peer_queues[target].push(rpc_pb2.RPC(control=control))
+        await until(lambda: max(sent, default=0) > 40_000, SECONDS)
+        assert max(sent) < MAX_BYTES + 1000
 
 
 async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery) -> None:
