@@ -8,9 +8,12 @@ for it.
 from collections.abc import Callable
 from typing import Any
 
+from libp2p.exceptions import ParseError
 from libp2p.host.ping import handle_ping
+from libp2p.protocol_muxer import multiselect_communicator
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT, Multiselect
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
 from p2p.engines.libp2p.streams import MeteredStream
 from p2p.rate_limit import RateLimit, TokenBuckets
@@ -30,10 +33,27 @@ REFUSED_STREAM_COST = 30.0
 COST_PER_S, COST_AT_ONCE = 3000.0, 12_000.0
 # A hello, and as many protocols as the other side knows for one thing.
 MAX_NEGOTIATION_LINES = 32
+# Bytes of each of them, as in go-libp2p and js-libp2p.
+MAX_LINE_BYTES = 1024
 # Streams that a peer may open: ten times what members need (docs/p2p.md).
 STREAMS_PER_S, STREAMS_AT_ONCE = 20.0, 200.0
 # All who come through one relay may open so many times as many, as a new key costs nothing there.
 RELAYED_FACTOR = 5.0
+
+
+async def read_line(reader: Any) -> bytes:
+    """Read a line of a negotiation. Raises ParseError and IOException, as the library's own does.
+
+    That one takes a line of any length, from whoever connects.
+    """
+    line = await read_varint_prefixed_bytes_limited(reader, MAX_LINE_BYTES)
+    if not line.endswith(b"\n"):
+        raise ParseError("a line without an end")
+    return bytes(line[:-1])
+
+
+# Replaced in the library, which negotiates in many places.
+multiselect_communicator.read_delim = read_line
 
 
 class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not typed for us

@@ -20,12 +20,15 @@ import trio.testing
 from libp2p import new_host
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines.libp2p import connections
 from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
+from p2p.engines.libp2p.metering import MAX_LINE_BYTES
 from p2p.engines.libp2p.network import LimitedNetwork
 from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.request_response import SERVED_EACH
@@ -176,6 +179,26 @@ async def test_malformed_bytes_of_a_peer_break_nothing(
     assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
     await heard(b, a)
     await heard(a, b)
+
+
+class Line:
+    """A stream on which somebody announces a line of this length and then sends as fast as it can."""
+
+    def __init__(self, length: int) -> None:
+        self.left, self.given = bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14]), 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        size = min(n or 65_536, 65_536)
+        data, self.left = (self.left[:size] or b"x" * size), self.left[size:]
+        self.given += len(data)
+        return data
+
+
+async def test_a_negotiation_takes_no_long_line() -> None:
+    line = Line(2_000_000)
+    with pytest.raises(MultiselectCommunicatorError):
+        await MultiselectCommunicator(line).read()
+    assert line.given <= MAX_LINE_BYTES
 
 
 async def test_a_message_that_is_asked_for_a_thousand_times_is_not_copied_as_often(
