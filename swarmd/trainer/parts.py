@@ -28,6 +28,7 @@ class ReceivingParts:
     swarm: Swarm
     pool: Pool
     batch_rng: random.Random
+    external: int = 4  # J
     completions: int = 8  # L
     sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
     useless: UselessRollouts = field(default_factory=UselessRollouts)  # counts each author's useless rollouts
@@ -45,7 +46,6 @@ class RoundParts(ReceivingParts):
     task_rng: random.Random  # a stream of its own, so that what the swarm sends never changes what we ask
     clock: Callable[[], float]  # seconds, any epoch
     questions: int = 4  # I
-    external: int = 4  # J
     resample: int = 0  # tries for other questions where no advantage came
     trains: bool = True  # False: a frozen policy that answers and shares
     # Updates a round; one, unless replay is on.

@@ -24,7 +24,8 @@ from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, UpdateReport
 
-# External rollouts, the newest that the caps allow. It bounds what many authors can cost us.
+# External rollouts, the newest that the caps allow; more only where a batch takes more. It bounds what many
+# authors can cost us.
 SCORED_PER_ROUND = 256
 # Of an external rollout we score so many times the completions that we ask ourselves for; half of them may be
 # trained on.
@@ -120,10 +121,11 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         for r in rollouts
         if (r.author, r.ref) not in parts.pool and not too_old(r.heard, t, parts.pool.max_age)
     ]
-    if len(new) > SCORED_PER_ROUND:
+    most = max(SCORED_PER_ROUND, parts.external)
+    if len(new) > most:
         # Capped, or we would score nothing but a crowd's rollouts.
         newest = range(len(new) - 1, -1, -1)
-        chosen = first(newest, SCORED_PER_ROUND, lambda i: parts.swarm.author(new[i].author), parts.batch_rng)
+        chosen = first(newest, most, lambda i: parts.swarm.author(new[i].author), parts.batch_rng)
         new = [new[i] for i in sorted(chosen)]
     tasks = [(rollout, parts.tasks.task(rollout.ref)) for rollout in new]
     known = [

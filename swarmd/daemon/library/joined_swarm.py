@@ -220,6 +220,7 @@ class JoinedSwarm:
             swarm=exchange,
             pool=Pool(config.round.max_age, author_of=exchange.author),
             batch_rng=random.Random(secrets.randbits(64)),
+            external=config.round.external,
             completions=config.round.completions,
             sharing=sharing,
         )

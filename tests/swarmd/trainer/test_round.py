@@ -189,8 +189,11 @@ def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
     return replace(node, reward=score), calls
 
 
-def test_only_the_newest_of_a_flood_are_scored(verifier: Verifier) -> None:
-    node, _, other = pair(verifier, config())
+@pytest.mark.parametrize("external", [4, SCORED_PER_ROUND + 20])
+def test_only_the_newest_of_a_flood_are_scored_and_as_many_as_a_batch_takes(
+    verifier: Verifier, external: int
+) -> None:
+    node, _, other = pair(verifier, config(external=external))
     refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
     flood = [Rollout(ref, (Completion("no", True),), other.identity.peer_id) for ref in refs]
     node, calls = counted(node)
@@ -198,7 +201,7 @@ def test_only_the_newest_of_a_flood_are_scored(verifier: Verifier) -> None:
         RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
     run_round(1, node)
     own, theirs = calls
-    assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[44:]]
+    assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[-max(external, SCORED_PER_ROUND) :]]
 
 
 def test_rollouts_in_the_pool_are_not_scored_again(verifier: Verifier) -> None:
