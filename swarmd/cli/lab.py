@@ -65,7 +65,9 @@ def run(
     """
     from dataclasses import replace
 
+    from swarmd.config.own_strategy import load_take
     from swarmd.lab.experiment import read_experiment
+    from swarmd.policy.models import preflight
 
     if executor not in ("local", "ray"):
         raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
@@ -82,6 +84,10 @@ def run(
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
     wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
+    for node in (node for setting in wanted.settings for node in setting.nodes):
+        # A mistake that would end a run hours later.
+        load_take(node.sharing.take)
+        preflight.check(node.model)
     folder = out or Path(wanted.name)
     results = _opened(wanted, folder, resume, engine)
     _check_room(results)

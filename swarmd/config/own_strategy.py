@@ -7,12 +7,16 @@ def keeps(scored):                        # optional: which of the pool may be d
     return any(scored.rewards)
 """
 
+import math
 import runpy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from swarmd.config.messages import nearest
 from swarmd.errors import ConfigError
-from swarmd.experience.strategies import TAKES, Take, informative
+from swarmd.experience.strategies import TAKES, Candidate, Take, informative
+from swarmd.types import Lead
 
 
 def take_name(text: str) -> str:
@@ -25,12 +29,32 @@ def take_name(text: str) -> str:
 
 
 def load_take(name: str) -> None:
-    """Add the strategy of a file to TAKES, under its path. Raises ConfigError where the file is none."""
+    """Add the strategy of a file to TAKES, under its path.
+
+    Raises ConfigError where the file is none; its `weights` does where they are not what they have to be.
+    """
     if name in TAKES:
         return
-    try:
+    with _its_mistakes(name):
         found = runpy.run_path(name)
-        TAKES[name] = Take(found.get("keeps", informative), found["weights"])
+        keeps, own = found.get("keeps", informative), found["weights"]
+
+    def weights(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
+        with _its_mistakes(name):
+            given = [float(weight) for weight in own(candidates, lead)]
+            if len(given) != len(candidates) or not all(0 <= weight < math.inf for weight in given):
+                raise ValueError(
+                    f"{given[:8]} is not a number from 0 for each of {len(candidates)} candidates"
+                )
+            return given
+
+    TAKES[name] = Take(keeps, weights)
+
+
+@contextmanager
+def _its_mistakes(name: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise ConfigError(
             f"sharing.take: {name} is no strategy: {type(error).__name__}: {error}. It defines"

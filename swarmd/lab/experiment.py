@@ -42,7 +42,7 @@ TOML -> Experiment. Pure but for reading the file.
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,7 +50,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swarmd.config.config import NodeConfig
-from swarmd.config.messages import key_name, nearest, shown
+from swarmd.config.messages import key_name, kind_of, nearest, shown
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.config.schema import Given
 from swarmd.config.sources import NODE
@@ -199,7 +199,7 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
     try:
         parsed = _File.model_validate(document)
     except ValidationError as error:
-        raise BadExperiment(_mistakes(source, "", error, _File.model_fields)) from None
+        raise BadExperiment(_mistakes(source, "", error, _File)) from None
     tables = list(itertools.islice(_swept(parsed), MAX_SETTINGS + 1))
     if not 0 < len(tables) <= MAX_SETTINGS:
         raise BadExperiment(
@@ -259,9 +259,7 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
             {key: table[key] for key in _Surroundings.model_fields if key in table}
         )
     except ValidationError as error:
-        raise BadExperiment(
-            _mistakes(source, f"{where} ({name})", error, _Surroundings.model_fields)
-        ) from None
+        raise BadExperiment(_mistakes(source, f"{where} ({name})", error, _Surroundings)) from None
     present, away = (around.churn.present, around.churn.away) if around.churn else (0, 0)
     return Setting(
         name, tuple(nodes), baseline, around.against, present, away, around.hostile.liars,
@@ -311,12 +309,15 @@ def _check_names(settings: Sequence[Setting], source: str) -> None:
         raise BadExperiment(f"{source}: more than one setting has baseline = true")
 
 
-def _mistakes(source: str, where: str, error: ValidationError, known: Iterable[str]) -> str:
+def _mistakes(source: str, where: str, error: ValidationError, tree: type[BaseModel]) -> str:
+    known = list(tree.model_fields)
+    for name, field in tree.model_fields.items():
+        known += [f"{name}.{key}" for key in getattr(kind_of(field), "model_fields", ())]
     lines = []
     for mistake in error.errors():
         place = ".".join(map(str, mistake["loc"]))
         if mistake["type"] == "extra_forbidden":
-            said = f"unknown key{nearest(place, sorted(known))}"
+            said = f"unknown key{nearest(place, known)}"
         else:
             said = mistake["msg"] + (
                 "" if isinstance(mistake["input"], dict) else f", found {shown(mistake['input'])}"

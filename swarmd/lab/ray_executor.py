@@ -61,7 +61,7 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
     if failures:
         said = [f"{run.setting}, seed {run.seed}: {words}" for run, words in sorted(failures.items())]
         raise RunsFailed(
-            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *said])
+            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; whole runs stay:", *said])
         )
 
 

@@ -108,7 +108,7 @@ def play_all(
     if failures:
         lines = [f"{run.setting}, seed {run.seed}: {said}" for run, said in sorted(failures.items())]
         raise RunsFailed(
-            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *lines])
+            "\n".join([f"{len(failures)} of {len(results.runs)} runs failed; whole runs stay:", *lines])
         )
 
 

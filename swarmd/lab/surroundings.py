@@ -23,6 +23,7 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, ReceivedBody
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.membership import run
 from swarmd.exchange.gathering import Gatherer
 from swarmd.protocols import Swarm
 from swarmd.tasks.curriculum import Curriculum
@@ -58,7 +59,7 @@ class FetchingMember:
         for envelope in self._heard.drain():
             self._gatherer.on_envelope(envelope)
         whole = len(self._here)
-        trio.run(self._fetch)
+        run(self._fetch)
         here = list(self._here)
         self._here.clear()
         return [

@@ -93,6 +93,7 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ({"sweep": {"rond": {"local": [1]}}}, r"setting 1 \(8/0, local 1\): rond is no section"),
         ({"sweep": {"round": {"local": [1]}}, "setting": [{"name": "a", "round": 5}]}, "round is no section"),
         ({"nodes": 0}, "nodes: "),
+        ({"evaluation": {"question": 9}}, r"evaluation.question: .*did you mean evaluation.questions\?"),
         ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
         ({"base": {"modle": {}}}, "modle is no section.*did you mean model"),
         (
@@ -131,6 +132,22 @@ def test_a_name_means_the_shipped_experiment_even_beside_its_results(
     )
 
 
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ('sharing = { take = "none.py" }', "none.py is no strategy"),
+        ('model = { name = "tny" }', "called 'tny'"),
+    ],
+)
+def test_what_would_end_a_run_later_is_told_before_the_first(
+    base: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "x.toml", tmp_path / "out"
+    file.write_text(f'name = "x"\n[base]\n{base}\n[[setting]]\nname = "4/4"\n')
+    assert main(["lab", "run", str(file), "--out", str(out)]) in (2, 3)
+    assert said in capsys.readouterr().err and not out.exists()
+
+
 def test_a_settings_surroundings_are_read_and_checked() -> None:
     setting = {
         "name": "b",
@@ -145,7 +162,7 @@ def test_a_settings_surroundings_are_read_and_checked() -> None:
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"against": "9/0"}, "`against` names no other"),
         ({"churn": {"present": 1}}, "churn.away"),
-        ({"hostile": {"liar": 1}}, "liar"),
+        ({"hostile": {"liar": 1}}, r"hostile.liar: .*did you mean hostile.liars\?"),
     ]
     for wrong, said in mistakes:
         with pytest.raises(BadExperiment, match=said):

@@ -146,6 +146,20 @@ def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "weights, said", [("1 / 0", "ZeroDivisionError"), ("[1.0]", "each of"), ("[-1.0] * len(all)", "from 0")]
+)
+def test_a_strategy_that_gives_no_weights_is_told(tmp_path: Path, weights: str, said: str) -> None:
+    """Where offers are chosen, which is in trio."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"def weights(all, lead):\n    return {weights}\n")
+    given = {"round": {"local": 2, "external": 1}, "sharing": {"share": "all", "take": str(file)}}
+    document = {"name": "own", "nodes": 3, "rounds": 4, "setting": [{"name": "one", **given}]}
+    one = parse_experiment(document | {"base": {"model": {"name": "tiny"}}}, "own.toml")
+    with pytest.raises(ConfigError, match=f"mine.py is no strategy: .*{said}"):
+        list(lines_of(one, one.settings[0], 1))
+
+
+@pytest.mark.parametrize(
     "content, said", [(None, "FileNotFoundError"), ("1 / 0", "ZeroDivisionError"), ("", "'weights'")]
 )
 def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None, said: str) -> None:
