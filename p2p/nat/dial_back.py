@@ -128,9 +128,8 @@ class DialBack:
             or tried >= PORTS
             or self._nursery is None
             or Counter(outcome for _, outcome in self._outcomes.values())[Outcome.TRYING] >= AT_ONCE
+            or self._dials.wait(now)
         ):
-            return Outcome.REFUSED
-        if self._dials.wait(now):
             return Outcome.REFUSED
         self._outcomes[peer, port] = now, Outcome.TRYING
         self._nursery.start_soon(self._try, peer, str(address), port, now)

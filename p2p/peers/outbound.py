@@ -60,13 +60,8 @@ class Outbound:
         # The clock may have been set back, here and below.
         self._company = now if members else min(self._company, now)
         free = min(DIALS_AT_ONCE - len(self.dialling), MAX_OUTBOUND - len(self.links) - len(self.dialling))
-        taken = {
-            group
-            for addresses in self.dialling.values()
-            for address in addresses
-            if (group := group_of(address))
-        }
-        taken |= {link.group for link in self.links.values()}
+        dialled = (address for addresses in self.dialling.values() for address in addresses)
+        taken = {link.group for link in self.links.values()} | {*filter(None, map(group_of, dialled))}
         chosen: list[Candidate] = []
         lacking = TARGET_MEMBERS - len(members) - len(self.dialling)
 

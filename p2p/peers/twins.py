@@ -96,9 +96,11 @@ class TwinSession:
     def answered(self, message: bytes, now: float) -> bool:
         """Note a card that a member showed us. Returns whether our next card is new, to be sent at once."""
         card = decoded(message)
-        if card is None or card.session == self._session:
-            return False
-        if not verify_key(self._identity.public_key, DOMAIN, card.signed(), card.signature):
+        if (
+            card is None
+            or card.session == self._session
+            or not verify_key(self._identity.public_key, DOMAIN, card.signed(), card.signature)
+        ):
             return False
         if card.echo in self._nonces:
             self._other, self._proved_at = (card.started, card.session), now

@@ -145,15 +145,13 @@ class Gatherer:
 
     def document(self) -> dict[str, int]:
         """Return the status: rollouts offered, fetched and missed, authors set aside, bytes both ways."""
-        fetched, sent = self._member.fetcher.received, self._member.server.sent
-        aside = self._serving.aside(self._clock())
         return {
             "on_offer": len(self._board.offered),
             "fetched": self.gathered,
             "missed": self.missed,
-            "set_aside": aside,
-            "bytes_in": fetched,
-            "bytes_out": sent,
+            "set_aside": self._serving.aside(self._clock()),
+            "bytes_in": self._member.fetcher.received,
+            "bytes_out": self._member.server.sent,
         }
 
     def _fill(self) -> None:
