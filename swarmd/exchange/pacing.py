@@ -68,9 +68,7 @@ class Heard:
     """The offers heard lately, by author, each weighed by what it is worth."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, PeerId]] = deque()  # offers of the last SHORT_S
         self._past: deque[tuple[float, PeerId]] = deque()  # offers of the last LONG_S
-        self._recent_of: Counter[PeerId] = Counter()
         self._past_of: Counter[PeerId] = Counter()
         self._group: dict[PeerId, str] = {}  # groups of the authors in _past_of
         self._proven: Latest[PeerId, None] = Latest(MAX_PROVEN)
@@ -80,9 +78,8 @@ class Heard:
 
     def offer(self, author: PeerId, group: str, now: float) -> None:
         """Count an offer. group: the author's network group; "" where it is not known."""
-        for events, counts in ((self._recent, self._recent_of), (self._past, self._past_of)):
-            events.append((now, author))
-            counts[author] += 1
+        self._past.append((now, author))
+        self._past_of[author] += 1
         self._group[author] = group
         self._forget(now)
 
@@ -107,6 +104,7 @@ class Heard:
         self._forget(now)
         if not self._past_of:
             return 0.0, 0.0
+        recent = Counter(author for at, author in self._past if at > now - SHORT_S)
         most = AUTHOR_CAP * median_low(self._past_of.values())
         groups: dict[str, float] = defaultdict(float)
         for author, count in self._past_of.items():
@@ -116,7 +114,7 @@ class Heard:
             group = self._group[author]
             within = 1.0 if not group else min(1.0, GROUP_CAP * most / groups[group])
             weight = min(1.0, most / count) * within * (1.0 if author in self._proven else strangers)
-            short += weight * self._recent_of[author]
+            short += weight * recent[author]
             long += weight * count
         return short / SHORT_S, long / LONG_S
 
@@ -130,17 +128,11 @@ class Heard:
         self._now = now
         while self._tries and self._tries[0][0] <= now - LONG_S:
             self._tries.popleft()
-        for events, counts, seconds in (
-            (self._recent, self._recent_of, SHORT_S),
-            (self._past, self._past_of, LONG_S),
-        ):
-            while events and (events[0][0] <= now - seconds or len(events) > MAX_OFFERS):
-                _, author = events.popleft()
-                counts[author] -= 1
-                if not counts[author]:
-                    del counts[author]
-                    if counts is self._past_of:
-                        del self._group[author]
+        while self._past and (self._past[0][0] <= now - LONG_S or len(self._past) > MAX_OFFERS):
+            _, author = self._past.popleft()
+            self._past_of[author] -= 1
+            if not self._past_of[author]:
+                del self._past_of[author], self._group[author]
 
 
 class Pacing:
