@@ -222,7 +222,7 @@ def chat(
     if question is None:
         tell(f"{model.name}, {model.round} rounds trained. An empty line begins anew, Ctrl-D ends.")
     while (asked := question if question is not None else _line()) is not None:
-        if not asked.strip():
+        if question is None and not asked.strip():
             turns = []
             continue
         if model.renew():

@@ -115,6 +115,7 @@ def test_chat_with_the_newest_checkpoint(run: Run, trained: Path, tmp_path: Path
         one = run("chat", "What is 12 + 30?", "--temperature", "0", "--state-dir", trained)
     assert (one.code, one.err) == (0, "")
     assert one.out.startswith("<answer>")
+    assert run("chat", "", "--state-dir", trained).code == 0  # it is no line of a conversation
     lines = f"What is 12 + 30?\n{'x ' * 3000}\n\nWhat is 12 + 30?\n"
     said = run("chat", "--temperature", "0", "--state-dir", trained, stdin=lines)
     # The long one is left out with its reason, and after an empty line the first question is the first again
