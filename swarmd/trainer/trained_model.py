@@ -133,7 +133,7 @@ class TrainedModel:
         def drawn(token: Any) -> None:
             nonlocal text, said
             ids.append(int(token[0]))
-            text = self.chat.read(ids, ended=False).text
+            text = self.chat.read(ids, ended=ids[-1] in self.chat.ends).text
             if ends := [at for stop in settings.stop if (at := text.find(stop)) >= 0]:
                 text = text[: min(ends)]
                 raise _Stopped

@@ -1,5 +1,6 @@
 """The newest checkpoint's model answers as the policy that saved it."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,16 @@ def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Pat
         assert stopped.ended and stopped.text == "".join(told) == whole.text[: whole.text.index(stop)]
     drawn = [model.answer(prompt, AnswerSettings(1.5, seed=seed)).text for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_end_that_is_an_ordinary_token_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "qwen2")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(4, 262))}))
+    policy = open_policy(folder)
+    save(policy, tmp_path, 1)
+    model, told = TrainedModel(tmp_path, config(folder, system_prompt="")), list[str]()
+    made = model.answer(model.prompt(ASKED), AnswerSettings(0, 12), told.append)
+    assert made.ended and made.text == policy.answer(QUESTION).text == "".join(told)
 
 
 @pytest.mark.parametrize(
