@@ -275,8 +275,8 @@ def _to_fetch(name: str, shape: Shape) -> int:
 
 
 def _checkpoints(plan: Plan) -> int:
-    """Return the bytes of all kept checkpoints: the trained weights and Adam's two moments each."""
-    moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4)
+    """Return the bytes of all kept checkpoints: the trained weights, Adam's two moments, a float32 copy."""
+    moments = 2 * (1 if plan.optimizer == "adamw8bit" else 4) + 4 * (plan.precision == "master")
     return KEPT_CHECKPOINTS * plan.trained * ((4 if plan.lora_rank else ITEMSIZE[plan.dtype]) + moments)
 
 

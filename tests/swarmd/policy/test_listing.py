@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from swarmd.policy.models.fit import NAMED, work_of
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.memory_plan import Workload, make_plan
 from tests.swarmd.conftest import Run
-from tests.swarmd.policy.conftest import QWEN_05B
+from tests.swarmd.policy.conftest import QWEN_05B, external, open_policy
 
 GB = 10**9
 SPEED = DeviceSpeed(60e9, 8e9)  # of the machine of docs/performance.md, one core
@@ -36,6 +37,18 @@ def test_models_are_listed_smallest_first_as_the_plan_says() -> None:
     fitting = [name for name, model in models.items() if model.fit.plan.fits]  # type: ignore[attr-defined]
     assert fitting == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen3.5-0.8b"]
     assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
+
+
+def test_the_disk_has_room_for_what_a_checkpoint_holds(folders: dict[str, Path], tmp_path: Path) -> None:
+    for dtype, each in (("float32", 12), ("bfloat16", 14)):
+        settings = {"model": {"device": "cpu", "dtype": dtype, "lora": "off"}}
+        _, models = list_models(NodeConfig.model_validate(settings), {}, lambda _: 64 * GB, lambda *_: SPEED)
+        assert models[0].checkpoints == 2 * each * NAMED["tiny"].parameters
+        policy = open_policy(folders["qwen2"], dtype=dtype)
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+        policy.save(tmp_path)
+        written = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert written == pytest.approx(each * policy.parameters, rel=0.3)
 
 
 def test_slow_models_are_marked_and_memory_grows_with_size() -> None:
