@@ -21,7 +21,6 @@ from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
-from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from p2p import durable
@@ -396,7 +395,7 @@ def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> 
     # without those.
     parts = has_other_parts(read_config_json(place.folder, place.source))
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
-    AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)
+    load_tokenizer(place, network).save_pretrained(folder)
 
 
 class NotUploaded(SwarmdError):

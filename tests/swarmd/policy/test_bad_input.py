@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarmd.cli.app import main
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
+from swarmd.policy.export import FILES, export
 from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
@@ -109,6 +110,12 @@ def test_a_tokenizer_file_is_followed_where_transformers_would_not(
         in caplog.text
     )
     assert policy.generate(["12+12?"], 2)[0].completions[0] is not None
+    (tmp_path / "saved").mkdir()
+    policy.save(tmp_path / "saved")
+    files = {name: (tmp_path / "saved" / name).read_bytes() for name in FILES}
+    made = export(files, [], "sapo-9", tmp_path / "out").folder
+    written = Tokenizer.from_file(str(made / "tokenizer.json"))
+    assert written.encode(text, add_special_tokens=False).ids == file
 
 
 def test_our_own_models_tokenizers_are_what_their_files_say(caplog: pytest.LogCaptureFixture) -> None:
