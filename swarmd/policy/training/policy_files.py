@@ -187,18 +187,18 @@ def _kind(identity: ModelIdentity) -> str:
 def _of_another_optimizer(document: _Document, training: dict[str, Tensor], learner: Learner) -> list[str]:
     """Remove the moments of another optimizer from `training`; return notes for the operator.
 
-    Weights and master copies stay.
+    Weights and master copies stay. Large weights have moments in pieces in 16 bits, and whole ones else.
     """
     then, now = document.optimizer, learner.optimizer
-    of_pieces = {key for key in training if "#" in key and not key.startswith(f"{MASTER}/")}
-    if then == now.kind and (now.in_pieces or not of_pieces):
+    moments = [key for key in training if key != ROUNDING and not key.startswith(f"{MASTER}/")]
+    if then == now.kind and (not moments or any("#" in key for key in moments) == now.in_pieces):
         return []
-    for key in [key for key in training if key != ROUNDING and not key.startswith(f"{MASTER}/")]:
+    for key in moments:
         del training[key]
     was = (
         f"optimizer was {then}, this run's is {now.kind}"
         if then != now.kind
-        else "weights were of 16 bits, this run's are not"
+        else "weights were of another number of bits than this run's"
     )
     return [f"the checkpoint's {was}: the optimizer's moments start anew"]
 

@@ -12,7 +12,7 @@ from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import Workload
 from swarmd.policy.training import optimizer
 from swarmd.policy.training.optimizer import NoOptimizer, Optimizer, rounded_at_random
-from tests.swarmd.policy.conftest import config_of, open_policy
+from tests.swarmd.policy.conftest import config_of, external, open_policy
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
@@ -159,6 +159,21 @@ def test_the_saved_state_is_complete(
         assert torch.equal(weight.detach(), again_weights[name].detach())
     for name, tensor in adam.tensors().items():
         assert torch.equal(tensor, again.tensors()[name]), name
+
+
+@pytest.mark.parametrize("first, then", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_checkpoint_goes_on_in_another_precision_where_weights_are_large(
+    first: str, then: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "PIECE_NUMBERS", 500)
+    policy = open_policy(folders["qwen2"], dtype=first)
+    policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    policy.save(tmp_path)
+    again = open_policy(folders["qwen2"], dtype=then)
+    again.restore(tmp_path)
+    assert again.version == 1
+    for name, weight in again.trained.items():
+        assert torch.equal(weight.detach().bfloat16(), policy.trained[name].detach().bfloat16())
 
 
 def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
