@@ -67,7 +67,7 @@ def decode(
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared = generator.device, adopt(network)
     with torch.inference_mode():
-        for group in _groups(prompts, copies, sampling, cache_tokens, shared):
+        for group in groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
             room = [min(sampling.limit, sampling.context - len(p)) for p in asked for _ in range(copies)]
             rows: Rows
@@ -81,7 +81,7 @@ def decode(
     return answers
 
 
-def _groups(
+def groups(
     prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool
 ) -> Iterator[list[int]]:
     """Yield the indices of prompts that are decoded together, of similar length to save padding.

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from swarmd.errors import NoModel
-from swarmd.policy.inference.decode import Sample, Sampling, decode
+from swarmd.policy.attention import adopt
+from swarmd.policy.inference.decode import Sample, Sampling, decode, groups
 from swarmd.policy.inference.engine import BuiltInEngine
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 
@@ -61,8 +62,11 @@ class OwnEngine(BuiltInEngine):
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device
     ) -> None:
         release_cached(device)
+        # Of networks that copy a prompt for each answer. Others may have several prompts in less.
         largest = copies * (max(map(len, prompts)) + sampling.limit)
-        if self._tokens < largest:
+        if self._tokens < largest and all(
+            len(group) == 1 for group in groups(prompts, copies, sampling, self._tokens, adopt(self._network))
+        ):
             raise NoModel(
                 f"not enough memory on {device} to answer one question {copies} times. "
                 "Lower generate.max_new_tokens or round.completions, or choose a smaller model."

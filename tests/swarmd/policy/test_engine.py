@@ -477,6 +477,24 @@ def test_the_own_engine_holds_less_when_memory_is_short(
     assert [r.getMessage() for r in caplog.records] == [said % (4 * largest // 2), said % (4 * largest // 4)]
 
 
+def test_long_questions_with_short_answers_are_parted_before_memory_is_called_too_small(
+    folders: dict[str, Path],
+) -> None:
+    """A prompt is held once for its answers, so several go into less than one takes with copies."""
+    refusals = iter([True] * 4)
+
+    def refused() -> int:
+        if next(refusals, False):
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+        return 0
+
+    long = [[*p, *[7] * (60 - len(p))] for p in PROMPTS]
+    answers = OwnEngine(network_of(folders["qwen2"]), MANY, between=refused).generate(
+        long, 8, sampling(0.0, limit=2), seeded(CPU, 0)
+    )
+    assert [len(a) for a in answers] == [8] * len(long)
+
+
 def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path]) -> None:
     def refused() -> int:
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
