@@ -223,7 +223,7 @@ async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
         raise Refused(
             Refusal(429, "your network reads too many pages of the leaderboard", said, retry_after=seconds)
         )
-    return await service.leaderboard(view)
+    return await service.boards.get(view)
 
 
 def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:

@@ -96,17 +96,15 @@ class JudgeReply(BaseModel):
     seconds: Annotated[float, Field(description="to answer", examples=[120.0])]
 
 
-class TallyReply(BaseModel):
-    score: Share
-    low: Low
-    high: High
-    right: Right
-    n: Questions
-
-
 class PassAtReply(BaseModel):
     score: Share
     n: Questions
+
+
+class TallyReply(PassAtReply):
+    low: Low
+    high: High
+    right: Right
 
 
 class VerifiedScore(BaseModel):
@@ -183,10 +181,14 @@ class LeaderboardReply(BaseModel):
     more_after: Annotated[int | None, Field(description="the next page's `after`", examples=[40])]
 
 
-class FurtherReply(BaseModel):
-    text: str
+class AnswerTextReply(BaseModel):
+    text: Annotated[str, Field(examples=["<answer>1</answer>"])]
     ended: bool
+
+
+class FurtherReply(AnswerTextReply):
     reason: Reason
+    reward: Reward
 
 
 class HistoryReply(BaseModel):
@@ -331,11 +333,6 @@ class WindowsReply(BaseModel):
     curriculum: Digest
     windows: list[WindowReply]
     more_before: Annotated[int | None, Field(examples=[3])]
-
-
-class AnswerTextReply(BaseModel):
-    text: Annotated[str, Field(examples=["<answer>1</answer>"])]
-    ended: bool
 
 
 class EvaluationReply(BaseModel):

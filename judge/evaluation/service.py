@@ -374,9 +374,6 @@ class JudgeService:
         """Take over which keys the operator has banned."""
         self._banned = await self.read(self._reader.banned)
 
-    async def leaderboard(self, view: BoardView) -> LeaderboardPage:
-        return await self.boards.get(view)
-
     async def comparison(self, model: str | None) -> Mapping[str, Any]:
         """Compare swarm and solo of a model; None: of the one with most peers on its smaller side."""
         return await self._comparisons.get(model)

@@ -210,6 +210,11 @@ async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
     assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answers")
     again = await answer(court, peer, question["evaluation"], "x")
     assert set(again.json()) == told(again, "/v1/evaluations/{id}/answers", "4XX")
+    court.monotonic.now += 10.0
+    (question,) = (await ask(court, peer, answers=2)).json()["evaluations"]
+    await answer(court, peer, question["evaluation"], "x", "y")
+    newest, *_ = (await standing(court, peer))["evaluations"]
+    assert [set(each) for each in newest["further"]] == [set(known["FurtherReply"]["properties"])]
     kinds = {
         path: list(document["paths"][path]["get"]["responses"]["200"]["content"])
         for path in ("/leaderboard.csv", "/metrics")
