@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -113,6 +114,34 @@ async def test_a_node_tells_whom_it_learnt_from_where_its_operator_wants_that(
     most = dict(list(zip(IDS[1:41], range(1, 41), strict=True))[-MAX_LEARNT:])
     assert QuestionsBody.model_validate_json(seen[0]).wish.learnt == (most if told == "on" else {})
     assert (b"learnt" in seen[0]) == (told == "on")
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("sections", "arm"),
+    [
+        ({}, ("swarm", 4)),
+        ({"round": {"external": 0}}, ("solo", 0)),
+        ({"round": {"train": "off"}}, ("solo", 0)),
+        ({"swarm": {"engine": "none"}}, ("solo", 0)),
+    ],
+)
+async def test_a_node_says_that_it_is_solo_where_it_uses_nobodys_rollouts(
+    sections: dict[str, Any], arm: tuple[str, int], tmp_path: Path
+) -> None:
+    seen = list[bytes]()
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        seen.append(request.partition(b"\r\n\r\n")[2])
+        await stream.send_all(honest(request))
+
+    async with judge(handle) as url:
+        config = NodeConfig.model_validate({"judge": {"url": url}, **sections})
+        member = memory_member(MemorySwarm(), 1, time.time)
+        node = judging_of(member, config, TINY_9, tmp_path, lambda: "cpu", Roster(), lambda _: None, print)
+        await node.ask(1)
+    attributes = QuestionsBody.model_validate_json(seen[0]).wish.attributes
+    assert (attributes.sharing, attributes.external) == arm
 
 
 async def said(court: Court, peer: SigningPeer, learnt: object) -> httpx2.Response:

@@ -226,7 +226,7 @@ def judging_of(
         identity=member.identity,
         curriculum_digest=curriculum.digest,
         own_reward=curriculum.own_reward is not None,
-        said=lambda: said_of(config, device()),
+        said=lambda: said_of(config, device(), 0 if config.swarm.engine == "none" else config.round.wanted),
         learnt=lambda: roster.learnt_from(MAX_LEARNT) if config.judge.learnt == "on" else {},
     )
     named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
@@ -243,17 +243,20 @@ def judging_of(
     )
 
 
-def said_of(config: NodeConfig, device: str) -> dict[str, Any]:
-    """Return what a node tells a judge of itself, besides its model; docs/judge-protocol.md lists it."""
+def said_of(config: NodeConfig, device: str, external: int) -> dict[str, Any]:
+    """Return what a node tells a judge of itself, besides its model; docs/judge-protocol.md lists it.
+
+    external: others' rollouts of a batch, at most.
+    """
     sharing, kind = config.sharing, device.partition(":")[0]
     said = {
         "name": config.judge.name,
-        "sharing": "swarm" if config.round.wanted else "solo",
+        "sharing": "swarm" if external else "solo",
         "strategy": f"{'replay' if config.replay.mode == 'on' else sharing.take} {sharing.weigh}",
         "version": swarmd_version(),
         "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
         "local": config.round.local,
-        "external": config.round.wanted,
+        "external": external,
     }
     return {name: value for name, value in said.items() if value != ""}
 
