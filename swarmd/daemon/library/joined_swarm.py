@@ -31,6 +31,7 @@ import trio
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import read_invitation
+from swarmd.config.own_strategy import load_take
 from swarmd.config.sources import resolve
 from swarmd.daemon.library.network import MAX_HELD, Network
 from swarmd.daemon.library.node_network import NodeNetwork, settings_of_node
@@ -203,6 +204,7 @@ class JoinedSwarm:
             return
         common = author, self._changed, talk, stopped or self._close_soon
         try:
+            load_take(config.sharing.take)
             if isinstance(state, Path):
                 self._network = NodeNetwork(config, state, *common)
             else:

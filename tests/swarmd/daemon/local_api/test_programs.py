@@ -1,14 +1,23 @@
 """What a node keeps of others for programs that have joined through it."""
 
 import json
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
+import trio
 
+import swarmd
 from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api import control
 from swarmd.daemon.local_api.programs import KEPT_BYTES, Programs
+from swarmd.exchange import wire
+from swarmd.testing import TIMEOUT_S
+from swarmd.types import Completion, Rollout
 
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
 SLOW = b'{"operation": "received", "arguments": {"after": 0}}'
@@ -24,3 +33,37 @@ async def test_a_program_that_was_slow_gets_the_newest_in_one_reply(size: int) -
     reply = json.loads(await control.answer(SLOW, programs.handlers))
     assert reply["ok"], reply
     assert reply["result"]["number"] == count and len(reply["result"]["bodies"]) > 10
+
+
+@pytest.mark.slow
+def test_a_program_chooses_by_the_strategy_of_its_nodes_own_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def weights(candidates, lead):\n    return [1.0] * len(candidates)\n")
+    settings = {"swarm": {"curriculum": "tiny-9"}, "sharing": {"take": str(tmp_path / "mine.py")}}
+    programs = Programs(NodeConfig.model_validate(settings), PeerId("me"), print, lambda shared, used: None)
+    runs, ends = threading.Event(), list[Callable[[], None]]()
+
+    async def node() -> None:
+        token = trio.lowlevel.current_trio_token()
+        with trio.CancelScope() as scope:
+            ends.append(lambda: token.run_sync_soon(scope.cancel))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(partial(control.serve, tmp_path, programs.handlers))
+                runs.set()
+
+    thread = threading.Thread(target=trio.run, args=(node,))
+    thread.start()
+    assert runs.wait(TIMEOUT_S)
+    try:
+        with swarmd.join(folder=tmp_path) as swarm:
+            (task,) = swarm.tasks.draw()
+            answers = (
+                Completion(f"<answer>{swarm.tasks.truth(task)}</answer>", True),
+                Completion("no", True),
+            )
+            body = wire.encode([Rollout(task.ref, answers, OTHER)], 1, "m")
+            programs.put(ReceivedBody(OTHER, "", wire.KIND, body))
+            (group,) = swarm.collect(1, wait=TIMEOUT_S)
+            assert group.ref == task.ref
+    finally:
+        ends[0]()
+        thread.join()
