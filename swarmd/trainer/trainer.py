@@ -191,10 +191,12 @@ class Trainer:
     def _others_are_here(self) -> bool:
         """Whether others' rollouts can make a round, where we ask nothing ourselves.
 
-        Waits for them where they cannot.
+        Waits for them where they cannot. While the guard lets reuse rest, only fresh ones can.
         """
         self.parts.pool.forget(self.round + 1)
-        if self.link.waiting or any(scored.informative for scored in self.parts.pool.snapshot()):
+        oldest = self.round + 1 - self.config.round.max_age if self.parts.schedule.resting else 0
+        there = [scored for scored in self.parts.pool.snapshot() if scored.round >= oldest]
+        if self.link.waiting or any(scored.informative for scored in there):
             if self.starved:
                 self._say_training()
             return True

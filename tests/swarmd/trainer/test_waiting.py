@@ -2,12 +2,16 @@
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from p2p.identity import Identity
 from p2p.types import PeerId, ReceivedBody
 from swarmd import link
+from swarmd.experience.pool import Pool, PoolLimits
+from swarmd.experience.replay_schedule import GuardState, ReplaySchedule
 from swarmd.state.metrics import read_metrics
+from swarmd.types import Completion, Rollout, Scored, TaskRef
 from tests.swarmd.trainer.conftest import TrainerIn
 from tests.swarmd.trainer.test_saving import published
 
@@ -75,3 +79,22 @@ def test_a_node_that_waits_says_so_again_after_a_pause(trainer_in: TrainerIn, tm
         daemon.sendall(link.pack(link.Stop()))
         until(daemon, unpacker, link.Stopped)
         thread.join()
+
+
+def test_while_reuse_rests_only_fresh_rollouts_make_a_round(trainer_in: TrainerIn, tmp_path: Path) -> None:
+    """Otherwise the rest would be over in as many empty rounds, within a moment."""
+
+    def heard(n: int, number: int) -> Scored:
+        answers = (Completion("1", True), Completion("2", True))
+        return Scored(Rollout(TaskRef("bf", n), answers, PeerId(OTHER)), "?", (0.0, 1.0), number)
+
+    with trainer_in(tmp_path, 0, local=0, external=4) as (trainer, _):
+        pool = Pool(1000, 64, PoolLimits(trainer.parts.me, 1000))
+        pool.add([heard(1, 1)])
+        trainer.parts = replace(trainer.parts, pool=pool, schedule=ReplaySchedule(4))
+        trainer.round, trainer.link.wait = 9, lambda *_, **__: None  # type: ignore[method-assign]
+        assert trainer._supplied()
+        trainer.parts.schedule.state = GuardState(resting=8)
+        assert not trainer._supplied()
+        pool.add([heard(2, 9)])
+        assert trainer._supplied()
