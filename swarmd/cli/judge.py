@@ -336,12 +336,12 @@ def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> lis
 
 def _board_lines(url: str, board: "JudgedBoard", now: float) -> list[str]:
     """Format a leaderboard as columns, a node a line; what exceeds MIN_COLUMNS is on the next line."""
-    from swarmd.daemon.local_api.status_words import MIN_COLUMNS
+    from swarmd.daemon.local_api.status_words import MIN_COLUMNS, many
 
     lines = [
         printable(
-            f"{url}: {board.curriculum.name}, {board.listed} nodes listed, {board.unlisted} with too few"
-            " answers"
+            f"{url}: {board.curriculum.name}, {many(board.listed, 'node')} listed, {board.unlisted} with"
+            " too few answers"
         )
     ]
     rows: list[tuple[str, ...]] = [("#", "node", "score", "95 %", "answers", "last seen", "model")]

@@ -66,9 +66,8 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
         else:
             notes.append(f"{flag} {_words(now)}, as {origin} says; before it was {_words(before)}")
     if again:
-        notes.append(
-            f"as before: {', '.join(again)}; what is configured overrides it, as --judge '' for no judge"
-        )
+        without = ", as --judge '' for no judge" if any(each.startswith("judge ") for each in again) else ""
+        notes.append(f"as before: {', '.join(again)}; what is configured overrides it{without}")
     return config, notes
 
 

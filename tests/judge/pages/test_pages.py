@@ -183,7 +183,7 @@ async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> N
     page = hostile.Parsed((await site.get("/join")).text)
     assert (
         f"swarmd join '{INVITATION}'" in page.text
-        and "scripts/setup" in page.text
+        and "packaging/install.sh" in page.text
         and page.tags.count("svg") == 1
     )
     assert "http://judge.test/join" in page.text

@@ -182,7 +182,7 @@ def test_commands_are_copied_by_a_button(site: Site) -> None:
     )
     site.tab.run("document.querySelector('[data-copy=install]').click()")
     site.tab.until("document.querySelector('[data-copy=install]').textContent === 'Copied'")
-    assert site.tab.run("window.copied") == "scripts/setup" and site.complaints() == []
+    assert site.tab.run("window.copied") == "packaging/install.sh" and site.complaints() == []
 
 
 def test_a_page_keeps_itself_up_to_date(site: Site) -> None:

@@ -105,6 +105,9 @@ def test_swarm_curriculum_bootstrap_and_model_are_remembered_too(tmp_path: Path)
     other = resolve(None, {}, {"swarm": "main"})
     config, notes = recalled(other, tmp_path)
     assert config.swarm.name == "main" and "swarm main, as --swarm says; before it was lab" in notes
+    assert notes[-1].endswith("what is configured overrides it, as --judge '' for no judge")
+    _, (*_, note) = recalled(resolve(None, {}, {"judge": ""}), tmp_path)
+    assert note.endswith("; what is configured overrides it")
     remember(other, tmp_path)
     assert recalled(resolve(None, {}, {}), tmp_path)[0].swarm == config.swarm
     # A checkpoint's comes first
