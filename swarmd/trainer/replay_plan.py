@@ -167,10 +167,12 @@ def plan_replay(
 
     Nothing is saved: what the measuring taught the model is gone.
     """
-    policy = LanguagePolicy.open(config, seed=0, report=report)
     new = max(1, config.round.local)
     curriculum = curriculum_of(config)
-    with closing(Verifier(curriculum)) as maker:
+    with (
+        closing(LanguagePolicy.open(config, seed=0, report=report)) as policy,
+        closing(Verifier(curriculum)) as maker,
+    ):
         measured = measure(
             policy, open_tasks(curriculum, maker), new, config.round.completions, rounds, 0, time.perf_counter
         )

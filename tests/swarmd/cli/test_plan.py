@@ -8,7 +8,8 @@ import pytest
 from swarmd.cli.app import main
 from swarmd.config.config import NodeConfig
 from swarmd.experience.replay_theory import best_reuse
-from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, document, lines, plan
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, document, lines, plan, plan_replay
 
 
 def measured(mu: float) -> Measured:
@@ -64,3 +65,16 @@ def test_the_plan_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]
         and told["measured"]["low"] <= told["measured"]["mu"] <= told["measured"]["high"]
     )
     assert told["pays"] == (told["measured"]["mu"] >= told["pays_from"])
+
+
+def test_what_measured_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of another package leaves a server and a copy of the weights otherwise."""
+    closed, close = list[LanguagePolicy](), LanguagePolicy.close
+
+    def noted(policy: LanguagePolicy) -> None:
+        closed.append(policy)
+        close(policy)
+
+    monkeypatch.setattr(LanguagePolicy, "close", noted)
+    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 1, "external": 0}})
+    assert plan_replay(config, 1, RHO, ALPHA).new == len(closed) == 1
