@@ -63,9 +63,10 @@ _decoder = msgspec.msgpack.Decoder(TwinCard)
 
 
 def decoded(message: bytes) -> TwinCard | None:
-    """Parse a card without checking its signature; None where it is none, or of a later version."""
-    if len(message) > MAX_CARD_BYTES:
-        return None
+    """Parse a card without checking its signature; None where it is none, or of a later version.
+
+    All its parts are of bounded size, so it has at most MAX_CARD_BYTES.
+    """
     try:
         return _decoder.decode(message)
     except (msgspec.MsgspecError, RecursionError):
