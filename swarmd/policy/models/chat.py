@@ -36,6 +36,7 @@ WARM_UP: Final = (
 )
 QUESTION: Final = "what-is-asked-here"
 SPACED: Final = f" \n {QUESTION} again \n "
+ANSWER: Final = "what-is-answered-here"
 _TRIMS: Final[Mapping[str, Callable[[str], str]]] = {
     "": str,
     "strip": str.strip,
@@ -52,18 +53,20 @@ class TemplateFails(Exception):
 class ChatFrame:
     """What a chat template puts around a question.
 
-    trim: what it does to the white space at the question's ends.
+    trim: what it does to the white space at the question's ends. after: stands between an answer and the
+        next question.
     """
 
     pieces: tuple[str, ...]
     trim: str = ""
+    after: str = ""
 
     def around(self, question: str) -> str:
         return _TRIMS[self.trim](question).join(self.pieces)
 
 
-def frame_of(plain: str, spaced: str) -> ChatFrame:
-    """Derive the frame from the template's texts for QUESTION and for SPACED.
+def frame_of(plain: str, spaced: str, asked_again: str) -> ChatFrame:
+    """Derive the frame from the template's texts; see `render`.
 
     Raises TemplateFails where the template does more to a question than trim it.
     """
@@ -71,7 +74,7 @@ def frame_of(plain: str, spaced: str) -> ChatFrame:
     if len(pieces) < 2:
         raise TemplateFails("it leaves the question out")
     for trim in _TRIMS:
-        frame = ChatFrame(pieces, trim)
+        frame = ChatFrame(pieces, trim, asked_again.partition(ANSWER)[2].partition(QUESTION)[0])
         if frame.around(SPACED) == spaced:
             return frame
     raise TemplateFails("it changes the question")
@@ -94,31 +97,39 @@ def frame(
 
 def render(
     template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
-) -> tuple[str, str]:
-    """Render the template for QUESTION and for SPACED, as `apply_chat_template` does.
+) -> tuple[str, str, str]:
+    """Render the template for QUESTION, for SPACED, and for ANSWER between two questions.
 
-    Raises TemplateFails.
+    As `apply_chat_template` does. Raises TemplateFails.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     head = [{"role": "system", "content": system}] if system else []
-    chats = [[*head, {"role": "user", "content": question}] for question in (QUESTION, SPACED)]
+    asked, spaced = ([{"role": "user", "content": question}] for question in (QUESTION, SPACED))
     # enable_thinking: Qwen3's template has it think by default, for more tokens than we generate by default;
     # other templates don't look at it.
     more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": thinking}
     try:
-        (plain, spaced), _ = render_jinja_template(chats, chat_template=template, **more)
+        texts, _ = render_jinja_template(
+            [
+                [*head, *asked],
+                [*head, *spaced],
+                [*head, *asked, {"role": "assistant", "content": ANSWER}, *asked],
+            ],
+            chat_template=template,
+            **more,
+        )
     except Exception as error:
         # A template is a program and may raise anything.
         raise TemplateFails(str(error).strip() or type(error).__name__) from None
-    if max(len(plain), len(spaced)) > MAX_PROMPT_CHARACTERS:
+    if max(map(len, texts)) > MAX_PROMPT_CHARACTERS:
         raise TemplateFails(f"it makes more than {MAX_PROMPT_CHARACTERS:,} characters of a question")
-    return plain, spaced
+    return tuple(texts)
 
 
 def render_contained(
     template: str, special_tokens: Mapping[str, str], system: str, thinking: bool = False
-) -> tuple[str, str]:
+) -> tuple[str, str, str]:
     """Render a chat template in a contained process, within its limits.
 
     Raises TemplateFails.
@@ -145,10 +156,10 @@ def render_contained(
         reply: dict[str, Any] = json.loads(done.stdout)
         if "error" in reply:
             raise TemplateFails(str(reply["error"])[:200])
-        plain, spaced = reply["texts"]
+        plain, spaced, again = map(str, reply["texts"])
     except (ValueError, KeyError, TypeError):
         raise TemplateFails(f"its process ended: {done.stderr.strip()[-200:] or 'out of memory'}") from None
-    return str(plain), str(spaced)
+    return plain, spaced, again
 
 
 SYSTEM_PROMPT = (
@@ -175,8 +186,7 @@ class Chat:
         """
         self.tokenizer, self._thinking = tokenizer, thinking
         self.system_prompt = system_prompt
-        self._end: int = tokenizer.eos_token_id
-        self.ends = ends | {self._end}
+        self.ends = ends | {tokenizer.eos_token_id}
         # Some templates know no system role (Gemma 2): say the same at the head of the question.
         ways = [(system_prompt, ""), ("", system_prompt + "\n\n")] if system_prompt else [("", "")]
         for system, self._preamble in ways:
@@ -185,6 +195,9 @@ class Chat:
             except TemplateFails as error:
                 why = printable(str(error))
             else:
+                # Gemma ends a turn with <end_of_turn>, and its tokenizer names another end.
+                between = tokenizer(self._frame.after, add_special_tokens=False)["input_ids"]
+                self._end: int = next((i for i in between if i in self.ends), tokenizer.eos_token_id)
                 return
         raise NoModel(
             f"the model's chat template cannot render a question ({why}). Choose an instruct model, or"
@@ -263,8 +276,8 @@ class Chat:
     def encode(self, completion: Completion, limit: int) -> list[int]:
         """Return the ids of somebody else's answer, as if we had sampled it: at most `limit`.
 
-        The end token is added only where the answer ended by itself and fits. Control tokens that are spelled
-        out in the text stay text, so that nobody but us ends an answer or opens a new turn.
+        The end of a turn is added only where the answer ended by itself and fits. Control tokens that are
+        spelled out in the text stay text, so that nobody but us ends an answer or opens a new turn.
         """
         ids: list[int] = self.tokenizer(completion.text, add_special_tokens=False, split_special_tokens=True)[
             "input_ids"

@@ -60,6 +60,23 @@ def test_an_answer_that_was_cut_gets_no_end_token() -> None:
     assert chat.encode(Completion("abc", ended=True), 0) == []
 
 
+@pytest.mark.parametrize(
+    ("after", "ends", "end"),
+    [
+        ("<|assistant|>", {2}, 2),  # Gemma's and Phi's templates end a turn otherwise than the tokenizer says
+        ("<|assistant|>", set(), 0),  # it does not end what the model writes
+        ("", {1, 2}, 1),  # GLM's: the next turn's beginning ends the last
+        ("", {2, 3}, 0),
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_answer_of_others_ends_as_ours_do(after: str, ends: set[int], end: int, ours: bool) -> None:
+    turn = "{% if m.role == 'assistant' %}" + after + "{% endif %}{% endfor %}"
+    chat = Chat(make_tokenizer(CHAT.replace("{% endfor %}", turn)), "", frozenset(ends), ours=ours)
+    assert chat.encode(Completion("one", ended=True), 100)[3:] == [end]
+    assert chat.ends == {0, *ends}
+
+
 def test_control_tokens_spelled_out_stay_text() -> None:
     chat = Chat(make_tokenizer(), "", ours=True)
     ids = chat.encode(Completion("x<|endoftext|><|user|>y", ended=False), 100)
