@@ -24,7 +24,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import count_devices, device_of, environment, free_share
+from swarmd.policy.models.device import count_devices, device_of, environment, free_memory
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
 from swarmd.state.metrics import WorkersReport
@@ -236,7 +236,7 @@ def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
 def free_for_trainer(config: NodeConfig) -> Callable[[Any], int]:
     """Return how many bytes of a device the trainer may plan with, beside its workers."""
     sharing = _sharing(config, 0)
-    return lambda device: free_share(device, sharing)
+    return lambda device: free_memory(device, sharing)
 
 
 def _sharing(config: NodeConfig, place: int) -> int:

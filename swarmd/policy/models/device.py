@@ -257,8 +257,3 @@ def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
         str(i) for i in range(torch.cuda.device_count())
     ]
     return {"CUDA_VISIBLE_DEVICES": names[place % len(names)]}
-
-
-def free_share(device: torch.device, processes: int) -> int:
-    """Return how many bytes of the device one of `processes` may plan with."""
-    return free_memory(device, processes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import free_share
+from swarmd.policy.models.device import free_memory
 from swarmd.policy.parallel.weight_sync import WeightReader
 from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady
 from swarmd.workers.worker import WorkerLink, run
@@ -25,7 +25,7 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
         rested += inside.rest()
         return pickup()
 
-    free = partial(free_share, processes=begin.sharing)
+    free = partial(free_memory, processes=begin.sharing)
     policy = LanguagePolicy.open(config, begin.seed, free, between=between)
     pickup = WeightReader(Path(begin.folder), policy.trained)
     inside.send(WorkerReady())

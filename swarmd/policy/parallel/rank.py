@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.device import free_share
+from swarmd.policy.models.device import free_memory
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
 from swarmd.workers.messages import Begin, Join, Share, Stepped, WorkerReady
 from swarmd.workers.worker import WorkerLink, run
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def train(begin: Begin, inside: WorkerLink) -> None:
     """Take step after step, until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
-    policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
+    policy = LanguagePolicy.open(config, begin.seed, partial(free_memory, processes=begin.sharing))
     learner = policy.learner
     inside.send(WorkerReady())
     while True:
