@@ -189,11 +189,13 @@ def stop(
     ] = 660.0,
 ) -> None:
     """Stop the node: it finishes its round, saves and exits. Waits until it has."""
-    from swarmd.daemon.local_api.control import wait_until_gone
+    from swarmd.daemon.local_api.control import call, wait_until_gone
     from swarmd.errors import Unreachable
 
-    _tell(state_dir, "stop", False, "finishing the current round, then stopping …", quiet=as_json)
     folder = as_state_dir(state_dir)
+    call(folder, "stop")
+    if not as_json:
+        tell("finishing the current round, then stopping …")
     if not wait_until_gone(folder, timeout):
         raise Unreachable(
             f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at"
@@ -203,16 +205,6 @@ def stop(
         print_json({"schema": 1, "stopped": True})
     else:
         print("Node stopped.", file=sys.stderr)
-
-
-def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, quiet: bool = False) -> None:
-    from swarmd.daemon.local_api.control import call
-
-    document = call(as_state_dir(state_dir), operation)
-    if as_json:
-        print_json(document)
-    elif not quiet:
-        tell(said)
 
 
 OPENER = "ui.html"  # a file in the state folder
