@@ -5,7 +5,6 @@ It has weights and no optimizer, in a process beside the node's, and answers as 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,7 @@ from swarmd.policy.inference.select import NO_LIMIT_TOKENS
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import TemplateFails
-from swarmd.policy.models.device import choose_device, seeded
+from swarmd.policy.models.device import choose_device, is_out_of_memory, seeded
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.tokenizer import load_tokenizer
@@ -126,6 +125,8 @@ class TrainedModel:
         Args:
             prompt: of `prompt`.
             told: called with each piece of text as it comes; may raise to end the answer.
+
+        Raises CannotAnswer where memory is short.
         """
         ids: list[int] = []
         text, said, held = "", 0, max(map(len, settings.stop), default=1) - 1
@@ -150,10 +151,18 @@ class TrainedModel:
             temperature=config.generate.temperature if settings.temperature is None else settings.temperature,
         )
         generator = seeded(self._device, settings.seed)
-        ended = True
-        with suppress(_Stopped):
+        try:
             decode(self._network, [prompt], 1, sampling, generator, NO_LIMIT_TOKENS, drawn=drawn)
             ended = bool(ids) and ids[-1] in self.chat.ends
+        except _Stopped:
+            ended = True
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise CannotAnswer(
+                f"not enough memory on {self._device} for {len(prompt):,} tokens and an answer of up to"
+                f" {sampling.limit:,}. Shorten it, ask for fewer (max_tokens), or begin a new one."
+            ) from None
         if text[said:]:
             told(text[said:])
         return Answer(text, ended, len(prompt), len(ids))

@@ -62,13 +62,16 @@ class _Completion(msgspec.Struct):
     logprobs: Literal[False] | None = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
+    logit_bias: Any = None
+    response_format: Any = None
     tools: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 
     def check(self) -> None:
-        if self.top_p not in (None, 1) or self.presence_penalty or self.frequency_penalty:
+        changed = self.presence_penalty or self.frequency_penalty or self.logit_bias
+        if changed or self.top_p not in (None, 1) or self.response_format not in (None, {"type": "text"}):
             raise msgspec.ValidationError(
-                "answers are drawn as in training, from all tokens: leave out top_p, presence_penalty and"
-                " frequency_penalty"
+                "answers are drawn as in training, from all tokens: leave out top_p, presence_penalty,"
+                " frequency_penalty, logit_bias and response_format"
             )
 
     def settings(self) -> "AnswerSettings":
@@ -108,19 +111,22 @@ class ChatApi:
             if asked.model not in ("", self._model.name):
                 return _refused(404, f"There is the model {self._model.name!r} alone.", "model_not_found")
             prompt = await self._in_thread(partial(self._prompt, asked))
+            about = {
+                "id": f"chatcmpl-{token_hex(12)}",
+                "created": int(time.time()),
+                "model": self._model.name,
+                "system_fingerprint": f"round-{self._model.round}",
+            }
+            if asked.stream:
+                return Response(
+                    200,
+                    "text/event-stream",
+                    headers=HEADERS,
+                    stream=partial(self._stream, asked, prompt, about),
+                )
+            answer = await self._in_thread(partial(self._model.answer, prompt, asked.settings()))
         except (msgspec.MsgspecError, SwarmdError, RecursionError) as error:
             return _refused(400, str(error))
-        about = {
-            "id": f"chatcmpl-{token_hex(12)}",
-            "created": int(time.time()),
-            "model": self._model.name,
-            "system_fingerprint": f"round-{self._model.round}",
-        }
-        if asked.stream:
-            return Response(
-                200, "text/event-stream", headers=HEADERS, stream=partial(self._stream, asked, prompt, about)
-            )
-        answer = await self._in_thread(partial(self._model.answer, prompt, asked.settings()))
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
         return _json({**about, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)})

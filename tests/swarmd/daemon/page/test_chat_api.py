@@ -50,7 +50,8 @@ async def test_models_and_an_answer_of_the_newest_checkpoint(tmp_path: Path) -> 
         # Parts of text, and fields that ask for nothing
         again = GREEDY | {
             "messages": [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}],
-            "top_p": 1, "n": 1, "tools": [], "user": "me", "max_tokens": 2,
+            "top_p": 1, "n": 1, "tools": [], "response_format": {"type": "text"}, "logit_bias": {},
+            "user": "me", "max_tokens": 2,
         }  # fmt: skip
         second = (await client.post("/chat/completions", json=again)).json()
         assert second["choices"][0]["finish_reason"] == "length"
@@ -82,6 +83,8 @@ async def test_a_stream_has_the_same_answer_in_pieces(tmp_path: Path) -> None:
         ({"top_p": 0.5}, 400, "top_p"),
         ({"n": 2}, 400, r"\$\.n"),
         ({"tools": [{}]}, 400, "tools"),
+        ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"temperature": -1}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
     ],
@@ -107,6 +110,27 @@ async def test_who_may_ask(tmp_path: Path) -> None:
         assert (await client.get("/")).status_code == 404
     async with served(tmp_path, anybody=True) as client:
         assert (await client.post("/chat/completions", **rebound)).status_code == 200
+
+
+class Full(TrainedModel):
+    """Finds the device full."""
+
+    def _load(self, identity: Any) -> None:
+        super()._load(identity)
+        self._network.register_forward_pre_hook(full)
+
+
+def full(*_: object) -> None:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+async def test_a_client_is_told_that_memory_is_short(tmp_path: Path) -> None:
+    async with served(tmp_path, kind=Full) as client:
+        answer = await client.post("/chat/completions", json=GREEDY)
+    assert answer.status_code == 400
+    assert (
+        "memory on cpu for 15 tokens and an answer of up to 16. Shorten" in answer.json()["error"]["message"]
+    )
 
 
 class Counting(TrainedModel):
