@@ -58,7 +58,7 @@ class Hall:
         self.clock[0] += 10.0  # until a page is worked out anew
         after: int | None = 0
         while after is not None:
-            board = await self.service.leaderboard(BoardView(after))
+            board = await self.service.boards.get(BoardView(after))
             for standing in board.standings:
                 if standing.record.peer == peer:
                     return {
