@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,9 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
         task = second.tasks.task(group.ref)
         assert task is not None and task.question == group.question
         assert second.score([(group.ref, group.completions)]) == [group.rewards]
+        for one_text in (partial(second.share, task), lambda text: second.score([(group.ref, text)])):
+            with pytest.raises(TypeError, match=r"\[text\]"):
+                one_text("<answer>1</answer>")
         assert {0.0, 1.0} == set(group.rewards) and min(group.advantages) == 0.0 < max(group.advantages)
 
         def used() -> bool:

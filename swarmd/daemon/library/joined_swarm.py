@@ -265,7 +265,7 @@ class JoinedSwarm:
         They are scored here first: by default a group whose rewards are all the same is not sent, for nobody
         learns from it. Text counts as ended by the model; say otherwise with `Completion(text, ended=False)`.
         """
-        answers = tuple(map(_completion, completions))[: wire.MAX_COMPLETIONS]
+        answers = _completions(completions)[: wire.MAX_COMPLETIONS]
         if answers and self.joined:
             with self._changed:
                 self._given.append(_Given(task, answers))
@@ -301,7 +301,7 @@ class JoinedSwarm:
         self, items: Sequence[tuple[TaskRef, Sequence[str | Completion]]]
     ) -> Sequence[tuple[float, ...]]:
         """Return one tuple of rewards per item, by our own verifier: a contained process. Waits for it."""
-        return self._own_verifier().score([(ref, list(map(_completion, texts))) for ref, texts in items])
+        return self._own_verifier().score([(ref, _completions(texts)) for ref, texts in items])
 
     def judge(self, task: Task, text: str) -> Judged:
         """Score one answer, and say why. One without <answer> tags is put between them."""
@@ -429,6 +429,13 @@ class JoinedSwarm:
 def _group(scored: Scored, found: Sequence[float]) -> ScoredGroup:
     texts = scored.rollout.completions
     return ScoredGroup(scored.ref, scored.question, texts, scored.rewards, tuple(found), scored.author)
+
+
+def _completions(answers: Sequence[str | Completion]) -> tuple[Completion, ...]:
+    if isinstance(answers, str):
+        # It is a sequence too, and each letter would be an answer.
+        raise TypeError("the answers to a question are a list, also where there is one: [text]")
+    return tuple(map(_completion, answers))
 
 
 def _completion(text: str | Completion) -> Completion:
