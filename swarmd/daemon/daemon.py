@@ -446,14 +446,18 @@ class Daemon:
         self._nursery.start_soon(self._kill_after_grace)
 
     async def _watch_signals(self, *, task_status: Started) -> None:
-        """Ask the trainer to stop on a signal; where it was asked already, kill it."""
+        """Ask the trainer to stop on a signal; where it was asked already, kill it.
+
+        A terminal that is closed meanwhile does not hurry it.
+        """
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started("")
             async for number in signals:
                 if number == signal.SIGINT:
                     self.exit_code = 130
                 if self._stopping:
-                    self.child.kill()
+                    if number != signal.SIGHUP:
+                        self.child.kill()
                     continue
                 log.info("stopped by %s", signal.Signals(number).name)
                 self._stop(ASKED[signal.Signals(number)])

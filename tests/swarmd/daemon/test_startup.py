@@ -104,10 +104,18 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
     )
     async with trio.open_nursery() as nursery:
         await daemon.startup(nursery)
-        daemon.child.ready, daemon.child.kill = True, killed.set  # type: ignore[method-assign]
+        codes: list[int | None] = []
+
+        def kill() -> None:
+            codes.append(daemon.exit_code)
+            killed.set()
+
+        daemon.child.ready, daemon.child.kill = True, kill  # type: ignore[method-assign]
         await daemon._on_stop({})
         if patience != "ends":
+            signal.raise_signal(signal.SIGHUP)  # a terminal that is closed does not hurry it
             signal.raise_signal(signal.SIGINT)
         with trio.fail_after(20):
             await killed.wait()
+        assert codes[0] == (130 if patience != "ends" else 0)
         nursery.cancel_scope.cancel()
