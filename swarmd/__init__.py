@@ -4,9 +4,11 @@ Nothing is loaded until it is used: every part of swarmd imports this, and the c
 where it takes Ctrl-C.
 """
 
-from typing import TYPE_CHECKING, Any
-
+# As type checkers read it, without an import of `typing`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from swarmd import errors
     from swarmd.daemon.library.joined_swarm import JoinedSwarm, ScoredGroup, join
     from swarmd.types import Completion, Task, TaskRef
@@ -18,7 +20,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in __all__:
         raise AttributeError(f"module 'swarmd' has no attribute {name!r}")
     from importlib import import_module
