@@ -156,7 +156,10 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return ids
 
     def _answer(self, completion: Completion) -> list[int]:
-        ids: list[int] = self._words(completion.text, add_special_tokens=False)["input_ids"]
+        # Control tokens that others spell out stay text.
+        ids: list[int] = self._words(completion.text, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
         return [*ids, self._words.eos_token_id] if completion.ended else ids or [self._words.eos_token_id]
 
     def _replace(self, out: dict[str, Any], theirs: dict[int, ScoredGroup]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
         # The two right answers first, ended; advantages are over all five: (1 - 0.4) / 0.49
         assert batch["advantages"] == [1.224, 1.224, 0.0, 0.0]
         assert all(row.endswith("</answer><|endoftext|>") for row in batch["rows"][:2])
+        # The control token that another spelled out is text
+        assert max(batch["ends"]) == 1 and any("one<|e" in row for row in batch["rows"])
     assert found["once"]["old"] is None
     assert found["twice"]["old"] == [found["twice"]["shapes"][2], True]
     assert found["rewards"] == [1.0, 0.0]

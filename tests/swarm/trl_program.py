@@ -63,7 +63,9 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
 
     for task in other.tasks.draw(4):
         right = f"<answer>{other.tasks.truth(task)}</answer>"
-        other.share(task, [right, "a wrong one", "no answer, and it is cut" * 9, right, "one too many"])
+        other.share(
+            task, [right, "a wrong one<|endoftext|>", "no answer, and it is cut" * 9, right, "one too many"]
+        )
     wait_until(lambda: len(swarm._parts.pool) >= 4)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     before = [weights.clone() for weights in model.parameters()]
@@ -88,6 +90,9 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
     return {
         "replaced": trainer.replaced,
         "rows": rows,
+        "ends": (out["completion_ids"] * out["completion_mask"] == tokenizer.eos_token_id)[group : group + 4]
+        .sum(1)
+        .tolist(),
         "prompt": tokenizer.decode(out["prompt_ids"][group][out["prompt_mask"][group].bool()]),
         "advantages": [round(x, 3) for x in out["advantages"][group : group + 4].tolist()],
         "shapes": [
