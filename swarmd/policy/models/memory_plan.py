@@ -207,28 +207,31 @@ def _plan(
         checkpointing |= dtype == "nf4"
         tokens = max(work.row, min(MAX_TOKENS, _power_of_two(most if checkpointing else most_plain)))
 
-    rows = work.questions * work.completions
-    head_rows = f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B"
-    answering = [Item("answering", "logits", head_rows, rows * shape.vocabulary * LOGIT_BYTES)]
-    rest = room - sum(item.bytes for item in answering)
     key_value, one = shape.key_value_numbers * size, work.completions * work.row
+    logits = work.completions * shape.vocabulary * LOGIT_BYTES  # of one question's answers
     cache_tokens = CACHE_BYTES // key_value
-    while cache_tokens > one and cache_tokens * key_value > rest:
+
+    def at_once() -> int:
+        """Return how many questions are answered at once: those whose keys and values are held."""
+        return max(1, min(work.questions, cache_tokens // work.rollout))
+
+    while cache_tokens > one and cache_tokens * key_value + at_once() * logits > room:
         # Halved from a fixed figure, so that what happens to be free seldom changes which random number meets
         # which row.
         cache_tokens //= 2
     cache_tokens = max(cache_tokens, one)
-    cached = min(cache_tokens, work.questions * one)
-    answering.append(
-        Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value)
-    )
+    cached, rows = min(cache_tokens, work.questions * one), at_once() * work.completions
+    head_rows = f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B"
+    answering = [
+        Item("answering", "logits", head_rows, at_once() * logits),
+        Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value),
+    ]
 
     per_token = thrifty if checkpointing else plain
     training = [
         Item("training", "activations", f"{tokens:,} tokens × {per_token:,} B", tokens * per_token),
         Item("training", "logits", f"{head_tokens:,} tokens × {shape.vocabulary:,} × {LOGIT_BYTES} B", head),
     ]
-    least_answering = sum(item.bytes for item in answering[:-1]) + one * key_value
     return Plan(
         dtype=dtype,
         lora_rank=lora_rank,
@@ -240,7 +243,7 @@ def _plan(
         context=most if shape.context is None else min(shape.context, most),
         free=free,
         usable=usable,
-        least=held + max(least_answering, work.row * thrifty + head),
+        least=held + max(logits + one * key_value, work.row * thrifty + head),
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
         items=(*always, *answering, *training),
         optimizer=work.optimizer,

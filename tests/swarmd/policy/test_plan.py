@@ -25,13 +25,14 @@ from transformers import (
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import adopt
+from swarmd.policy.inference.decode import Sampling, groups
 from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.fit import estimated_tokens, fit, longest_questions, prompt_tokens, work_of
 from swarmd.policy.models.load import with_adapter
-from swarmd.policy.models.memory_plan import MAX_TOKENS, Shape, Workload, make_plan
+from swarmd.policy.models.memory_plan import MAX_TOKENS, Plan, Shape, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
 from swarmd.tasks.curriculum import SAPO_9
@@ -290,6 +291,26 @@ def test_all_weights_of_half_a_billion_in_bfloat16_never_lose_a_step(
         make_plan(shape_05b_cached, "float32", None, gigabytes * GB, Workload(optimizer=kind)).precision
         is None
     )
+
+
+def test_many_questions_are_answered_one_after_the_other_where_memory_is_short() -> None:
+    """The engine holds logits only of the answers in hand (`decode.groups`)."""
+    shape = shape_05b()
+
+    def plan(questions: int, free: int) -> Plan:
+        return make_plan(shape, "bfloat16", 16, free, Workload(questions=questions))
+
+    assert plan(1024, 16 * GB).least == plan(4, 16 * GB).least < 3 * GB
+    assert plan(1024, 3 * GB).fits and plan(1024, 3 * GB).peak <= plan(1024, 3 * GB).usable
+    work = Workload(questions=1024)
+    for free in (3 * GB, 16 * GB):
+        found = plan(1024, free)
+        one = [0] * work.prompt_tokens
+        first = next(
+            groups([one] * 1024, 8, Sampling(256, 10**6, frozenset(), 1.0), found.cache_tokens, True)
+        )
+        (logits,) = [item for item in found.items if (item.phase, item.name) == ("answering", "logits")]
+        assert logits.formula.startswith(f"{8 * len(first):,} rows")
 
 
 def test_the_start_is_kept_where_there_is_room_for_it() -> None:
