@@ -204,10 +204,11 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 def fingerprint_of(network: nn.Module) -> str:
     """Identify a base model by 16 hex digits, whatever dtype it was loaded in.
 
-    They hash the names, shapes and first weights of every tensor.
+    They hash the names, shapes and first weights of every tensor: those of bfloat16, as they are in float16,
+    which has no such small ones.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(network.named_parameters()):
-        first = weight.detach().flatten()[:64].to(torch.bfloat16).float()
+        first = weight.detach().flatten()[:64].to(torch.bfloat16).to(torch.float16)
         digest.update(f"{name}{tuple(weight.shape)}{first.tolist()}".encode())
     return digest.hexdigest()[:16]
