@@ -195,6 +195,10 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: T
         assert tab.run("document.activeElement.value") == "25 %"
         tab.press("Enter")
         tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
+        # Where it can be seen, however far down the form is
+        tab.run("document.getElementById('limits').scrollIntoView()")
+        place = "document.getElementById('said').getBoundingClientRect()"
+        tab.until(f"scrollY > {place}.height && {place}.top >= 0 && {place}.bottom < innerHeight")
 
     assert await in_browser(node, tab, look) == []
     assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
