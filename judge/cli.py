@@ -281,7 +281,9 @@ def backup(
     with _its_packages():
         from judge.store import archive
     rows = archive.backup(settings.database, to)
-    print(f"{rows:,} rows copied.")
+    print(
+        f"{rows:,} rows copied. Keep {settings.key_file} too: the key that signs receipts is not among them."
+    )
 
 
 @app.command()

@@ -120,7 +120,8 @@ def test_backup_export_and_verify_as_commands(tmp_path: Path, verifier: Verifier
     of = ["--database", database, "--curriculum", "tiny-9"]
     runner = CliRunner()
     assert "8 answers scored again, 0 differences" in runner.invoke(cli.app, ["verify", *of]).output
-    assert "13 rows copied" in runner.invoke(cli.app, ["backup", str(tmp_path / "copy"), *of]).output
+    said = runner.invoke(cli.app, ["backup", str(tmp_path / "copy"), *of]).output
+    assert "13 rows copied. Keep " in said and ".key too" in said
     assert (
         "10 questions written"
         in runner.invoke(cli.app, ["export", str(tmp_path / "answers.csv"), *of]).output
