@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from p2p.address import parse_endpoint
 from p2p.netgroup import only_here
 from swarmd.config.addresses import bootstrap_address
 from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.daemon.page.opening import LOOPBACK
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
@@ -73,6 +75,12 @@ def invite(
             " network` helps"
         )
     judge = next(iter(judges), config.judge.url)
+    if urlsplit(judge).hostname in LOOPBACK and any(place(address) != "machine" for address in addresses):
+        notes.append(
+            f"the judge {judge} is at an address of this machine alone, so the invitation names none: others"
+            " say it with --judge, by an address that they reach"
+        )
+        judge = ""
     digest = swarm_digest(curriculum) if curriculum is not None else ""
     made = Invitation(
         config.swarm.name, curriculum.name if curriculum is not None else "", digest, model, addresses, judge

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.config.config import NodeConfig, SwarmConfig
+from swarmd.config.config import JudgeConfig, NodeConfig, SwarmConfig
 from swarmd.config.invitation import Invitation, as_link, read_invitation, write_invitation
 from swarmd.config.sources import FLAGS
 from swarmd.daemon.inviting import invite
@@ -267,6 +267,11 @@ def test_the_invitation_of_a_node_names_its_addresses() -> None:
     assert read_invitation(helper["invitation"]) == Invitation(
         "main", bootstrap=(PUBLIC,), judge="https://judge.example"
     )
+    judged = config(bootstrap=()).model_copy(update={"judge": JudgeConfig(url="http://127.0.0.1:8000")})
+    made = invite(judged, TINY_9, [PUBLIC])
+    assert read_invitation(made["invitation"]).judge == "" and "the judge http:" in made["notes"][0]
+    made = invite(judged, TINY_9, [LOCAL])
+    assert read_invitation(made["invitation"]).judge == "http://127.0.0.1:8000", "it serves another node here"
     folder = NodeConfig.model_validate({"model": {"name": "/home/ada/model"}})
     made = invite(folder, TINY_9, [PUBLIC])
     assert (
