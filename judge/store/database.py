@@ -24,6 +24,8 @@ FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)
 # transaction.
 _LOCK = int.from_bytes(b"swarmd", "big")
 _WRITING = _LOCK + 1
+# PostgreSQL's code of an error.
+_LOCK_NOT_AVAILABLE = "55P03"
 # A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is
 # milliseconds.
 _PATIENCE = {
@@ -181,6 +183,23 @@ def _lock_file(path: Path) -> TextIO:
     return lock
 
 
+def _keep_others_out(connection: Any, url: URL, *, shared: bool) -> None:
+    """Hold PostgreSQL's lock while the connection is open. Raises DatabaseInUse."""
+    # The server frees the lock of a judge that has just ended a moment later.
+    connection.execute("SET lock_timeout = '1s'")
+    try:
+        lock = "SELECT pg_advisory_lock_shared(%s)" if shared else "SELECT pg_advisory_lock(%s)"
+        connection.execute(lock, (_LOCK,))
+    except connection.Error as error:
+        if error.sqlstate != _LOCK_NOT_AVAILABLE:
+            raise
+        raise DatabaseInUse(
+            f"another judge is using {shown(url)}; stop it, start all with --shared, or give this one another"
+            " --database"
+        ) from None
+    connection.execute("RESET lock_timeout")
+
+
 def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     # Seconds to wait for another writer; a busy judge leaves short gaps.
@@ -224,12 +243,8 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
             if shared:
                 idle = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND setting = '0'"
                 connection.execute(idle, (_IDLE, "idle_in_transaction_session_timeout"))
-            lock = "SELECT pg_try_advisory_lock_shared(%s)" if shared else "SELECT pg_try_advisory_lock(%s)"
-            if alone and not connection.execute(lock, (_LOCK,)).fetchone()[0]:
-                raise DatabaseInUse(
-                    f"another judge is using {shown(url)}; stop it, start all with --shared, or give this one"
-                    " another --database"
-                )
+            if alone:
+                _keep_others_out(connection, url, shared=shared)
             connection.autocommit = False
 
         if shared:

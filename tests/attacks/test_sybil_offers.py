@@ -98,7 +98,10 @@ class World:
             await trio.testing.wait_all_tasks_blocked()
             on_board = max(
                 on_board,
-                sum(item.author in {h.peer_id for h in self.honest} for item in self.victim.gatherer._board),
+                sum(
+                    item.author in {h.peer_id for h in self.honest}
+                    for item in self.victim.gatherer._board.offered.values()
+                ),
             )
             for who_else in self.sybils if n == HONEST // 2 else ():  # and once more, between the others
                 self.offer(who_else, each)

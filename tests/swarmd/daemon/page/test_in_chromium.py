@@ -250,6 +250,7 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
             node.document = {**node.document, "last": LAST}
             tab.open(node.address, width=width)
             tab.until("document.querySelector('#chart canvas')")
+            tab.run(drawn)
             tab.run(watch)
             node.document = {**node.document, "last": short}
             tab.until("document.getElementById('round').textContent.includes('1.0 s (generate 1.0)')")
