@@ -67,7 +67,7 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
     2503.14476).
     """
     local: list[Scored] = []
-    for again in range(1 if parts.generators else 1 + parts.resample):
+    for again in range(1 + parts.resample):
         missing = parts.questions - sum(s.informative for s in local)
         if again and not missing:
             break

@@ -58,6 +58,11 @@ def check_workers(config: NodeConfig) -> None:
             "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set"
             " round.local to 1 or more, or leave the section [workers] out."
         )
+    if config.round.resample:
+        raise ConfigError(
+            "workers: generators ask beside the rounds, so no round asks anew. Set round.resample to 0, or"
+            " leave the section [workers] out."
+        )
     if workers.trainers > 1 and device == "mps":
         raise ConfigError(
             "workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or"

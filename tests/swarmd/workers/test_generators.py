@@ -181,6 +181,7 @@ def test_a_generator_started_during_a_rest_learns_of_its_end(flow: QuestionQueue
 def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
     for changes, said in (
         ({"round": {"local": 0}}, "Set round.local"),
+        ({"round": {"resample": 1}}, "Set round.resample"),
         ({"workers": {"generators": 64, "trainers": 64}}, "at the very most"),
     ):
         with pytest.raises(ConfigError, match=said):
