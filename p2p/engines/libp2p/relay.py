@@ -119,9 +119,8 @@ class Relay:
         self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
         self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
         self._asks = TokenBuckets[str](REQUESTS_PER_S, REQUESTS_AT_ONCE)
-        self._limit = Limit(
-            duration=int(limits.seconds), data=limits.size
-        )  # of a circuit, as askers are told
+        # Of a circuit, as askers are told.
+        self._limit = Limit(duration=int(limits.seconds), data=limits.size)
         self._bytes = TokenBucket(limits.rate, float(limits.size), trio.current_time())
 
     async def handle(self, stream: Any) -> None:

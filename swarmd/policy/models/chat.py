@@ -100,31 +100,32 @@ def render(
 ) -> tuple[str, str, str]:
     """Render the template for QUESTION, for SPACED, and for ANSWER between two questions.
 
-    As `apply_chat_template` does. Raises TemplateFails.
+    As `apply_chat_template` does. The last is "" where the template is for one question alone. Raises
+    TemplateFails.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     head = [{"role": "system", "content": system}] if system else []
-    asked, spaced = ([{"role": "user", "content": question}] for question in (QUESTION, SPACED))
+    asked, spaced = ({"role": "user", "content": question} for question in (QUESTION, SPACED))
     # enable_thinking: Qwen3's template has it think by default, for more tokens than we generate by default;
     # other templates don't look at it.
     more = {**special_tokens, "add_generation_prompt": True, "enable_thinking": thinking}
+
+    def text_of(*messages: Mapping[str, str]) -> str:
+        (text,), _ = render_jinja_template([[*head, *messages]], chat_template=template, **more)
+        return str(text)
+
+    # A template is a program and may raise anything.
     try:
-        texts, _ = render_jinja_template(
-            [
-                [*head, *asked],
-                [*head, *spaced],
-                [*head, *asked, {"role": "assistant", "content": ANSWER}, *asked],
-            ],
-            chat_template=template,
-            **more,
-        )
+        texts = text_of(asked), text_of(spaced)
     except Exception as error:
-        # A template is a program and may raise anything.
         raise TemplateFails(str(error).strip() or type(error).__name__) from None
-    if max(map(len, texts)) > MAX_PROMPT_CHARACTERS:
+    again = ""
+    with contextlib.suppress(Exception):
+        again = text_of(asked, {"role": "assistant", "content": ANSWER}, asked)
+    if max(map(len, (*texts, again))) > MAX_PROMPT_CHARACTERS:
         raise TemplateFails(f"it makes more than {MAX_PROMPT_CHARACTERS:,} characters of a question")
-    return tuple(texts)
+    return *texts, again
 
 
 def render_contained(

@@ -204,8 +204,8 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 def fingerprint_of(network: nn.Module) -> str:
     """Identify a base model by 16 hex digits, whatever dtype it was loaded in.
 
-    They hash the names, shapes and first weights of every tensor: those of bfloat16, as they are in float16,
-    which has no such small ones.
+    They hash the names, shapes and first weights of every tensor. Each is rounded to bfloat16, as most models
+    are stored, and then to float16, which has fewer digits for small ones.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(network.named_parameters()):

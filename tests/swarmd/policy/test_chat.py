@@ -67,6 +67,7 @@ def test_an_answer_that_was_cut_gets_no_end_token() -> None:
         ("<|assistant|>", set(), 0),  # it does not end what the model writes
         ("", {1, 2}, 1),  # GLM's: the next turn's beginning ends the last
         ("", {2, 3}, 0),
+        ("{{ raise_exception('one question alone') }}", {2}, 0),
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
