@@ -188,13 +188,13 @@ def test_members_of_both_families_dial_back_distant_ones_first() -> None:
         "near": ("/ip4/192.168.2.10/tcp/4001", "outbound"),
         "far": ("/ip4/11.0.0.2/tcp/40123", "inbound"),
         "further": ("/ip4/12.0.0.2/tcp/40123", "inbound"),
-        "dialled": ("/ip4/13.0.0.2/tcp/4001", "outbound"),
+        "we dialled": ("/ip4/13.0.0.2/tcp/4001", "outbound"),
         "by IPv6": ("/ip6/2611::2/tcp/40123", "inbound"),
         "relayed": (f"/ip4/14.0.0.2/tcp/4001/p2p/{OTHER}/p2p-circuit", "inbound"),
     }
     peers = [Peer(PeerId(name), *where, 0.0) for name, where in met.items()]
     asked = who_dials_back(peers, {"ip4": 4001, "ip6": 4006})
-    assert list(asked.items()) == [("dialled", 4001), ("by IPv6", 4006), ("far", 4001), ("further", 4001)]
+    assert list(asked.items()) == [("we dialled", 4001), ("by IPv6", 4006), ("far", 4001), ("further", 4001)]
     assert len(asked) == MAX_ASKED
     assert list(who_dials_back(peers[:2], {"ip4": 4001})) == ["far", "near"]
     assert who_dials_back(peers, {"ip6": 4006}) == {"by IPv6": 4006}
