@@ -7,7 +7,7 @@ ordinary masked attention.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -34,8 +34,6 @@ COVERED: Final = frozenset(
 )  # fmt: skip
 # Other layer types are recurrent, or keep something else than keys and values.
 _LAYERS: Final = {"full_attention", "sliding_attention"}
-# It has four dimensions, so transformers hands it through and builds no mask.
-_ANY_MASK: Final = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,21 @@ def run(network: nn.Module, ids: Tensor, positions: Tensor, layout: Layout, **mo
     return network(
         input_ids=ids[None],
         position_ids=positions[None],
-        attention_mask=_ANY_MASK.to(ids.device),
+        attention_mask=_any_mask(ids.device),
         use_cache=False,
         layout=layout,
         **more,
     )
+
+
+@cache
+def _any_mask(device: torch.device) -> Tensor:
+    """Return one of four dimensions: transformers hands it through and builds no mask.
+
+    It is made once a device, as a copy to the device would wait for its work.
+    """
+    with torch.inference_mode(mode=False):
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules) -> Tensor:

@@ -13,9 +13,6 @@ from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import to_device
 
-# Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
-COMPACT_AT: Final = 0.98
-
 # About the square root of a vocabulary, of small ones and large.
 STRIDE_TOKENS: Final = 64
 
@@ -103,6 +100,10 @@ def groups(
 
 
 class Rows(Protocol):
+    @property
+    def compact_at(self) -> float:
+        """Finished rows leave once at most this share is alive."""
+
     def first(self) -> Tensor:
         """Compute the prompts. Returns the logits [B, V] of each row's first token."""
 
@@ -147,7 +148,7 @@ def decode_rows(
         left = [place for place, lives in enumerate(alive.tolist()) if lives]
         if not left:
             break
-        if len(left) <= COMPACT_AT * len(alive):
+        if len(left) <= rows.compact_at * len(alive):
             keep = to_device(left, device)
             row, token, alive = row[keep], token[keep], alive[keep]
             rows.keep(left)

@@ -41,6 +41,8 @@ class PaddedRows:
         self.keep([i for i in range(len(logits)) for _ in range(self._copies)])
         return logits.repeat_interleave(self._copies, dim=0)
 
+    compact_at = 0.98
+
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)

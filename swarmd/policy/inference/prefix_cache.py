@@ -9,11 +9,16 @@ from torch import Tensor, nn
 
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
+from swarmd.policy.inference.recorded_step import RecordedStep
 from swarmd.policy.models.device import to_device
 from swarmd.policy.recurrent import State, Step
 
 # Prompt tokens of one forward pass, at most, where no single prompt is longer.
 PREFILL_TOKENS: Final = 8192
+# Of fixed shapes, own tokens' memory is read in steps of so many tokens, or of this share of them if it is
+# more.
+ROOM_TOKENS: Final = 64
+ROOM_SHARE: Final = 1 / 8
 
 
 class SharedPrefix:
@@ -31,6 +36,7 @@ class SharedPrefix:
         device: torch.device,
         *,
         frozen: bool = True,
+        fixed: bool | None = None,
     ) -> None:
         """Lay out prompts and their rows; nothing is computed yet.
 
@@ -38,6 +44,7 @@ class SharedPrefix:
             network: adopted.
             steps: tokens of each row, at most.
             frozen: whether no weight changes before the last.
+            fixed: whether steps keep their shapes as long as they can, to be recorded (default: on CUDA).
         """
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = (
@@ -58,6 +65,12 @@ class SharedPrefix:
         # Layer -> states behind each prompt, then behind each row
         self._states: dict[int, State] = {}
         self._done = 0  # own tokens whose keys and values are stored
+        self._fixed = device.type == "cuda" if fixed is None else fixed
+        # Of fixed shapes, what is done is counted on the device, and so many own tokens are read: later ones
+        # are hidden.
+        self._place, self._room = torch.zeros(1, dtype=torch.long, device=device), 0
+        self._own_masks: dict[int | None, Tensor] = {}  # window -> [room]
+        self._step = RecordedStep(self._advance)
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
         self._regroup([question for question in range(len(prompts)) for _ in range(copies)])
         self._blocks = Blocks(network, frozen) if readable(network) else None
@@ -96,19 +109,45 @@ class SharedPrefix:
         logits: Tensor = run(self._network, tensor(ids), positions, layout, logits_to_keep=ends).logits[0]
         return logits
 
+    @property
+    def compact_at(self) -> float:
+        """Let finished rows leave once at most this share is alive.
+
+        To copy the others' own keys and values is cheap, to record a step of other shapes is not.
+        """
+        return 0.5 if self._fixed else 0.98
+
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""
+        if not self._fixed:
+            logits = self._advance(tokens)
+        else:
+            if self._done >= self._room:
+                more = max(ROOM_TOKENS, int(self._done * ROOM_SHARE))
+                self._room = min(self._steps, self._done + more)
+                self._step = RecordedStep(self._advance, self._step)
+            logits = self._step(tokens)
+        self._done += 1
+        return logits
+
+    def _advance(self, tokens: Tensor) -> Tensor:
         for window in self._masks.keys() - {None}:
             del self._masks[window]
-        positions = self._lengths[self._question] + self._done
+        self._own_masks.clear()
+        positions = self._lengths[self._question] + self._own_tokens
         logits: Tensor
         logits = (
             self._blocks.step(tokens, positions, self)
             if self._blocks
             else run(self._network, tokens, positions, self).logits[0]
         )
-        self._done += 1
+        if self._fixed:
+            self._place += 1
         return logits
+
+    @property
+    def _own_tokens(self) -> Tensor | int:
+        return self._place if self._fixed else self._done
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order: ascending."""
@@ -116,6 +155,7 @@ class SharedPrefix:
         before = [self._slots[row] for row in rows]
         order = self._regroup([self._asked[row] for row in rows])
         slots = to_device([before[row] for row in order], self._device)
+        self._step = RecordedStep(self._advance, self._step)
         self._own = {
             layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()
         }
@@ -127,7 +167,12 @@ class SharedPrefix:
 
     def recur(self, layer: int, read: Tensor, step: Step) -> Tensor:
         """Take each row one step further: [B, n] -> [B, m]."""
-        out, self._states[layer] = step(read[:, None], None, self._states[layer])
+        out, after = step(read[:, None], None, self._states[layer])
+        if self._fixed:
+            for state, new in zip(self._states[layer], after, strict=True):
+                state.copy_(new)
+        else:
+            self._states[layer] = after
         return out[:, 0]
 
     def store_state(self, layer: int, state: State) -> None:
@@ -159,8 +204,11 @@ class SharedPrefix:
         if self._ragged:
             query, key, value = (x.index_select(0, self._row) for x in (query, key, value))
         keys, values = self._append(layer, key, value)
-        first = 0 if rules.window is None else max(0, self._done + 1 - rules.window)
-        keys, values = (x[:, :, first : self._done + 1].flatten(0, 1) for x in (keys, values))  # [S K, t, D]
+        first, end = 0, self._room
+        if not self._fixed:
+            end = self._done + 1
+            first = 0 if rules.window is None else max(0, end - rules.window)
+        keys, values = (x[:, :, first:end].flatten(0, 1) for x in (keys, values))  # [S K, t, D]
         prefix_keys, prefix_values = (x.flatten(0, 1) for x in self._prefix[layer])  # [Q K, P, D]
         slots, heads, width = query.shape
         kinds, group = key.shape[1], self._group
@@ -169,11 +217,11 @@ class SharedPrefix:
         asked = query.transpose(1, 2).reshape(-1, group * shared, width)  # [Q K, G R, D]
 
         on_prefix = (
-            self._on_prefix(asked, prefix_keys, rules)
+            _scores(asked, prefix_keys, self._mask(rules.window, kinds), rules)
             .view(-1, kinds, group, shared, self._width)
             .transpose(1, 2)
         )
-        on_own = capped(torch.bmm(query.reshape(-1, shared, width), keys.transpose(1, 2)), rules.softcap)
+        on_own = _scores(query.reshape(-1, shared, width), keys, self._own_mask(rules.window), rules)
         # [Q, G, K, R, P + t]
         scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)
         shares = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
@@ -187,27 +235,26 @@ class SharedPrefix:
         out = torch.baddbmm(out, shares[..., self._width :].flatten(0, 2), values).view(slots, heads, width)
         return out.index_select(0, self._slot) if self._ragged else out
 
-    def _on_prefix(self, query: Tensor, keys: Tensor, rules: Rules) -> Tensor:
-        """Return the scores [Q K, G R, P] of query [Q K, G R, D] on the prompts' keys [Q K, P, D]."""
-        mask, keys = self._mask(rules.window, len(query) // len(self._lengths)), keys.transpose(1, 2)
-        if mask is None:
-            return capped(torch.bmm(query, keys), rules.softcap)
-        if rules.softcap is None:
-            return torch.baddbmm(mask, query, keys)
-        return capped(torch.bmm(query, keys), rules.softcap) + mask
-
     def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._own:
             self._own[layer] = tuple(
-                x.new_empty(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value)
+                self._memory(x, x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value)
             )  # type: ignore[assignment]
         keys, values = self._own[layer]
-        keys[:, :, self._done] = key
-        values[:, :, self._done] = value
+        if self._fixed:
+            keys.index_copy_(2, self._place, key[:, :, None])
+            values.index_copy_(2, self._place, value[:, :, None])
+        else:
+            keys[:, :, self._done] = key
+            values[:, :, self._done] = value
         return keys, values
 
+    def _memory(self, like: Tensor, *shape: int) -> Tensor:
+        # Zeros where more is read than is there, for the reason that `store` gives.
+        return like.new_zeros(shape) if self._fixed else like.new_empty(shape)
+
     def _kept(self, buffer: Tensor, slots: Tensor) -> Tensor:
-        kept = buffer.new_empty(len(slots), *buffer.shape[1:])
+        kept = self._memory(buffer, len(slots), *buffer.shape[1:])
         kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, slots)
         return kept
 
@@ -243,7 +290,7 @@ class SharedPrefix:
     def _mask(self, window: int | None, kinds: int) -> Tensor | None:
         """Return the mask to add to scores [Q K, G R, P]; None where no prompt position is hidden."""
         if window not in self._masks:
-            past = window is not None and max(self._sizes) + self._done >= window
+            past = window is not None and (self._fixed or max(self._sizes) + self._done >= window)
             self._masks[window] = (
                 self._hiding(window, kinds) if past or min(self._sizes) < self._width else None
             )
@@ -253,11 +300,24 @@ class SharedPrefix:
         lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
         hidden = j >= lengths
         if window is not None:
-            hidden = hidden | (j <= lengths + self._done - window)
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(
-            hidden, float("-inf")
-        )
-        return mask.repeat_interleave(kinds, dim=0)[:, None]
+            hidden = hidden | (j <= lengths + self._own_tokens - window)
+        return self._minus_infinity(hidden).repeat_interleave(kinds, dim=0)[:, None]
+
+    def _own_mask(self, window: int | None) -> Tensor | None:
+        """Return the mask to add to scores [S K, R, t] of own tokens; None where none read is hidden."""
+        if not self._fixed:
+            return None
+        if window not in self._own_masks:
+            j = torch.arange(self._room, device=self._device)
+            hidden = j > self._place
+            if window is not None:
+                hidden = hidden | (j <= self._place - window)
+            self._own_masks[window] = self._minus_infinity(hidden)
+        return self._own_masks[window]
+
+    def _minus_infinity(self, hidden: Tensor) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, float("-inf"))
 
 
 class _Prefill:
@@ -287,6 +347,16 @@ class _Prefill:
         out, state = self._stream.recurred(read, step)
         self._to.store_state(layer, state)
         return out
+
+
+def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, rules: Rules) -> Tensor:
+    """Return the scores [N, S, T] of query [N, S, D] on keys [N, T, D], with a mask to add."""
+    keys = keys.transpose(1, 2)
+    if mask is None:
+        return capped(torch.bmm(query, keys), rules.softcap)
+    if rules.softcap is None:
+        return torch.baddbmm(mask, query, keys)
+    return capped(torch.bmm(query, keys), rules.softcap) + mask
 
 
 def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:

@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 
 from swarmd.policy.attention import NAME, adopt, covers
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
+from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import seeded
 from tests.swarmd.policy.conftest import chat_of, make_model, network_of, open_policy, plain_logprobs
 
@@ -24,6 +25,8 @@ def prompts_of(folder: Path) -> list[list[int]]:
 
 class Always:
     """Rows whose next token has the same logits, whatever came before."""
+
+    compact_at = 0.98
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.logits = logits
@@ -85,6 +88,22 @@ def test_weights_that_may_change_between_tokens_are_read_where_they_are(
     for (a,), (b,) in zip(before, after, strict=True):
         assert a.logprobs[:3] == pytest.approx(b.logprobs[:3], abs=1e-6)
         assert a.logprobs[3] != pytest.approx(b.logprobs[3], abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2", "qwen3_5"])
+def test_steps_of_fixed_shapes_give_what_growing_ones_do(family: str, folders: dict[str, Path]) -> None:
+    """Over two sizes of what is read, and over rows and whole questions that leave."""
+    network, prompts, copies, steps = network_of(folders[family]), prompts_of(folders[family]), 3, 80
+    assert adopt(network)
+    room = [80, 80, 9, 80, 80, 80, 4, 4, 4, 70, 2, 80]
+    samples = []
+    for fixed in (False, True):
+        with torch.inference_mode():
+            rows = SharedPrefix(network, prompts, copies, steps, CPU, fixed=fixed)
+            samples.append(decode_rows(rows, room, Sampling(80, 999, frozenset(), 0.0), seeded(CPU, 0)))
+    for growing, same in zip(*samples, strict=True):
+        assert growing.ids == same.ids
+        assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])

@@ -17,7 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from swarmd.policy import language_policy
-from swarmd.policy.inference.decode import Sampling, decode
+from swarmd.policy.inference.decode import Sampling, decode, decode_rows
+from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models import fit
 from swarmd.policy.models.device import choose_device, release_cached, seeded
@@ -229,6 +230,25 @@ def test_the_driver_waits_once_a_token(family: str, tmp_path: Path) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert {after - before for before, after in pairwise(counts[1:])} == {1}
+
+
+@NO_CUDA
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2", "qwen3_5"])
+def test_a_recorded_step_gives_what_one_that_is_not_does(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, device = opened(tmp_path, "cuda", family).network, torch.device("cuda", 0)
+    prompts, room = [list(range(5, 9 + 3 * i)) for i in range(4)], [80, 80, 9, 80, 4, 4, 70, 80]
+    samples = []
+    for fixed in (False, True):
+        with torch.inference_mode():
+            rows = SharedPrefix(network, prompts, 2, 80, device, fixed=fixed)
+            samples.append(decode_rows(rows, room, Sampling(80, 999, frozenset(), 0.0), seeded(device, 0)))
+    assert "CUDA graphs" not in caplog.text
+    for growing, same in zip(*samples, strict=True):
+        assert growing.ids == same.ids
+        assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-3)
 
 
 def large(device: str) -> Any:

@@ -1,0 +1,75 @@
+"""Records a decoder step as a CUDA graph and replays it: a token costs one launch, not a thousand.
+
+What the host does for each operation takes longer than a small model's operation itself. A graph is of fixed
+shapes and reads and writes the same memory at each replay.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from swarmd.policy.models.device import is_out_of_memory
+from swarmd.policy.models.hub import first_line
+
+log = logging.getLogger(__name__)
+
+
+class RecordedStep:
+    """A step [B] -> [B, V]: called as it is at first, recorded at its second call, replayed from then on.
+
+    The first call does real work, and makes all that libraries make at their first use. On devices without
+    graphs, and where an operation cannot be recorded, each call is as the first.
+    """
+
+    def __init__(self, step: Callable[[Tensor], Tensor], before: "RecordedStep | None" = None) -> None:
+        """Wrap a step that leaves no memory of its own behind but what it writes into.
+
+        before: the recording that this one replaces, whose memory it takes over.
+        """
+        self._step, self._calls = step, 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._replaced = before and (before._graph or before._replaced)
+        self._works: bool = before is None or before._works
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return the logits. They are overwritten at the next call."""
+        self._calls += 1
+        if self._graph is None and self._works and self._calls > 1 and tokens.device.type == "cuda":
+            self._record(tokens)
+        if self._graph is None:
+            return self._step(tokens)
+        self._tokens.copy_(tokens)
+        self._graph.replay()
+        return self._logits
+
+    def _record(self, tokens: Tensor) -> None:
+        graph, stream, now = torch.cuda.CUDAGraph(), _stream(tokens.device), torch.cuda.current_stream()
+        self._tokens = tokens.clone()
+        stream.wait_stream(now)
+        try:
+            with torch.cuda.stream(stream):
+                # torch.cuda.graph would also give all cached memory back, at each of a round's recordings.
+                pool = self._replaced.pool() if self._replaced else torch.cuda.graph_pool_handle()
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    self._logits = self._step(self._tokens)
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self._works = False
+            log.warning("decoding goes on without CUDA graphs, more slowly: %s", first_line(error))
+        else:
+            self._graph = graph
+        now.wait_stream(stream)
+        self._replaced = None
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream to record on: cuBLAS keeps memory for each one."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
