@@ -31,7 +31,9 @@ class RecordedStep:
         """
         self._step, self._calls = step, 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._replaced = before and (before._graph or before._replaced)
+        self._replaced: torch.cuda.CUDAGraph | None = None
+        if before:
+            self._replaced = before._graph or before._replaced
         self._works: bool = before is None or before._works
 
     def __call__(self, tokens: Tensor) -> Tensor:
