@@ -2,7 +2,7 @@
 
 Same model, prompts, number and lengths of completions, one torch thread, one process.
 
-    python -m benchmarks.decode [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64] [--pairs 5]
+    python -m benchmarks.decode [--size 1.25m|2.4m|14m|360m] [--lengths full|varied] [--tokens 64] [--pairs 5]
         [--json]
 
 8 questions of ReasoningGYM, 8 completions each. "varied" imposes a length on each row by the stopping rule,

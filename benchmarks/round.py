@@ -4,7 +4,7 @@ Alone: each stage of ours, in one process. With --peer: ours beside another trai
 
     python -m benchmarks.round [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30]
         [--json]
-    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m] [--lengths full|varied]
+    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m|360m] [--lengths full|varied]
         [--questions trials|sapo-9] [--tokens 64] [--completions 8] [--pairs 5] [--environment FOLDER]
         [--defaults] [--device cpu|cuda] [--json]
 

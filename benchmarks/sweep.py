@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("sweep", __doc__)
-    parser.add_argument("--sizes", nargs="+", choices=list(workload.SIZES), default=list(workload.SIZES))
+    parser.add_argument("--sizes", nargs="+", choices=list(workload.SIZES), default=["1.25m", "2.4m", "14m"])
     parser.add_argument(
         "--tokens",
         nargs="+",

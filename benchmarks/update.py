@@ -2,7 +2,7 @@
 
 One torch thread, one process.
 
-    python -m benchmarks.update [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64]
+    python -m benchmarks.update [--size 1.25m|2.4m|14m|360m] [--lengths full|varied] [--tokens 64]
         [--reference every|completion] [--pairs 5] [--json]
 
 8 questions of ReasoningGYM, 8 completions each. The reference is laid out as TRL does it: prompts padded on

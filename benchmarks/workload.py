@@ -46,6 +46,13 @@ SIZES = {
     "1.25m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384},
     "2.4m": {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 512},
     "14m": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "intermediate_size": 1024},
+    # Qwen2.5-0.5B's layers with fewer tokens
+    "360m": {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "intermediate_size": 4864,
+    },
 }
 TRIALS = (
     "chain_sum",

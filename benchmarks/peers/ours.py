@@ -24,6 +24,7 @@ def main() -> None:
                 "name": str(folder),
                 "device": work.device,
                 "dtype": dtype,
+                "lora": "off",
                 "system_prompt": SYSTEM,
                 "threads": 1,
             },

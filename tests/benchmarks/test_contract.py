@@ -94,7 +94,7 @@ def test_a_sweep_leaves_out_sizes_beyond_time_or_memory(
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--peer", "trl", "--size", "7b"], "choose from 1.25m, 2.4m, 14m"),
+        (["--peer", "trl", "--size", "7b"], "choose from 1.25m, 2.4m, 14m, 360m"),
         (["--peer", "vllm"], "choose from genrl, trl"),
         (["--peer", "trl", "--tokens", "0"], "'0' is not a whole number above 0"),
         (["--peer", "trl", "--tokens", "2000"], "at most 1024"),
@@ -108,9 +108,9 @@ def test_unmeasurable_figures_are_reported(
     with pytest.raises(SystemExit) as stopped:
         round.main(argv)
     assert stopped.value.code == 2
-    assert told in capsys.readouterr().err.replace("'1.25m', '2.4m', '14m'", "1.25m, 2.4m, 14m").replace(
-        "'genrl', 'trl'", "genrl, trl"
-    )
+    assert told in capsys.readouterr().err.replace(
+        "'1.25m', '2.4m', '14m', '360m'", "1.25m, 2.4m, 14m, 360m"
+    ).replace("'genrl', 'trl'", "genrl, trl")
 
 
 def test_without_a_network_the_message_says_how_to_make_the_environment(tmp_path: Path) -> None:
