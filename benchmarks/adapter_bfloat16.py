@@ -1,6 +1,7 @@
 """Compares the changes of a young LoRA adapter on a bfloat16 base with those in float32.
 
-    python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0] [--json]
+    python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0]
+        [--device cpu|cuda] [--json]
 
 One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions
 of 32 random tokens; the advantage of a completion follows from how many of its tokens are of the lower half
@@ -38,7 +39,6 @@ from swarmd.policy.models.lora import fold, lora_layers
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.packing import Row
 
-CPU = torch.device("cpu")
 VOCABULARY, QUESTIONS, COMPLETIONS, PROMPT, TOKENS, RANK = 4096, 4, 8, 24, 32, 16
 LAST = 4  # batches
 SEEN = ("sampler", "learner", "float32", "folded", "peft")
@@ -53,6 +53,7 @@ def main() -> None:
         "--updates", type=lambda text: tuple(map(int, text.split(","))), default=(1, 10, 30, 100)
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights, adapter and batches")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -60,7 +61,9 @@ def main() -> None:
     print("batches, updates | lost: now, folded | gain: " + ", ".join(SEEN), file=out)
     found = []
     for fresh in (False, True):
-        for figures in play(arguments.rate, arguments.updates, fresh, arguments.seed):
+        for figures in play(
+            arguments.rate, arguments.updates, fresh, arguments.seed, torch.device(arguments.device)
+        ):
             found.append(figures)
             gains = "  ".join(f"{figures['gain'][name]:+.5f}" for name in SEEN)
             lost = f"{figures['lost']['now']:8.4%} {figures['lost']['folded']:6.1%}"
@@ -73,11 +76,13 @@ def main() -> None:
         print(json.dumps({"schema": 1, "rate": arguments.rate, "seed": arguments.seed, "figures": found}))
 
 
-def play(rate: float, marks: Sequence[int], fresh: bool, seed: int) -> Iterator[dict[str, Any]]:
+def play(
+    rate: float, marks: Sequence[int], fresh: bool, seed: int, device: torch.device
+) -> Iterator[dict[str, Any]]:
     """Yield figures after each of so many updates."""
     base = make(seed)
     network, exact = (
-        with_adapter(copy.deepcopy(base).to(dtype), RANK, seed).eval()
+        with_adapter(copy.deepcopy(base).to(device, dtype), RANK, seed).eval()
         for dtype in (torch.bfloat16, torch.float32)
     )
     adopt(network)
@@ -122,7 +127,13 @@ def make(seed: int) -> nn.Module:
 
 
 def learner_of(network: nn.Module, rate: float) -> Learner:
-    return Learner(network, Learning(rate, max_grad_norm=1.0, temperature=1.0, micro_batch_tokens=8192), CPU)
+    return Learner(
+        network, Learning(rate, max_grad_norm=1.0, temperature=1.0, micro_batch_tokens=8192), _device(network)
+    )
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device
 
 
 def batch(generator: torch.Generator) -> list[Row]:
@@ -144,10 +155,11 @@ def batch(generator: torch.Generator) -> list[Row]:
 def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float]]:
     """Return the log-probabilities of the completions as decoding computes them, step by step."""
     prompts = list(dict.fromkeys(row.prompt for row in rows))
-    tokens = torch.tensor([row.completion for row in rows])
-    decoded = SharedPrefix(network, prompts, COMPLETIONS, TOKENS, CPU)
+    device = _device(network)
+    tokens = torch.tensor([row.completion for row in rows], device=device)
+    decoded = SharedPrefix(network, prompts, COMPLETIONS, TOKENS, device)
     logits = decoded.first()
-    found = torch.empty(tokens.shape)
+    found = torch.empty(tokens.shape, device=device)
     for step in range(TOKENS):
         found[:, step] = logits.float().log_softmax(-1).gather(1, tokens[:, step, None])[:, 0]
         if step + 1 < TOKENS:
