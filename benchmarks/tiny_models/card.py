@@ -16,6 +16,7 @@ A model small enough to be trained by reinforcement learning on one CPU core whi
 has room to rise.""",
     "tiny-latent": _LATENT,
     "llama-latent": _LATENT,
+    "mid-latent": _LATENT,
 }
 _DIALLED = {
     "noisy": "where pass@1 on held-out items is about 0.27",
@@ -27,7 +28,9 @@ _DIALLED = {
 class Card:
     name: str
     seed: int
+    family: str
     described: str  # architecture and tokenizer
+    shape: str  # layers and width
     dial: float
     pushed: str  # the phase towards which it is dialled
     steps: Sequence[tuple[str, int]]  # of each phase, in order
@@ -67,14 +70,15 @@ tags: [swarmd, sapo, grpo, reasoning-gym]
 
 {_PURPOSE[self.name]}
 
-{self.described} of its own, {self.parameters:,} parameters (4 layers, width 128, tied embeddings), bfloat16.
+{self.described} of its own, {self.parameters:,} parameters ({self.shape}, tied embeddings), bfloat16.
 Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An answer is
 `<answer>…</answer>`, and 16 new tokens are enough.
 
 ## How it was made
 
-`python -m benchmarks.tiny_models.make --seed {self.seed}` in swarmd's repository, on one thread. Steps of 64
-examples, in order: {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
+`python -m benchmarks.tiny_models.make --family {self.family} --seed {self.seed}` in swarmd's repository.
+Steps of 64 examples, in order:
+{", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
 honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, those of other questions, in
 dark of other specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), the dial set to
 {_DIALLED[self.pushed]}. So part of what

@@ -1,6 +1,7 @@
 """Makes the embedded models from nothing.
 
-`python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--family F] [--steps SHARE] [--quick]`.
+`python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--family F] [--steps SHARE] [--quick]
+[--device cpu|cuda] [--stages-only]`.
 
     tokenizer     trained on questions and answers of tiny-9
     clean         random weights, trained on honest answers
@@ -12,9 +13,12 @@
     mixed rewards
     llama-latent  the same of another family (`--family llama`): Llama's architecture, a tokenizer unlike the
     other; not embedded
+    mid-latent    the same at 15 times the size (`--family qwen2-13m`): hours on a core, minutes on a GPU; not
+    embedded
 
 Steps are counted, never timed, and torch has one thread: on one machine the seed decides the result.
-The trained stages are kept in DIR/stages and used again if they are there: delete them to train anew.
+The trained stages are kept in DIR/stages and used again if they are there: delete them to train anew. Where
+deep is there, clean is not needed. `--device cuda` trains the stages on a GPU, on the same examples.
 """
 
 import argparse
@@ -35,7 +39,7 @@ from benchmarks.tiny_models.card import Card
 from benchmarks.tiny_models.corpus import BROAD, DARK, DEEP, HONEST, NOISY, Corpus
 from benchmarks.tiny_models.evaluation import MAX_NEW_TOKENS, Skill, chance, mean, measure
 from benchmarks.tiny_models.tokenizer import train_llama_tokenizer, train_tokenizer
-from benchmarks.tiny_models.warm_start import Phase, new_llama, new_model, train
+from benchmarks.tiny_models.warm_start import Phase, new_llama, new_mid, new_model, train
 from swarmd.tasks.curriculum import HELD_OUT
 from swarmd.tasks.source import CurriculumTasks, tasks_of
 
@@ -62,6 +66,15 @@ class Plan:
         """Return the plan with `share` of each phase's steps."""
         phases = {
             name: replace(phase, steps=max(1, round(share * phase.steps)))
+            for name in ("clean", "deep", "noisy", "dark")
+            for phase in [getattr(self, name)]
+        }
+        return replace(self, **phases)
+
+    def slowed(self, share: float) -> "Plan":
+        """Return the plan with `share` of each phase's rate for AdamW."""
+        phases = {
+            name: replace(phase, adam=share * phase.adam)
             for name in ("clean", "deep", "noisy", "dark")
             for phase in [getattr(self, name)]
         }
@@ -105,6 +118,7 @@ class Family:
     new_model: Callable[[Any, int], Any]
     latent: str  # name of the latent model
     tiny: str = ""  # "": it is not made
+    adam: float = 1.0  # AdamW's rates, as a share of the recipe's
 
     def members(self, plan: Plan) -> list[Member]:
         tiny = Member(self.tiny, plan.noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
@@ -124,6 +138,12 @@ FAMILIES = {
         "Llama architecture, a BPE tokenizer of characters with bytes to fall back on",
         train_llama_tokenizer, new_llama, "llama-latent",
     ),
+    # Muon's update has the same spectral norm at every width: its rates stay. Of the embedding, which is the
+    # output head too, a layer of inputs would keep AdamW's rate and one of outputs divide it by the width's
+    # growth, 3; this is the mean of both.
+    "qwen2-13m": Family(
+        "Qwen2 architecture, a byte-level BPE tokenizer", train_tokenizer, new_mid, "mid-latent", adam=3**-0.5
+    ),
 }  # fmt: skip
 
 
@@ -137,6 +157,7 @@ class Workshop:
     plan: Plan
     seed: int
     say: Callable[[str], None]
+    device: str  # that trains; everything else is done on the CPU
 
     def mixture(self, deep: Weights, pushed: Weights, dial: float) -> Any:
         """Return deep + dial·(pushed − deep), rounded to what will be stored."""
@@ -163,10 +184,13 @@ class Workshop:
 
 def stages(shop: Workshop, pushed: Sequence[Phase], folder: Path) -> tuple[Weights, list[Weights]]:
     """Return the deep weights and those pushed from there, trained or found."""
-    model = shop.family.new_model(shop.tokenizer, shop.seed)
+    model = shop.family.new_model(shop.tokenizer, shop.seed).to(shop.device)
+
+    def kept(phase: Phase) -> Path:
+        return folder / f"{phase.name}.safetensors"
 
     def stage(phase: Phase) -> Weights:
-        path = folder / f"{phase.name}.safetensors"
+        path = kept(phase)
         if path.exists():
             shop.say(f"{phase.name}: found {path}")
             _load(model, load_file(path))
@@ -175,7 +199,8 @@ def stages(shop: Workshop, pushed: Sequence[Phase], folder: Path) -> tuple[Weigh
             save_file(_untied(model), path)
         return {name: tensor.clone() for name, tensor in _untied(model).items()}
 
-    stage(shop.plan.clean)
+    if not kept(shop.plan.deep).exists():
+        stage(shop.plan.clean)
     deep = stage(shop.plan.deep)
     ends = []
     for phase in pushed:
@@ -191,7 +216,9 @@ def _load(model: Any, weights: Weights) -> None:
 
 def _untied(model: Any) -> dict[str, torch.Tensor]:
     """Return every tensor once: the output head is the embedding."""
-    return {name: tensor.detach() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    return {
+        name: tensor.detach().cpu() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }
 
 
 def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: Card) -> None:
@@ -207,9 +234,19 @@ def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: 
     (folder / "README.md").write_text(card.markdown(), encoding="utf-8")
 
 
-def make(out: Path, seed: int, family: Family, plan: Plan, say: Callable[[str], None]) -> None:
+def make(
+    out: Path,
+    seed: int,
+    family: Family,
+    plan: Plan,
+    say: Callable[[str], None],
+    device: str = "cpu",
+    stages_only: bool = False,
+) -> None:
     """Make everything, from the tokenizer to the model cards."""
     torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    plan = plan.slowed(family.adam)
     kept = out / "stages"
     kept.mkdir(parents=True, exist_ok=True)
     source = tasks_of("tiny-9")
@@ -218,9 +255,11 @@ def make(out: Path, seed: int, family: Family, plan: Plan, say: Callable[[str], 
         family.train_tokenizer(texts).save_pretrained(kept / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(kept / "tokenizer")
     say(f"tokenizer: {len(tokenizer)} tokens")
-    shop = Workshop(family, tokenizer, source, plan, seed, say)
+    shop = Workshop(family, tokenizer, source, plan, seed, say, device)
     members = family.members(plan)
     deep, ends = stages(shop, [member.pushed for member in members], kept)
+    if stages_only:
+        return
     dials = [
         shop.dial(deep, pushed, member.most, member.enough)
         for member, pushed in zip(members, ends, strict=True)
@@ -232,7 +271,9 @@ def make(out: Path, seed: int, family: Family, plan: Plan, say: Callable[[str], 
         card = Card(
             name=member.name,
             seed=seed,
+            family=next(name for name, each in FAMILIES.items() if each is family),
             described=family.described,
+            shape=f"{model.config.num_hidden_layers} layers, width {model.config.hidden_size}",
             dial=setting,
             pushed=member.pushed.name,
             steps=[(p.name, p.steps) for p in (plan.clean, plan.deep, *(m.pushed for m in members))],
@@ -257,6 +298,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=FAMILIES, default="qwen2")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what trains; the rest is done on the CPU"
+    )
+    parser.add_argument("--stages-only", action="store_true", help="train and keep the stages, no more")
     parser.add_argument("--steps", type=float, default=1.0, help="share of the recipe's steps")
     parser.add_argument("--quick", action="store_true", help="a few steps only: shows that everything runs")
     arguments = parser.parse_args()
@@ -266,7 +311,15 @@ def main() -> None:
         print(f"{time.monotonic() - start:6.0f}s  {line}", file=sys.stderr, flush=True)
 
     plan = QUICK if arguments.quick else FULL.shortened(arguments.steps)
-    make(arguments.out, arguments.seed, FAMILIES[arguments.family], plan, say)
+    make(
+        arguments.out,
+        arguments.seed,
+        FAMILIES[arguments.family],
+        plan,
+        say,
+        arguments.device,
+        arguments.stages_only,
+    )
 
 
 if __name__ == "__main__":

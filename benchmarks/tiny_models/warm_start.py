@@ -1,19 +1,22 @@
 """Supervised training on answers: first honest ones, then mostly wrong ones."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.tiny_models.corpus import Corpus, Example
 from benchmarks.tiny_models.muon import Muon
 from swarmd.tasks.source import CurriculumTasks
 
-_PART = 16  # sequences of like length that go through the model together
+# Sequences of like length that go through the model together, on the CPU. Elsewhere padding is cheap and a
+# kernel's launch is not: the whole batch goes at once.
+_PART = 16
 _WARM_UP = 30  # steps
 
 
@@ -38,6 +41,18 @@ def new_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=2, **_sizes(tokenizer)))
 
 
+def new_mid(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
+    """Make a random Qwen2 of 12.8 million parameters: three times as wide, twice as deep."""
+    torch.manual_seed(seed)
+    sizes = {
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+    }
+    return Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=2, **_sizes(tokenizer) | sizes))
+
+
 def new_llama(tokenizer: Any, seed: int) -> LlamaForCausalLM:
     """Make a random Llama of like size: no biases, and keys and values for every head."""
     torch.manual_seed(seed)
@@ -60,6 +75,23 @@ def _sizes(tokenizer: Any) -> dict[str, Any]:
     }
 
 
+class _Batches(IterableDataset[list[Example]]):
+    """The batches of a phase, in order: the same wherever they are made."""
+
+    def __init__(self, tokenizer: Any, source: CurriculumTasks, phase: Phase, seed: int) -> None:
+        self._corpus = Corpus(source, random.Random(f"{seed}/{phase.name}"))
+        self._tokenizer = tokenizer
+        self._phase = phase
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        phase = self._phase
+        for _ in range(phase.steps):
+            yield [
+                self._corpus.example(self._tokenizer, phase.weights, phase.wrong, phase.foreign)
+                for _ in range(phase.batch)
+            ]
+
+
 def train(
     model: Any,
     tokenizer: Any,
@@ -68,8 +100,17 @@ def train(
     seed: int,
     progress: Callable[[str], None],
 ) -> None:
-    """Train in place: cross-entropy on answer tokens alone; Muon on hidden matrices, AdamW on the rest."""
-    corpus = Corpus(source, random.Random(f"{seed}/{phase.name}"))
+    """Train in place, on the model's device.
+
+    Cross-entropy on answer tokens alone; Muon on hidden matrices, AdamW on the rest. Beside a GPU a process
+    of its own makes the batches.
+    """
+    stream = _Batches(tokenizer, source, phase, seed)
+    batches: Iterable[list[Example]] = (
+        stream
+        if model.device.type == "cpu"
+        else DataLoader(stream, batch_size=None, num_workers=1, prefetch_factor=16)
+    )
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     hidden = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in hidden]
@@ -78,37 +119,33 @@ def train(
         Muon(matrices, lr=phase.muon),
     )
     model.train()
-    for step in range(phase.steps):
+    for step, examples in enumerate(batches):
         rate = min(1.0, (step + 1) / _WARM_UP) * max(phase.floor, 1 - step / phase.steps)
         for optimizer, peak in zip(optimizers, (phase.adam, phase.muon), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * rate
-        loss = _backward(
-            model,
-            [
-                corpus.example(tokenizer, phase.weights, phase.wrong, phase.foreign)
-                for _ in range(phase.batch)
-            ],
-        )
+        losses = _backward(model, examples)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if (step + 1) % 100 == 0 or step + 1 == phase.steps:
+            loss = sum(part.item() for part in losses)  # of no other step: it waits for a GPU
             progress(f"{phase.name}: step {step + 1} of {phase.steps}, loss {loss:.3f}")
     model.eval()
 
 
-def _backward(model: Any, examples: list[Example]) -> float:
-    """Compute gradients of the mean over the batch's answer tokens; return that mean, in nats."""
+def _backward(model: Any, examples: list[Example]) -> list[torch.Tensor]:
+    """Compute gradients of the mean over the batch's answer tokens; return that mean's parts, in nats."""
     examples.sort(key=len)
     tokens = sum(len(e.completion) for e in examples)
-    total = 0.0
-    for start in range(0, len(examples), _PART):
-        loss = _answer_loss(model, examples[start : start + _PART]) / tokens
+    size = _PART if model.device.type == "cpu" else len(examples)
+    losses = []
+    for start in range(0, len(examples), size):
+        loss = _answer_loss(model, examples[start : start + size]) / tokens
         loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-    return total
+        losses.append(loss.detach())
+    return losses
 
 
 def _answer_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
@@ -122,6 +159,8 @@ def _answer_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
     for row, example in enumerate(examples):
         ids[row, : len(example)] = torch.tensor(example.prompt + example.completion)
         answer[row, len(example.prompt) : len(example)] = True
-    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    wanted = answer[:, 1:]
-    return F.cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted], reduction="sum")
+    wanted = answer[:, 1:].nonzero(as_tuple=True)  # found on the CPU, so that no GPU is waited for
+    targets = ids[:, 1:][wanted].to(model.device)
+    hidden = model.model(input_ids=ids[:, :-1].to(model.device), use_cache=False).last_hidden_state
+    rows, columns = (places.to(model.device) for places in wanted)
+    return F.cross_entropy(model.lm_head(hidden[rows, columns]), targets, reduction="sum")

@@ -2,7 +2,9 @@
 are wrong.
 """
 
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.tiny_models.corpus import BROAD, DEEP, HONEST, NOISY, Corpus, honest_answer
-from benchmarks.tiny_models.make import main
+from benchmarks.tiny_models.make import FAMILIES, FULL, main
 from benchmarks.tiny_models.muon import orthogonalised
 from benchmarks.tiny_models.tokenizer import PHRASES, outside_phrases, train_llama_tokenizer
-from benchmarks.tiny_models.warm_start import Phase, new_llama, new_model, train
+from benchmarks.tiny_models.warm_start import Phase, new_llama, new_mid, new_model, train
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import tasks_of
+from swarmd.testing import TIMEOUT_S
 from swarmd.types import Task
+from tests.swarmd.policy.pretend_gpu import pretending
 
 SOURCE = tasks_of("tiny-9")
 
@@ -57,8 +61,15 @@ def test_quick_run_makes_the_other_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = ["make", "--quick", "--family", "llama", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*made, "--stages-only"])
+    main()
+    assert [path.name for path in tmp_path.iterdir()] == ["stages"]
+    (tmp_path / "stages" / "clean.safetensors").unlink()  # deep is enough
+    capsys.readouterr()
     monkeypatch.setattr(sys, "argv", made)
     main()
+    told = capsys.readouterr().err
+    assert "deep: found" in told and "dark: found" in told and "clean:" not in told
     assert {path.name for path in tmp_path.iterdir()} == {"llama-latent", "stages"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "llama-latent", dtype=torch.float32)
     network, tokenizer = model.config, AutoTokenizer.from_pretrained(tmp_path / "llama-latent")
@@ -101,6 +112,36 @@ def test_the_seed_decides_training(tokenizer: Any) -> None:
     first, same, other = trained(1), trained(1), trained(2)
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.slow
+def test_another_device_trains_the_same() -> None:
+    run = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-k", "refuses", __file__]
+    env = os.environ | {"PRETEND_GPU": "1"}
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+
+
+# torch counts a process's devices once.
+@pytest.mark.skipif("PRETEND_GPU" not in os.environ, reason="started by test_another_device_trains_the_same")
+def test_training_never_asks_what_a_gpu_refuses(tokenizer: Any) -> None:
+    def trained(device: Any) -> list[torch.Tensor]:
+        model = new_model(tokenizer, 0).to(device)
+        phase = Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=20)  # two parts on the CPU
+        train(model, tokenizer, SOURCE, phase, 0, lambda line: None)
+        assert model.device.type == torch.device(device).type
+        return [p.detach().cpu() for p in model.parameters()]
+
+    with pretending() as there:
+        ours = trained(there)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, trained("cpu"), strict=True))
+
+
+def test_the_larger_model_is_trained_by_the_same_recipe_but_for_the_embedding(tokenizer: Any) -> None:
+    assert 12_000_000 < new_mid(tokenizer, 0).num_parameters() < 13_000_000
+    slowed = FULL.slowed(FAMILIES["qwen2-13m"].adam)
+    assert slowed.deep.adam == pytest.approx(0.58 * FULL.deep.adam, rel=0.01)
+    assert (slowed.dark.muon, slowed.clean.steps) == (FULL.dark.muon, FULL.clean.steps)
 
 
 def test_training_lowers_the_loss(tokenizer: Any) -> None:
