@@ -115,8 +115,8 @@ def rising(values: Sequence[float]) -> list[float]:
     return [value for value, n in blocks for _ in range(n)]
 
 
-def main() -> None:
-    arguments = _arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = _arguments(argv)
     runs: dict[str, list[Run]] = {"plain": [], "replay": []}
     curriculum = curriculum_of(_config(arguments, "plain", 0.0)).name
     with Verifier(curriculum) as verifier:
@@ -140,7 +140,7 @@ def main() -> None:
         print(json.dumps({"schema": 3, "work": vars(arguments), **told, "runs": each}))
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     def rates(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
 
@@ -153,14 +153,9 @@ def _arguments() -> argparse.Namespace:
         ("first-seed", int, 1),
         ("rates", rates, ()),
         ("replay-rates", rates, ()),
-        ("local", int, 8),
         ("answers", int, 3),
         ("updates", int, 0),
-        ("batch", int, 8),
         ("size", int, 0),
-        ("age", int, 32),
-        ("bias", float, 0.9),
-        ("strategy", str, "uniform"),
         ("importance-cap", float, 2.0),
         ("max-kl", float, 1.0),
         ("mu", float, 6.0),
@@ -171,7 +166,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=BEST, default="tiny")
     parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     best, setting = BEST[arguments.model], SETTING[arguments.model]
     arguments.updates, arguments.size = arguments.updates or setting[0], arguments.size or setting[1]
     arguments.rates, arguments.replay_rates = arguments.rates or best[:1], arguments.replay_rates or best[1:]
@@ -181,13 +176,16 @@ def _arguments() -> argparse.Namespace:
 def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig:
     sections: dict[str, dict[str, Any]] = {
         "model": {"name": arguments.model, "device": "cpu", "threads": 1},
-        "round": {"local": arguments.local, "external": 0},
+        "round": {"local": 8, "external": 0},
         "train": {"learning_rate": rate},
     }
     if side == "replay":
-        names = {"updates_per_round": "updates", "max_age": "age", "positive_bias": "bias"}
-        names |= {name: name for name in ("batch", "size", "strategy", "max_kl")}
-        sections["replay"] = {"mode": "on"} | {k: getattr(arguments, v) for k, v in names.items()}
+        sections["replay"] = {
+            "mode": "on",
+            "updates_per_round": arguments.updates,
+            "size": arguments.size,
+            "max_kl": arguments.max_kl,
+        }
         sections["train"]["importance_cap"] = arguments.importance_cap
         if arguments.unguarded:
             sections["replay"] |= {"max_clip_fraction": 1.0, "max_kl": 100.0}

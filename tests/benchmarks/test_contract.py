@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare, decode, environments, pairs, round, sweep, update, workload
+from benchmarks import compare, decode, environments, pairs, replay, round, sweep, update, workload
 
 SMALL = ["--size", "1.25m", "--tokens", "4", "--completions", "1", "--pairs", "1", "--json"]
 
@@ -60,6 +60,14 @@ def test_the_contract_measures_a_round_beside_a_peer(peer: str, capsys: pytest.C
     found = last_line(round.main, ["--peer", peer, "--lengths", "full", *small], capsys)
     assert found["tokens_generated"]["ours"] == found["tokens_generated"]["peer"] == workload.COUNT * 2 * 4
     assert found["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_the_contract_measures_replay_beside_a_plain_run(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--rounds", "1", "--every", "1", "--items", "1", "--answers", "1", "--seeds", "1"]
+    found = last_line(replay.main, [*small, "--importance-cap", "0", "--unguarded", "--json"], capsys)
+    assert [len(found["runs"][side]) for side in ("plain", "replay")] == [1, 1]
+    assert found["work"]["updates"] == 4
 
 
 def test_a_sweep_leaves_out_sizes_beyond_time_or_memory(
