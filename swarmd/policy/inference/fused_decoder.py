@@ -115,18 +115,41 @@ Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or o
 
 def _copied(projections: list[Any]) -> Project:
     layers = [_linear(p) for p in projections]
-    weight = torch.cat([layer.weight for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    factors = [f for p in projections if (f := lora_factors(p)) is not None]
-    if not factors:
+    weight, bias = torch.cat([layer.weight for layer in layers]), _bias(layers)
+    factors = _factors(projections)
+    if factors is None:
         return lambda x: F.linear(x, weight, bias)
-    down, up = torch.cat([a for a, _ in factors]), torch.block_diag(*(b for _, b in factors))  # type: ignore[no-untyped-call]
-    return lambda x: adapted(x, weight, bias, down, up)
+    return lambda x: adapted(x, weight, bias, *factors)
 
 
 def _in_place(projections: list[Any], *, frozen: bool) -> Project:
-    each = [_project(p, frozen) for p in projections]
-    return lambda x: torch.cat([project(x) for project in each], dim=-1)
+    layers, factors = [_linear(p) for p in projections], _factors(projections) if frozen else None
+    if factors is None or not all(isinstance(layer, nn.Linear) for layer in layers):
+        each = [_project(p, frozen) for p in projections]
+        return lambda x: torch.cat([project(x) for project in each], dim=-1)
+    down, up = factors
+    bias, widths = _bias(layers), [layer.out_features for layer in layers]
+
+    def project(x: Tensor) -> Tensor:
+        # As `adapted` does, with the adapters of all layers at once.
+        out = F.linear(F.linear(x, down), up)
+        for part, layer in zip(torch.split(out, widths, dim=-1), layers, strict=True):
+            part.addmm_(x, layer.weight.T)
+        return out if bias is None else out + bias
+
+    return project
+
+
+def _bias(layers: list[nn.Linear]) -> Tensor | None:
+    return None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+
+
+def _factors(projections: list[Any]) -> tuple[Tensor, Tensor] | None:
+    """Return the `lora_factors` of several layers as those of one; None where no adapter acts."""
+    factors = [f for p in projections if (f := lora_factors(p)) is not None]
+    if not factors:
+        return None
+    return torch.cat([a for a, _ in factors]), torch.block_diag(*(b for _, b in factors))  # type: ignore[no-untyped-call]
 
 
 def _project(projection: Any, frozen: bool) -> Project:

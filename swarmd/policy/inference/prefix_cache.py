@@ -70,7 +70,7 @@ class SharedPrefix:
         # are hidden.
         self._place, self._room = torch.zeros(1, dtype=torch.long, device=device), 0
         self._own_masks: dict[int | None, Tensor] = {}  # window -> [room]
-        self._step = RecordedStep(self._advance)
+        self._step = RecordedStep()
         self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
         self._regroup([question for question in range(len(prompts)) for _ in range(copies)])
         self._blocks = Blocks(network, frozen) if readable(network) else None
@@ -125,8 +125,8 @@ class SharedPrefix:
             if self._done >= self._room:
                 more = max(ROOM_TOKENS, int(self._done * ROOM_SHARE))
                 self._room = min(self._steps, self._done + more)
-                self._step = RecordedStep(self._advance, self._step)
-            logits = self._step(tokens)
+                self._step = RecordedStep(self._step)
+            logits = self._step(self._advance, tokens)
         self._done += 1
         return logits
 
@@ -155,7 +155,7 @@ class SharedPrefix:
         before = [self._slots[row] for row in rows]
         order = self._regroup([self._asked[row] for row in rows])
         slots = to_device([before[row] for row in order], self._device)
-        self._step = RecordedStep(self._advance, self._step)
+        self._step = RecordedStep(self._step)
         self._own = {
             layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()
         }
@@ -224,7 +224,7 @@ class SharedPrefix:
         on_own = _scores(query.reshape(-1, shared, width), keys, self._own_mask(rules.window), rules)
         # [Q, G, K, R, P + t]
         scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)
-        shares = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        shares = scores.softmax(-1)  # in float32, and rounded once
         of_prefix = shares[..., : self._width].transpose(1, 2).reshape(-1, group * shared, self._width)
         out = (
             torch.bmm(of_prefix, prefix_values)

@@ -17,37 +17,41 @@ from swarmd.policy.models.hub import first_line
 log = logging.getLogger(__name__)
 
 
+Step = Callable[[Tensor], Tensor]  # tokens [B] -> logits [B, V]
+
+
 class RecordedStep:
-    """A step [B] -> [B, V]: called as it is at first, recorded at its second call, replayed from then on.
+    """A step that is called as it is at first, recorded at its second call, and replayed from then on.
 
     The first call does real work, and makes all that libraries make at their first use. On devices without
     graphs, and where an operation cannot be recorded, each call is as the first.
     """
 
-    def __init__(self, step: Callable[[Tensor], Tensor], before: "RecordedStep | None" = None) -> None:
-        """Wrap a step that leaves no memory of its own behind but what it writes into.
-
-        before: the recording that this one replaces, whose memory it takes over.
-        """
-        self._step, self._calls = step, 0
+    def __init__(self, before: "RecordedStep | None" = None) -> None:
+        """Begin anew; `before` is the recording that this one replaces, whose memory it takes over."""
+        self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._replaced: torch.cuda.CUDAGraph | None = None
         if before:
             self._replaced = before._graph or before._replaced
         self._works: bool = before is None or before._works
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Return the logits. They are overwritten at the next call."""
+    def __call__(self, step: Step, tokens: Tensor) -> Tensor:
+        """Return the logits. They are overwritten at the next call.
+
+        step: always the same. It is not kept: a graph that is freed with a cycle of references, whenever that
+        is found, spoils another's recording.
+        """
         self._calls += 1
         if self._graph is None and self._works and self._calls > 1 and tokens.device.type == "cuda":
-            self._record(tokens)
+            self._record(step, tokens)
         if self._graph is None:
-            return self._step(tokens)
+            return step(tokens)
         self._tokens.copy_(tokens)
         self._graph.replay()
         return self._logits
 
-    def _record(self, tokens: Tensor) -> None:
+    def _record(self, step: Step, tokens: Tensor) -> None:
         graph, stream, now = torch.cuda.CUDAGraph(), _stream(tokens.device), torch.cuda.current_stream()
         self._tokens = tokens.clone()
         stream.wait_stream(now)
@@ -57,18 +61,23 @@ class RecordedStep:
                 pool = self._replaced.pool() if self._replaced else torch.cuda.graph_pool_handle()
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    self._logits = self._step(self._tokens)
+                    self._logits = step(self._tokens)
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
             self._works = False
-            log.warning("decoding goes on without CUDA graphs, more slowly: %s", first_line(error))
+            _say(first_line(error))
         else:
             self._graph = graph
         now.wait_stream(stream)
         self._replaced = None
+
+
+@cache
+def _say(why: str) -> None:
+    log.warning("answers are made without CUDA graphs, more slowly: %s", why)
 
 
 @cache

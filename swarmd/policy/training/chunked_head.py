@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -36,7 +37,8 @@ class Decoder:
         """Return the states [N, d] of the tokens that predict the completions' tokens."""
         stream = PackedLayout(batch.spans, self._device, self._dtype)
         states: Tensor = run(self._decoder, batch.ids, batch.positions, stream).last_hidden_state
-        return states[0].index_select(0, batch.sources)
+        # Picked as embeddings are: on CUDA a sum of gradients by index has another order each time.
+        return F.embedding(batch.sources, states[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the head and all that the network does behind it: [n, d] -> [n, V]."""

@@ -125,7 +125,9 @@ def test_a_device_computes_what_the_cpu_does(device: str, family: str, tmp_path:
     """Before an update and after it, in float32."""
     here, there = (opened(tmp_path, d, family) for d in ("cpu", device))
     generations, found = one_round(here)
-    torch.testing.assert_close(seen(there, generations), seen(opened(tmp_path, "cpu", family), generations))
+    torch.testing.assert_close(
+        seen(there, generations), seen(opened(tmp_path, "cpu", family), generations), atol=3e-4, rtol=0
+    )
     batch = [local(q, g, (1.0, 0.0, 0.0, 1.0)) for q, g in zip(QUESTIONS, generations, strict=True)]
     report = there.update(batch)
     assert (report.loss, report.grad_norm) == pytest.approx((found.loss, found.grad_norm), rel=1e-3, abs=1e-6)
@@ -245,7 +247,7 @@ def test_a_recorded_step_gives_what_one_that_is_not_does(
         with torch.inference_mode():
             rows = SharedPrefix(network, prompts, 2, 80, device, fixed=fixed)
             samples.append(decode_rows(rows, room, Sampling(80, 999, frozenset(), 0.0), seeded(device, 0)))
-    assert "CUDA graphs" not in caplog.text
+    assert "without CUDA graphs" not in caplog.text
     for growing, same in zip(*samples, strict=True):
         assert growing.ids == same.ids
         assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-3)
@@ -320,6 +322,7 @@ def test_a_round_takes_no_more_than_its_plan(
         hidden_size=512,
         intermediate_size=2048,
         num_hidden_layers=8,
+        layer_types=["full_attention"] * 8,
         vocab_size=32_000,
         max_position_embeddings=1024,
     )
