@@ -263,6 +263,7 @@ def serve(
     Runs beside the node; each request is answered by the newest checkpoint there is.
     """
     import signal
+    from functools import partial
 
     import trio
 
@@ -290,7 +291,9 @@ def serve(
         )
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(http.serve, api.respond, listeners, MAX_BODY_BYTES)
+                nursery.start_soon(
+                    partial(http.serve, api.respond, listeners, MAX_BODY_BYTES, gone_ends=True)
+                )
                 await anext(aiter(signals))
                 nursery.cancel_scope.cancel()
 

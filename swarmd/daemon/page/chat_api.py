@@ -115,7 +115,6 @@ class ChatApi:
                 "id": f"chatcmpl-{token_hex(12)}",
                 "created": int(time.time()),
                 "model": self._model.name,
-                "system_fingerprint": f"round-{self._model.round}",
             }
             if asked.stream:
                 return Response(
@@ -124,7 +123,9 @@ class ChatApi:
                     headers=HEADERS,
                     stream=partial(self._stream, asked, prompt, about),
                 )
-            answer = await self._in_thread(partial(self._model.answer, prompt, asked.settings()))
+            # The answer ends where its client leaves.
+            still = trio.from_thread.check_cancelled
+            answer = await self._in_thread(partial(self._answer, asked, prompt, about, lambda _: still()))
         except (msgspec.MsgspecError, SwarmdError, RecursionError) as error:
             return _refused(400, str(error))
         message = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -140,6 +141,14 @@ class ChatApi:
             self._renewed(self._model.round)
         return self._model.prompt([message.plain() for message in asked.messages])
 
+    def _answer(
+        self, asked: _Completion, prompt: list[int], about: dict[str, Any], told: Callable[[str], object]
+    ) -> "Answer":
+        """Answer in the model's thread, where no other request changes the weights that `about` names."""
+        about["system_fingerprint"] = f"round-{self._model.round}"
+        told("")
+        return self._model.answer(prompt, asked.settings(), told)
+
     async def _stream(self, asked: _Completion, prompt: list[int], about: dict[str, Any], send: Send) -> None:
         """Send the answer piece by piece. A client that leaves ends it."""
 
@@ -152,13 +161,17 @@ class ChatApi:
             await send(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
 
         def told(text: str) -> None:
-            trio.from_thread.run(event, {"content": text})
+            # The first piece, before any text, says who speaks.
+            trio.from_thread.run(event, {"content": text} if text else {"role": "assistant", "content": ""})
 
-        await event({"role": "assistant", "content": ""})
-        answer = await self._in_thread(partial(self._model.answer, prompt, asked.settings(), told))
-        await event({}, _reason(answer))
-        if asked.stream_options is not None and asked.stream_options.include_usage:
-            await data({"choices": [], "usage": _usage(answer)})
+        try:
+            answer = await self._in_thread(partial(self._answer, asked, prompt, about, told))
+        except SwarmdError as error:
+            await send(b"data: " + _refused(400, str(error)).body + b"\n\n")
+        else:
+            await event({}, _reason(answer))
+            if asked.stream_options is not None and asked.stream_options.include_usage:
+                await data({"choices": [], "usage": _usage(answer)})
         await send(b"data: [DONE]\n\n")
 
 

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 import h11
@@ -19,6 +21,7 @@ MAX_HEAD_BYTES = 16 * 1024
 MAX_BODY_BYTES = 16 * 1024
 
 Send = Callable[[bytes], Awaitable[None]]
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +49,20 @@ Respond = Callable[[Request], Awaitable[Response]]
 
 
 async def serve(
-    respond: Respond, listeners: list[trio.SocketListener], body_bytes: int = MAX_BODY_BYTES
+    respond: Respond,
+    listeners: list[trio.SocketListener],
+    body_bytes: int = MAX_BODY_BYTES,
+    *,
+    gone_ends: bool = False,
 ) -> None:
-    """Answer requests until cancelled. body_bytes: of a request, at most."""
+    """Answer requests until cancelled.
+
+    body_bytes: of a request, at most. gone_ends: whether `respond` is cancelled when its client leaves.
+    """
 
     async def converse(stream: trio.SocketStream) -> None:
         try:
-            await _converse(stream, respond, body_bytes)
+            await _converse(stream, respond, body_bytes, gone_ends)
         except* (
             trio.BrokenResourceError,
             trio.ClosedResourceError,
@@ -67,7 +77,7 @@ async def serve(
     await serve_at_most(MAX_CONNECTIONS, converse, listeners)
 
 
-async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int) -> None:
+async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int, gone_ends: bool) -> None:
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
     async with stream:
         try:
@@ -82,7 +92,11 @@ async def _converse(stream: trio.SocketStream, respond: Respond, body_bytes: int
         else:
             if request is None:
                 return
-            response = await respond(request)
+            work = partial(respond, request)
+            answered = await (_while_there(stream, work) if gone_ends else work())
+            if answered is None:
+                return
+            response = answered
         headers = {
             "content-type": f"{response.content_type}; charset=utf-8",
             **response.headers,
@@ -136,6 +150,17 @@ async def _stream(
         with trio.fail_after(IO_TIMEOUT_S):
             await stream.send_all(connection.send(h11.Data(data=data)) or b"")
 
+    async def all_of_it() -> None:
+        await feed(send)
+        with trio.fail_after(IO_TIMEOUT_S):
+            await stream.send_all(connection.send(h11.EndOfMessage()) or b"")
+
+    await _while_there(stream, all_of_it)
+
+
+async def _while_there(stream: trio.SocketStream, work: Callable[[], Awaitable[Result]]) -> Result | None:
+    """Return what `work` does; None where its client leaves first."""
+    found: Result | None = None
     async with trio.open_nursery() as nursery:
 
         async def until_gone() -> None:
@@ -143,7 +168,6 @@ async def _stream(
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(until_gone)
-        await feed(send)
-        with trio.fail_after(IO_TIMEOUT_S):
-            await stream.send_all(connection.send(h11.EndOfMessage()) or b"")
+        found = await work()
         nursery.cancel_scope.cancel()
+    return found

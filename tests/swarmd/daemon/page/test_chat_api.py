@@ -4,16 +4,18 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx2
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from swarmd.daemon.page import http, opening
 from swarmd.daemon.page.chat_api import MAX_BODY_BYTES, ChatApi
-from swarmd.testing import TIMEOUT_S
+from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.trained_model import Answer, TrainedModel
 from tests.swarmd.policy.conftest import open_policy
 from tests.swarmd.trainer.test_trained_model import config, save
@@ -30,7 +32,7 @@ async def served(
     api = ChatApi(kind(state, config("tiny")), **{"anybody": False, **more})
     async with trio.open_nursery() as nursery:
         listeners = await opening.listen("127.0.0.1", 0)
-        nursery.start_soon(http.serve, api.respond, listeners, MAX_BODY_BYTES)
+        nursery.start_soon(partial(http.serve, api.respond, listeners, MAX_BODY_BYTES, gone_ends=True))
         port = listeners[0].socket.getsockname()[1]
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1", timeout=TIMEOUT_S) as client:
             yield client
@@ -125,12 +127,49 @@ def full(*_: object) -> None:
 
 
 async def test_a_client_is_told_that_memory_is_short(tmp_path: Path) -> None:
+    why = "memory on cpu for 15 tokens and an answer of up to 16. Shorten"
     async with served(tmp_path, kind=Full) as client:
         answer = await client.post("/chat/completions", json=GREEDY)
-    assert answer.status_code == 400
-    assert (
-        "memory on cpu for 15 tokens and an answer of up to 16. Shorten" in answer.json()["error"]["message"]
-    )
+        stream = await client.post("/chat/completions", json=GREEDY | {"stream": True})
+    assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+    # Its head was sent before.
+    *_, event, done, end = stream.text.split("\n\n")
+    assert (stream.status_code, done, end) == (200, "data: [DONE]", "")
+    assert why in json.loads(event.removeprefix("data: "))["error"]["message"]
+
+
+class Overtaken(TrainedModel):
+    """Finds a newer checkpoint at the second request, while the first one waits for its answer."""
+
+    requests = 0
+
+    def renew(self) -> bool:
+        if self.round > 0:
+            self.requests += 1
+            trio.from_thread.run(wait_all_tasks_blocked)
+        if self.requests == 2:
+            save(open_policy("tiny"), self._state_dir, 2)
+        return super().renew()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_fingerprint_is_of_the_weights_that_answer(tmp_path: Path, stream: bool) -> None:
+    save(open_policy("tiny"), tmp_path, 1)
+    api, seen = ChatApi(Overtaken(tmp_path, config("tiny")), anybody=True), list[str]()
+
+    async def ask() -> None:
+        async def send(data: bytes) -> None:
+            if b"{" in data:
+                seen.append(json.loads(data.removeprefix(b"data: "))["system_fingerprint"])
+
+        body = json.dumps(GREEDY | {"stream": stream, "max_tokens": 1}).encode()
+        response = await api.respond(http.Request("POST", "/v1/chat/completions", {}, {}, body))
+        await (response.stream(send) if response.stream else send(response.body))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        nursery.start_soon(ask)
+    assert set(seen) == {"round-2"}
 
 
 class Counting(TrainedModel):
@@ -149,15 +188,16 @@ class Counting(TrainedModel):
         return super().answer(prompt, settings, count)
 
 
-async def test_a_client_that_leaves_ends_its_answer(tmp_path: Path) -> None:
-    endless = GREEDY | {"max_tokens": 400, "stream": True}
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_answer(tmp_path: Path, stream: bool) -> None:
+    endless = GREEDY | {"max_tokens": 800, "stream": stream}
+    Counting.counts.clear()
     async with served(tmp_path, kind=Counting) as client:
         await client.post("/chat/completions", json=endless)
-        async with (
-            client.stream("POST", "/chat/completions", json=endless) as stream,
-            contextlib.aclosing(stream.aiter_raw()) as pieces,
-        ):
-            await anext(pieces)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.post, "/chat/completions", json=endless))
+            await until(lambda: len(Counting.counts) > 1 and Counting.counts[-1] > 0, every=0.001)
+            nursery.cancel_scope.cancel()
         assert (await client.post("/chat/completions", json=GREEDY | {"max_tokens": 1})).status_code == 200
     whole, left, _ = Counting.counts
     assert whole > 200 and left < whole / 2
