@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:
         and "line 3" in done.output
         and "line 4" in done.output
     )
+    # What a full disk leaves of a line, and what nests too deeply to be read
+    file.write_text("\n".join([good[0][:40], good[1], "[" * 10**5]))
+    done = CliRunner().invoke(cli.app, ["verify", "--receipts", str(file)])
+    assert done.exit_code == 1 and "not signed" not in done.output
+    assert re.findall(r"line (\d): cut off", done.output) == ["1", "3"] and "1 receipts" in done.output
 
 
 @on_each_database
