@@ -38,7 +38,7 @@ class JudgeCannotListen(JudgeError):
 class Refusal:
     status: int
     error: str
-    remedy: str
+    remedy: str  # one sentence
     extra: tuple[tuple[str, int], ...] = ()  # further fields of the JSON answer
     retry_after: int | None = None  # seconds
 
@@ -87,12 +87,12 @@ ASKED_ELSEWHERE = Refusal(
     "Ask again: sign with a larger sequence number.",
 )
 ALREADY_ANSWERED = Refusal(
-    409, "this question has been answered", "A question is answered once. Ask for a new one."
+    409, "this question has been answered", "Ask for a new one: a question is answered once."
 )
 TOO_LATE = Refusal(
     410,
     "the deadline of this question has passed; it counts as wrong",
-    "Ask for a new one. If your node is slow, the judge's operator can raise --deadline.",
+    "Ask for a new one; for a slow node the judge's operator can raise --deadline.",
 )
 GIVEN_UP = Refusal(
     410,
@@ -109,19 +109,19 @@ STOPPING = Refusal(503, "the judge stops", "Send it again when the judge is back
 CROWDED = Refusal(
     429,
     "too many questions asked of your network are unanswered",
-    "Ask again when some are answered or expired. Nodes with a record may ask more.",
+    "Ask again when some are answered or expired; nodes with a record may ask more.",
     retry_after=30,
 )
 NEWCOMERS_TOO_OFTEN = Refusal(
     429,
     "peers of your network that have no record ask too often",
-    "Ask again later. Nodes with a record are not held up.",
+    "Ask again later; nodes with a record are not held up.",
     retry_after=10,
 )
 DISPLACED = Refusal(
     503,
     "the judge dropped this question to make room for nodes with a record",
-    "Ask again later. The question does not count.",
+    "Ask again later; the question does not count.",
     retry_after=30,
 )
 TOO_LARGE = Refusal(

@@ -221,7 +221,7 @@ class JudgeService:
                     409,
                     f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
                     f"Join with curriculum = {mine.name!r} and the same version of swarmd, or use a judge"
-                    " of your own curriculum. Own tasks need a judge that was started with the same file or"
+                    " of your own curriculum; own tasks need a judge that was started with the same file or"
                     " package.",
                 )
             )

@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from fastapi.routing import APIRoute
 
-from judge import config
+from judge import config, errors
 from judge.app import create_app
+from judge.errors import Refusal
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.sandbox.client import Verifier, VerifierFailed
 from tests.judge.conftest import Court, eventually
@@ -536,3 +537,9 @@ async def test_too_busy_to_score_leaves_the_question_open(
         refused(response, 503, "too much")
         assert response.headers["retry-after"] == "30"
     assert (await court.answer(peer, evaluation, "x")).status_code == 200
+
+
+@pytest.mark.parametrize("refusal", [found for found in vars(errors).values() if isinstance(found, Refusal)])
+def test_a_remedy_is_one_sentence(refusal: Refusal) -> None:
+    """A node shows it as the end of its own."""
+    assert refusal.remedy.endswith(".") and ". " not in refusal.remedy

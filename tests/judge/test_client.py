@@ -659,7 +659,7 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
 async def test_a_refusal_is_told_whole_once() -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()
-    async with judge(saying(reply({"error": error, "remedy": remedy}, 409))) as url:
+    async with judge(saying(reply({"error": error, "remedy": f"D{remedy[1:]}."}, 409))) as url:
         judging = Judging(client(url, clock), print, told.append)
         for _ in range(2):
             await judging.ask(1)

@@ -447,9 +447,11 @@ class JudgeClient:
         self._sequence = max(self._sequence, refusal.sequence)
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
+        # A sentence of its own there, the end of one here
+        remedy = _readable(refusal.remedy).rstrip(".")
         return NotJudged(
             f"the judge refused: {_readable(refusal.error)}",
-            _readable(refusal.remedy) or "ask the judge's operator",
+            remedy[:1].lower() + remedy[1:] or "ask the judge's operator",
         )
 
 
