@@ -21,6 +21,7 @@ from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.trainer.checkpoint import rounds_done
 from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,10 @@ def main() -> None:
     log_with(peer=start.peer_id)
     try:
         config = NodeConfig.model_validate_json(start.config)
+        if (behind := rounds_done(Path(start.state_dir) / "checkpoints", config.round.rounds)) is not None:
+            # Nothing is loaded to train no round.
+            daemon.tell(link.Stopped(behind))
+            return
         low = config.limits.priority == "low"
         if low:
             lower_disk_priority()

@@ -342,6 +342,17 @@ def saved_in(folder: Path) -> Sequence[Path]:
     )
 
 
+def rounds_done(folder: Path, limit: int) -> int | None:
+    """Return the rounds behind the newest checkpoint where they reach the limit; None where they do not.
+
+    limit: 0 for none. Raises SwarmdError where no checkpoint is whole.
+    """
+    if not limit or not any(path.name >= folder_name(limit) for path in saved_in(folder)):
+        return None
+    found = Checkpoints(folder).newest()
+    return found[0].round if found and found[0].round >= limit else None
+
+
 def require_whole(folder: Path) -> None:
     """Raise SwarmdError or ValueError where a `checkpoints` folder holds a checkpoint that is not whole.
 

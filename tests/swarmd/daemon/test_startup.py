@@ -5,6 +5,7 @@ Tested are what the trainer says of them, and what begins only when others can r
 
 import io
 import os
+import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from swarmd.daemon.daemon import Daemon
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.trainer.__main__ import NICE
+from swarmd.trainer.checkpoint import Checkpoints, RunState
 
 ALONE = {"swarm": {"engine": "none"}}
 
@@ -66,6 +68,22 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
     ]
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert nices == {"starting": {ours}, "training": {ours}, "later": {max(ours, NICE)}}
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+async def test_where_all_rounds_are_done_nothing_is_loaded(tmp_path: Path, limit: int) -> None:
+    rng = random.Random(0).getstate()
+    Checkpoints(tmp_path / "checkpoints").save(RunState(3, 0, rng, rng, (), ()), [])
+    config, heard = NodeConfig.model_validate({"round": {"rounds": limit}}), list[link.ToDaemon]()
+    child = TrainerChild(
+        link.StartTrainer(config.model_dump_json(), str(tmp_path), "", 1),
+        tmp_path / "trainer.log",
+        heard.append,
+        print,
+    )
+    with trio.fail_after(TIMEOUT_S):
+        await child.run()
+    assert heard == [link.Stopped(3)] and child.finished
 
 
 @pytest.mark.net
