@@ -266,7 +266,7 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
     yield from cold(database, times)
     with serving(database) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
         for name, address in targets(http).items():
-            took, size, before = [], 0, cpu_seconds(process.pid)["judge"]
+            took, size, before = [], 0, cpu_seconds([process.pid])["judge"]
             for place in range(times):
                 begun = time.monotonic()
                 # As much as one network may have
@@ -278,7 +278,7 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
                 size = max(size, len(answer.content))
             cuts = statistics.quantiles(took, n=20)
             figures = {"kB": size / 1000, "p50_ms": cuts[9], "p95_ms": cuts[18], "longest_ms": max(took)}
-            figures["cpu_ms"] = 1000 * (cpu_seconds(process.pid)["judge"] - before) / times
+            figures["cpu_ms"] = 1000 * (cpu_seconds([process.pid])["judge"] - before) / times
             yield {"answer": name, **{name: round(value, 1) for name, value in figures.items()}}
 
 
@@ -287,8 +287,9 @@ def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
 
     Where there are several parts, no two calls ask for the same.
     """
-    after, nodes = 0, []
-    while len(nodes) < 200:
+    after: int | None = 0
+    nodes: list[str] = []
+    while after is not None and len(nodes) < 200:
         page = http.get("/v1/leaderboard", params={"after": after}).json()
         nodes, after = nodes + [peer["peer"] for peer in page["peers"]], page["more_after"]
     shown = [
@@ -305,9 +306,9 @@ def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
         "/?tier=": lambda i: f"/?tier={('reported', 'verified')[i % 2]}&after={i}",
         "/v1/leaderboard": lambda i: f"/v1/leaderboard?after={40 * i % 4900}",
         "/leaderboard.csv": lambda i: f"/leaderboard.csv?after={i}",
-        "/nodes/": lambda i: f"/nodes/{nodes[i % 200]}",
-        "/nodes/…/badge.svg": lambda i: f"/nodes/{nodes[i % 200]}/badge.svg",
-        "/v1/peers/": lambda i: f"/v1/peers/{nodes[i % 200]}",
+        "/nodes/": lambda i: f"/nodes/{nodes[i % len(nodes)]}",
+        "/nodes/…/badge.svg": lambda i: f"/nodes/{nodes[i % len(nodes)]}/badge.svg",
+        "/v1/peers/": lambda i: f"/v1/peers/{nodes[i % len(nodes)]}",
         "/evaluations/": lambda i: f"/evaluations/{shown[i % len(shown)]}",
         "/compare": lambda i: f"/compare?model={models[i % 4]}",
         "/v1/comparison": lambda i: f"/v1/comparison?model={models[i % 4]}",
@@ -338,7 +339,6 @@ def main() -> None:
     parser.add_argument("database", help="a file or a postgresql:// address; new, unless --read")
     parser.add_argument("--evaluations", type=int, default=1_000_000)
     parser.add_argument("--peers", type=int, default=5_000)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--read", type=int, default=0, metavar="TIMES", help="ask a judge that serves it instead"
     )
@@ -347,7 +347,7 @@ def main() -> None:
         for line in read(given.database, given.read):
             print(json.dumps(line), flush=True)
     else:
-        print(json.dumps(fill(given.database, given.evaluations, given.peers, given.seed)))
+        print(json.dumps(fill(given.database, given.evaluations, given.peers, 1)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import random
 import statistics
 import subprocess
@@ -35,8 +34,6 @@ import psutil
 
 from swarmd.tasks.curriculum import TINY_9
 from tests.judge.peers import SigningPeer, encode
-
-HALF_OPEN = b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"
 
 
 @dataclass
@@ -102,8 +99,8 @@ async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float, ro
     load.acknowledged[evaluation] = peer.identity.peer_id
 
 
-async def press(peers: list[SigningPeer], rate: float, seconds: float, connections: int, load: Load) -> None:
-    """Evaluate at `rate`, with each peer in turn, over so many connections to each judge."""
+async def press(peers: list[SigningPeer], rate: float, seconds: float, load: Load) -> None:
+    """Evaluate at `rate`, with each peer in turn, over 16 connections to each judge."""
     begun = time.monotonic()
     numbers = iter(range(int(rate * seconds)))
 
@@ -120,46 +117,7 @@ async def press(peers: list[SigningPeer], rate: float, seconds: float, connectio
         for caller in callers.values():
             caller.close()
 
-    await asyncio.gather(*(work() for _ in range(connections)))
-
-
-async def hold_half_open(urls: list[str], many: int) -> None:
-    """Hold connections that send half a request, each opened again when the judge cuts it."""
-
-    async def hold(url: str) -> None:
-        parts = urlsplit(url)
-        while True:
-            with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-                writer.write(HALF_OPEN)
-                await reader.read()
-                writer.close()
-            await asyncio.sleep(0.1)
-
-    await asyncio.gather(*(hold(urls[number % len(urls)]) for number in range(many)))
-
-
-@contextlib.contextmanager
-def half_open(urls: list[str], many: int) -> Iterator[None]:
-    """Hold half-open connections in a process of their own.
-
-    So the cost of opening a thousand at once is not in the latency of others.
-    """
-    holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(urls, many), daemon=True)
-    if not many:
-        yield
-        return
-    holder.start()
-    time.sleep(2.0)
-    try:
-        yield
-    finally:
-        holder.terminate()
-        holder.join()
-
-
-def _hold(urls: list[str], many: int) -> None:
-    asyncio.run(hold_half_open(urls, many))
+    await asyncio.gather(*(work() for _ in range(16)))
 
 
 @contextlib.contextmanager
@@ -206,9 +164,8 @@ def loaded(given: argparse.Namespace) -> dict[str, Any]:
         urls, pids = [url for _, url in judges], [process.pid for process, _ in judges]
         peers = [SigningPeer(number, urls[number % len(urls)]) for number in range(given.keys)]
         time.sleep(given.up)
-        stack.enter_context(half_open(urls, given.half_open))
         before, begun = cpu_seconds(pids), time.monotonic()
-        asyncio.run(press(peers, given.rate, given.seconds, given.connections, load))
+        asyncio.run(press(peers, given.rate, given.seconds, load))
         took, after = time.monotonic() - begun, cpu_seconds(pids)
     cuts = statistics.quantiles(load.seconds, n=100)
     return {
@@ -226,7 +183,7 @@ def loaded(given: argparse.Namespace) -> dict[str, Any]:
 
 def killed(given: argparse.Namespace) -> dict[str, Any]:
     """Kill the judge `given.kills` times under load; then look for every acknowledged answer."""
-    load, rng, sequence = Load(), random.Random(given.seed), 0
+    load, rng, sequence = Load(), random.Random(1), 0
     for _ in range(given.kills):
         with serving(given.database, "--key", given.key) as (process, url):
             peers = [SigningPeer(number, url) for number in range(given.keys)]
@@ -242,7 +199,7 @@ def killed(given: argparse.Namespace) -> dict[str, Any]:
                     process.kill()
 
                 killer = asyncio.create_task(kill())
-                await press(peers, given.rate, 60.0, given.connections, load)
+                await press(peers, given.rate, 60.0, load)
                 killer.cancel()
 
             asyncio.run(run(process, peers))
@@ -278,11 +235,7 @@ def main() -> None:
         "--up", type=float, default=30.0, help="seconds that the judge has been up when the load begins"
     )
     parser.add_argument("--keys", type=int, default=400)
-    parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1, help="judges of one PostgreSQL")
-    parser.add_argument(
-        "--half-open", type=int, default=0, help="connections that send half a request, beside the load"
-    )
     parser.add_argument(
         "--kills",
         type=int,
@@ -292,7 +245,6 @@ def main() -> None:
     parser.add_argument(
         "--database", default="", help="a file or a postgresql:// address; by default a new file"
     )
-    parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         given.database = given.database or str(Path(folder) / "judge.sqlite3")
