@@ -43,10 +43,11 @@ def open_taskset(source: str) -> OpenedTaskset:
         there = distribution(name).version
     except (ModuleNotFoundError, PackageNotFoundError):
         raise PluginRefused(
-            f"verifiers or {name} is not installed: run `pip install 'swarmd[verifiers]' {name}=={version}`"
+            f"verifiers or {name} is not installed: run `pip install 'swarmd[verifiers]'`, and install"
+            f" {name} {version} from its index or repository"
         ) from None
     if there != version:
-        raise PluginRefused(f"{name} {there} is installed: run `pip install {name}=={version}`")
+        raise PluginRefused(f"{name} {there} is installed: install {version}, from its index or repository")
     module = vf.import_taskset(name)
     taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name))
     if why := next(_reasons(vf, module, taskset), ""):
