@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Layout, Rules
-from swarmd.policy.models.lora import FourBitLinear, adapted, lora_factors
+from swarmd.policy.models.lora import FourBitLinear, adapted, lora_factors, summed
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -132,9 +132,9 @@ def _in_place(projections: list[Any], *, frozen: bool) -> Project:
 
     def project(x: Tensor) -> Tensor:
         # As `adapted` does, with the adapters of all layers at once.
-        out = F.linear(F.linear(x, down), up)
-        for part, layer in zip(torch.split(out, widths, dim=-1), layers, strict=True):
-            part.addmm_(x, layer.weight.T)
+        parts = torch.split(F.linear(F.linear(x, down), up), widths, dim=-1)
+        sums = [summed(part, x, layer.weight) for part, layer in zip(parts, layers, strict=True)]
+        out = torch.cat(sums, dim=-1)
         return out if bias is None else out + bias
 
     return project

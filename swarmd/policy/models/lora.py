@@ -30,11 +30,37 @@ NF4: Final = "nf4"  # `model.dtype`
 def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor) -> Tensor:
     """Return x Wᵀ + s (x Aᵀ) Bᵀ + b.
 
-    x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m]. The base's product
-    is summed on top of the adapter's in the float32 in which a matrix product accumulates, and rounded once.
+    x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m]. Both products are
+    summed in float32, and rounded once.
     """
-    out = torch.addmm(F.linear(F.linear(x, down), up), x, weight.T)
+    out = summed(F.linear(F.linear(x, down), up), x, weight)
     return out if bias is None else out + bias
+
+
+def summed(added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return added + x Wᵀ, rounded once; added [N, m], x [N, n], weight [m, n], which is not trained.
+
+    A CPU's matrix product adds in the float32 in which it accumulates. cuBLAS in 16 bits rounds first, and a
+    young adapter was lost (docs/performance.md): there the product is asked for in float32.
+    """
+    if x.device.type != "cuda" or x.dtype == torch.float32 or torch.version.hip:
+        return torch.addmm(added, x, weight.T)
+    out: Tensor = _Summed.apply(added, x, weight)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Summed(torch.autograd.Function):
+    """`summed` where torch has no gradient for it."""
+
+    @staticmethod
+    def forward(ctx: Any, added: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return torch.add(torch.mm(x, weight.T, out_dtype=torch.float32), added, out=torch.empty_like(added))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return gradients[0], gradients[0] @ weight, None
 
 
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
