@@ -90,9 +90,9 @@ class GenerateConfig(_Section):
         str,
         Field(
             pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$",
-            description="auto, own, continuous or the name of an installed engine",
+            description="own, continuous or the name of an installed engine",
         ),
-    ] = "auto"  # auto: the quicker of the built-in ones on CUDA, own elsewhere
+    ] = "own"
     # For an engine that is a program of its own:
     engine_url: Annotated[
         str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")

@@ -162,7 +162,7 @@ class Client:
         if response.is_error:
             raise EngineFailed(
                 f"vLLM at {self._where} refused {path} ({response.status_code}: {_error_text(response)}). "
-                'Mend what it says, or set generate.engine to "auto".'
+                'Mend what it says, or set generate.engine to "own".'
             )
         found = _json(response)
         return found if isinstance(found, dict) else {}

@@ -39,7 +39,7 @@ def command(asked: EngineOptions, socket: Path) -> list[str]:
     The server listens on a socket in a folder of ours, because its development routes ask for no key.
     """
     if asked.device == "mps":
-        raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "auto".')
+        raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "own".')
     line = [
         *_program(asked.python),
         "serve",
@@ -58,7 +58,7 @@ def command(asked: EngineOptions, socket: Path) -> list[str]:
         if not ranks:
             raise NoEngine(
                 f"vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set"
-                ' generate.engine to "auto".'
+                ' generate.engine to "own".'
             )
         line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(ranks[0])]
     if asked.device == "cuda":
@@ -109,13 +109,13 @@ class ServerProcess:
             if not self.alive:
                 raise EngineFailed(
                     f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\nMend what they say"
-                    ' (generate.engine_memory, generate.engine_args), or set generate.engine to "auto".'
+                    ' (generate.engine_memory, generate.engine_args), or set generate.engine to "own".'
                 )
             if time.monotonic() > until:
                 raise EngineFailed(
                     f"vLLM was not ready after {seconds:g} s. Its last lines:\n{self.last_lines()}\nRaise"
                     " generate.engine_start_seconds if it only needs longer, or set generate.engine to"
-                    ' "auto".'
+                    ' "own".'
                 )
             time.sleep(POLL_S)
 

@@ -42,7 +42,7 @@ class ContinuousEngine(BuiltInEngine):
         if model.config.model_type not in COMPARED:
             raise NoEngine(
                 f"continuous batching was not found to compute what {model.config.model_type} models do (it"
-                ' leaves out Gemma 2\'s soft cap, for one). Set generate.engine to "own" or "auto".'
+                ' leaves out Gemma 2\'s soft cap, for one). Set generate.engine to "own".'
             )
         self._network, self._tokens, self._resting = model, tokens, rest
 

@@ -45,7 +45,7 @@ _SLACK: Final = 1e-3
 class NoEngine(SwarmdError):
     """The engine cannot be used.
 
-    Set generate.engine to "auto", or install and configure the one you want (docs/engines.md).
+    Set generate.engine to "own", or install and configure the one you want (docs/engines.md).
     """
 
     exit_code = 3
@@ -169,7 +169,7 @@ def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     if name not in offered:
         raise NoEngine(
             f"generate.engine is {name!r}, and no such engine is installed. There are:"
-            f" {', '.join(('auto', *BUILT_IN, *sorted(offered)))}. Choose one of them, or install the package"
+            f" {', '.join((*BUILT_IN, *sorted(offered)))}. Choose one of them, or install the package"
             ' that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
         )
     engine = _load(offered[name], asked)
@@ -195,7 +195,7 @@ def _load(point: EntryPoint, asked: EngineOptions) -> InferenceEngine:
         # Somebody else's code may fail in any way while it is imported or built; the operator is told.
         raise NoEngine(
             f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}). "
-            'Install the package anew, or set generate.engine to "auto".'
+            'Install the package anew, or set generate.engine to "own".'
         ) from error
     return engine
 

@@ -374,7 +374,7 @@ def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules
             "vlm",
             "nothing",
             "",
-            r"is 'vlm', and no such engine is installed. There are: auto, own, continuous, .*other",
+            r"is 'vlm', and no such engine is installed. There are: own, continuous, .*other",
         ),
         (
             "other",
@@ -431,13 +431,6 @@ def test_a_plugin_is_told_what_it_needs(
     sys.modules.pop("telling")
 
 
-def test_on_a_cpu_auto_is_own_and_tries_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
-    config = config_of(folders["qwen2"])
-    engine = open_engine(config, load_model(config.model, 0), sampling(), tmp_path / "engines.json")
-    assert isinstance(engine, OwnEngine)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
     folders: dict[str, Path],
 ) -> None:
@@ -448,7 +441,7 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
             config.model_copy(update={"replay": ReplayConfig.model_validate({"mode": replay})})
         )
 
-    assert [cap(engine) for engine in ("auto", "own", "continuous", "vllm")] == [0.0, 0.0, 0.0, 2.0]
+    assert [cap(engine) for engine in ("own", "continuous", "vllm")] == [0.0, 0.0, 2.0]
     assert cap("vllm", importance_cap=0.0) == 0.0
     assert cap("own", importance_cap=1.5) == 1.5
     assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
