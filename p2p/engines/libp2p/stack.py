@@ -61,6 +61,8 @@ for name, level in {
     "libp2p.network.auto_connector": logging.WARNING,
     "libp2p.kad_dht": logging.ERROR,
     "libp2p.pubsub": logging.ERROR,
+    "libp2p.host.basic_host": logging.CRITICAL,
+    "libp2p.protocol_muxer.multiselect_client": logging.CRITICAL,
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True

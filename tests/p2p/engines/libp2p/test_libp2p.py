@@ -20,7 +20,8 @@ import trio.testing
 from libp2p import new_host
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
-from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
 from p2p.address import parse_bootstrap, parse_listen
@@ -558,3 +559,12 @@ async def test_the_librarys_log_comes_through_ours(caplog: pytest.LogCaptureFixt
     logging.getLogger("libp2p.host").warning("something of note")
     logging.getLogger("libp2p.host").info("chatter")
     assert "something of note" in caplog.text and "chatter" not in caplog.text
+    caplog.clear()
+
+    class Gone:
+        async def write(self, _: str) -> None:
+            raise MultiselectCommunicatorError("the peer is gone")
+
+    with pytest.raises(MultiselectClientError):
+        await MultiselectClient().handshake(Gone())
+    assert not caplog.records
