@@ -219,6 +219,8 @@ def main() -> None:
     if wanted.from_csv:
         draw(read(table), wanted.out)
         return
+    if table:
+        table.parent.mkdir(parents=True, exist_ok=True)
     python = environment_of("trl", default_environment("trl"))
     runs = [(arm, seed) for seed in wanted.seeds for arm in wanted.arms]
     with ThreadPoolExecutor(wanted.at_once) as pool:
