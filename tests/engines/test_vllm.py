@@ -23,13 +23,13 @@ from swarmd_engine_vllm.engine import ADAPTER, VllmEngine, open_engine
 from swarmd_engine_vllm.server import RANKS, SERVED, command
 
 from swarmd.config.config import GenerateConfig
-from swarmd.policy.inference.decode import Sampling
+from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import NetworkWeights
 from swarmd.policy.inference.engine import GROUP, EngineFailed, EngineOptions, NoEngine, open_plugin
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import seeded
-from swarmd.testing import TIMEOUT_S
+from swarmd.testing import TIMEOUT_S, wait_until
 from tests.processes import killed_after
 from tests.swarmd.policy.conftest import config_of, local, make_model, open_policy
 from tests.swarmd.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
@@ -129,13 +129,15 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
 
 
 @pytest.mark.net
-def test_the_guard_ends_the_server_with_a_killed_trainer() -> None:
+def test_the_guard_ends_the_server_with_a_killed_trainer(tmp_path: Path) -> None:
     """The trainer, the guard as `Child` starts it, the server, and a process that the server has started."""
     server = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'],"
         " stdin=subprocess.PIPE).wait()"
     )
-    line = [sys.executable, "-I", guard.__file__, sys.executable, "-c", server]
+    scratch = tmp_path / "scratch"
+    (scratch / "weights-1").mkdir(parents=True)
+    line = [sys.executable, "-I", guard.__file__, str(scratch), sys.executable, "-c", server]
     trainer = (
         "import subprocess, sys\n"
         f"held = subprocess.Popen({line!r}, stdin=subprocess.PIPE, start_new_session=True)\n"
@@ -145,13 +147,12 @@ def test_the_guard_ends_the_server_with_a_killed_trainer() -> None:
     with killed_after(subprocess.Popen([sys.executable, "-c", trainer], text=True, **pipes)) as process:
         assert process.stdout is not None
         held = psutil.Process(int(process.stdout.readline()))
-        while len(below := held.children(recursive=True)) < 2:
-            assert held.is_running()
+        below = wait_until(lambda: (found := held.children(recursive=True))[1:] and found)
         process.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs([held, *below], timeout=TIMEOUT_S)
         for left in alive:
             left.kill()
-        assert alive == []
+        assert alive == [] and not scratch.exists()
 
 
 @pytest.mark.net
@@ -279,7 +280,10 @@ def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Pat
         EngineFailed,
         match=r"another distribution than it.*temperature 0\.6.*--logprobs-mode processed_logprobs",
     ):
-        engine.generate(PROMPTS, 1, sampling(0.6), seeded(CPU, 0))
+        # Whatever stands first: one that fills the context can be asked nothing.
+        engine.generate([[5] * 128, *PROMPTS], 1, sampling(0.6), seeded(CPU, 0))
+    assert engine.generate([[5] * 128], 1, sampling(0.6), seeded(CPU, 0)) == [[Sample((), (), ended=False)]]
+    assert engine.generate([], 1, sampling(0.6), seeded(CPU, 0)) == []
     engine.close()
 
 
@@ -371,7 +375,8 @@ def test_the_command_line_of_the_server(folder: Path, python: str) -> None:
     assert (
         options
         == f"--uds /s --served-model-name {SERVED} --dtype bfloat16 --logprobs-mode processed_logprobs"
-        " --generation-config vllm --enable-lora --max-loras 1 --max-lora-rank 32"
+        " --generation-config vllm --disable-uvicorn-access-log"
+        " --enable-lora --max-loras 1 --max-lora-rank 32"
         " --gpu-memory-utilization 0.3 --enable-sleep-mode --x"
     )
     assert "--enable-lora" not in command(asked(folder, python=python), Path("/s"))

@@ -97,8 +97,9 @@ class VllmEngine:
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any
     ) -> list[list[Sample]]:
         """Generate samples, as `Engine` says."""
-        if self._unchecked and sampling.temperature not in (0.0, 1.0):
-            self._check_logprobs(prompts[0], sampling)
+        fits = [prompt for prompt in prompts if len(prompt) < sampling.context]
+        if self._unchecked and fits and sampling.temperature not in (0.0, 1.0):
+            self._check_logprobs(fits[0], sampling)
         base_seed = draw_seed(generator) if sampling.temperature else None
 
         def answer(i: int) -> list[Sample]:

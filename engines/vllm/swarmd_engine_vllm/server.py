@@ -53,6 +53,8 @@ def command(asked: EngineOptions, socket: Path) -> list[str]:
     ]
     # Log-probabilities after temperature, and no sampling settings but those of the request.
     line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    # A line for each question would fill the disk in weeks.
+    line += ["--disable-uvicorn-access-log"]
     if asked.lora_rank is not None:
         ranks = [rank for rank in RANKS if rank >= asked.lora_rank]
         if not ranks:
@@ -89,12 +91,15 @@ class ServerProcess:
     """The server's process. It ends with `close`, or with this process, however that ends (guard.py)."""
 
     def __init__(self, line: list[str], log: Path, environment: Mapping[str, str]) -> None:
-        """Start the server. log: a file for what it prints."""
+        """Start the server.
+
+        log: a file for what it prints; its folder is removed with the server where this process is killed.
+        """
         self.log = log
         kept = {name: value for name, value in environment.items() if name not in _LEFT_OUT}
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *line],
+                [sys.executable, "-I", guard.__file__, str(log.parent), *line],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
