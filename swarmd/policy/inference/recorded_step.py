@@ -65,10 +65,12 @@ class RecordedStep:
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
+            # What fails within a recording makes its end fail, too.
+            cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            if is_out_of_memory(cause):
+                raise cause from None
             self._works = False
-            _say(first_line(error))
+            _say(first_line(cause))
         else:
             self._graph = graph
         now.wait_stream(stream)

@@ -58,9 +58,9 @@ class _Summed(torch.autograd.Function):
         return torch.add(torch.mm(x, weight.T, out_dtype=torch.float32), added, out=torch.empty_like(added))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (weight,) = ctx.saved_tensors
-        return gradients[0], gradients[0] @ weight, None
+        return gradients[0], gradients[0] @ weight if ctx.needs_input_grad[1] else None, None
 
 
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
