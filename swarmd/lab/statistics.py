@@ -7,6 +7,7 @@ that, added up over rounds.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import fmean, stdev
 from typing import Any
 
@@ -105,7 +106,14 @@ def figures(
     theirs = sum(sum(line["external"]) for line in rounds)
     turned_away = sum(sum(line["gated"]) for line in rounds)
     cumulative = sum(map(sum, rewards))
-    updates = max(1, sum(map(len, rewards)))
+    # A node that does not train counts as one that trains once, as it does in `predicted`.
+    made = [
+        max(1, count)
+        for line in rounds
+        for count, reward in zip(line.get("updates", repeat(1)), line["reward"], strict=False)
+        if reward is not None
+    ]
+    updates = max(1, sum(made))
     late = max(1, len(rewards) // LATE_PARTS)
     looks = [line["evaluation"] for line in lines if "evaluation" in line]
     return RunFigures(

@@ -53,6 +53,19 @@ def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier:
     swarm.close()
 
 
+def test_figures_of_an_update_are_not_those_of_a_round_with_several(verifier: Verifier) -> None:
+    replay = {"mode": "on", "updates_per_round": 3, "max_clip_fraction": 1.0, "max_kl": 100.0}
+    swarm, played = lines(verifier, setting(replay=replay), 4)
+    assert max(max(line["local"]) + max(line["external"]) for line in played) > 4
+    found = figures(played, [2] * 3, [2] * 3, [4] * 3)
+    assert 0 < found.useful <= 4
+    assert found.external * 36 == pytest.approx(sum(sum(line["external"]) for line in played))
+    # Runs that were recorded without the number of updates
+    older = [{key: value for key, value in line.items() if key != "updates"} for line in played]
+    assert figures(older, [2] * 3, [2] * 3, [4] * 3).external == pytest.approx(3 * found.external)
+    swarm.close()
+
+
 def test_a_node_fetches_what_it_takes_of_offers_and_has_all_of_whole_sets(verifier: Verifier) -> None:
     everything = {"share": "all", "take": "unfiltered"}
     heard = {}
