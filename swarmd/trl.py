@@ -123,8 +123,9 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         size, own = self.num_generations, []
         for group in groups:
             row = inputs[group * size]
+            # What is masked as a whole was cut off, and is not to be trained on: others score its text.
             ids = [
-                ids[mask.bool()].tolist()
+                ids[mask.bool() if mask.any() else slice(None)].tolist()
                 for ids, mask in zip(
                     out["completion_ids"][group * size : (group + 1) * size],
                     out["completion_mask"][group * size : (group + 1) * size],
@@ -173,22 +174,24 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 zip(group.completions, group.advantages, strict=True), key=lambda pair: -abs(pair[1])
             )
             for i, (completion, advantage) in enumerate(best[: self.num_generations]):
-                answer = self._answer(completion)[: self.max_completion_length]
-                rows[place * self.num_generations + i] = prompt, answer, completion.ended, advantage
+                answer, most = self._answer(completion), self.max_completion_length
+                whole = completion.ended and len(answer) <= most
+                rows[place * self.num_generations + i] = prompt, answer[:most], whole, advantage
         out, pad, size = dict(out), self._words.pad_token_id, out["prompt_ids"].size(1)
         longest = max([size, *(len(prompt) for prompt, *_ in rows.values())])
         width = max([out["completion_ids"].size(1), *(len(answer) for _, answer, *_ in rows.values())])
         for name, fill in (("prompt_ids", pad), ("prompt_mask", 0)):
             out[name] = torch.nn.functional.pad(out[name], (longest - size, 0), value=fill)
         for name, fill in PER_TOKEN.items():
-            if name in out and out[name].size(1) > 1:
+            # One ratio of a whole sequence stays one.
+            if name in out and (out[name].size(1) > 1 or name != "importance_sampling_ratio"):
                 value = pad if fill is None else fill
                 out[name] = torch.nn.functional.pad(out[name], (0, width - out[name].size(1)), value=value)
         out["advantages"] = out["advantages"].clone()
-        for row, (prompt, answer, ended, advantage) in rows.items():
+        for row, (prompt, answer, whole, advantage) in rows.items():
             _write(out["prompt_ids"], out["prompt_mask"], row, longest - len(prompt), prompt, pad)
             _write(out["completion_ids"], out["completion_mask"], row, 0, answer, pad)
-            if self.mask_truncated_completions and not ended:
+            if self.mask_truncated_completions and not whole:
                 out["completion_mask"][row] = 0
             out["advantages"][row] = advantage
         out["num_items_in_batch"] = self.accelerator.gather(out["completion_mask"].sum()).sum()

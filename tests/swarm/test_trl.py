@@ -32,15 +32,18 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     found = json.loads(run(name, tmp_path).splitlines()[-1])
     why = ("beta=0.0", "a multiple of num_generations, 4", "tools: what is shared", "no column n: others")
     assert all(reason in said for reason, said in zip(why, found["refused"], strict=True))
-    for batch in (found["once"], found["twice"]):
+    for batch in (found["once"], found["twice"], found["short"]):
         assert batch["replaced"] >= 1 and batch["items"] and batch["learned"] and batch["loss"]
         assert batch["shapes"][0] == batch["shapes"][1] and batch["shapes"][2] == batch["shapes"][3]
         assert [shape[0] for shape in batch["shapes"]] == [8] * 4
         # The two right answers first, ended; advantages are over all five: (1 - 0.4) / 0.49
         assert batch["advantages"] == [1.224, 1.224, 0.0, 0.0]
         assert all(row.endswith("</answer><|endoftext|>") for row in batch["rows"][:2])
-        # The control token that another spelled out is text
-        assert max(batch["ends"]) == 1 and any("one<|e" in row for row in batch["rows"])
+        assert batch["ends"] == [1, 1, 0, 0] and all(batch["shared"])
+    # The control token that another spelled out is text.
+    assert any("one<|e" in row for row in found["once"]["rows"])
+    # Cut off here, so masked as our own is
+    assert found["twice"]["rows"][2:] == found["short"]["rows"][2:] == ["", ""]
     assert found["once"]["old"] is None
     assert found["twice"]["old"] == [found["twice"]["shapes"][2], True]
     assert found["rewards"] == [1.0, 0.0]

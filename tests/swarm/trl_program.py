@@ -10,6 +10,7 @@ import sys
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 warnings.filterwarnings("ignore")
@@ -55,11 +56,19 @@ def refusals(swarm: swarmd.JoinedSwarm) -> list[str]:
 def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: Any) -> dict[str, Any]:
     """Train for two steps while another member's groups are here, and show the first batch."""
     batches: list[dict[str, Any]] = []
+    shared: list[list[str]] = []
 
     class Shown(SwarmGRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             batches.append(super()._generate_and_score_completions(inputs))
             return batches[-1]
+
+        def _share(self, inputs: Any, out: Any, groups: Any) -> None:
+            there = SimpleNamespace(share=lambda _, answers: shared.append([one.text for one in answers]))
+            self.swarm, joined = there, self.swarm
+            super()._share(inputs, out, [0])  # as if it were informative
+            self.swarm = joined
+            super()._share(inputs, out, groups)
 
     for task in other.tasks.draw(4):
         right = f"<answer>{other.tasks.truth(task)}</answer>"
@@ -88,6 +97,7 @@ def trained(swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, **settings: An
     ]
     old = out.get("old_per_token_logps")
     return {
+        "shared": shared[0],
         "replaced": trainer.replaced,
         "rows": rows,
         "ends": (out["completion_ids"] * out["completion_mask"] == tokenizer.eos_token_id)[group : group + 4]
@@ -136,6 +146,9 @@ def main() -> None:
     ):
         found = {"refused": refusals(swarm), "once": trained(swarm, other)}
         found["twice"] = trained(swarm, other, num_iterations=2, mask_truncated_completions=True)
+        # Each of our own answers is cut off after a token.
+        short = {"generation_kwargs": {"max_new_tokens": 1}, "mask_truncated_completions": True}
+        found["short"] = trained(swarm, other, num_iterations=2, **short)
         (task,) = swarm.tasks.draw()
         right = [{"role": "assistant", "content": f"<answer>{swarm.tasks.truth(task)}</answer>"}]
         columns = {"specialty": [task.ref.specialty] * 2, "n": [task.ref.n] * 2}
