@@ -1,5 +1,9 @@
-"""The peers' published packages, each in an environment of its own, made where it is missing."""
+"""The peers' published packages, each in an environment of its own, made where it is missing.
 
+python -m benchmarks.environments NAME…
+"""
+
+import argparse
 import io
 import json
 import os
@@ -101,6 +105,8 @@ def holds(folder: Path, peer: str) -> bool:
 
 
 if __name__ == "__main__":
-    for named in sys.argv[1:]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.environments")
+    parser.add_argument("names", nargs="+", choices=[*PACKAGES, *SOURCES])
+    for named in parser.parse_args().names:
         make = sources_of if named in SOURCES else environment_of
         print(make(named, default_environment(named)))
