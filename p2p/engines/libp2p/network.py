@@ -35,7 +35,7 @@ from multiaddr import Multiaddr
 from p2p.admission.host_bans import HostBans
 from p2p.engines.traffic import Traffic
 from p2p.identity import public_key_of
-from p2p.netgroup import group_of_host, machine_of_host
+from p2p.netgroup import LOCAL, group_of, group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
@@ -397,8 +397,23 @@ class LimitedNetwork(Swarm):  # type: ignore[misc]
 
     async def new_stream(self, peer_id: Any) -> Any:
         """Open a stream. Not cancelled where there is a connection: the stream would be left open."""
-        with trio.CancelScope(shield=bool(self.get_connections(peer_id))):
+        connected = bool(self.get_connections(peer_id))
+        if not connected:
+            self._forget_near(peer_id)
+        with trio.CancelScope(shield=connected):
             return await super().new_stream(peer_id)
+
+    def _forget_near(self, peer_id: Any) -> None:
+        """Forget a peer's addresses in local networks, unless all our connections are in such.
+
+        A stream to a peer that is not connected has the library dial it, and it asks those that the DHT's
+        peers name: anybody could have us connect to the programs of our machine and of our network. Our own
+        discovery dials by itself.
+        """
+        groups = {group_of_host(remote_host(connection)) for connection in direct(self.get_connections())}
+        if groups - {LOCAL} and peer_id in self.peerstore.peer_data_map:
+            known = self.peerstore.peer_data_map[peer_id].addrs
+            known[:] = [address for address in known if group_of(str(address)) != LOCAL]
 
     async def close_peer(self, peer_id: Any) -> None:
         """Close the sockets first: before that the library says goodbye, which waits for a deaf peer."""

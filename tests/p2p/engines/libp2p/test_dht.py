@@ -19,6 +19,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
+from p2p.engines.libp2p import network
 from p2p.engines.libp2p.dht import MAX_ADDRESSES, MAX_ID_BYTES, MAX_LENGTH, MAX_PROTOCOLS, SILENT_S, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
@@ -216,6 +217,38 @@ async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nurser
         stack.host.set_stream_handler(PROTOCOL_ID, answer)
         assert await engine.find(member.topic) == [] and asked.is_set()
         assert max(made_text) <= MAX_ID_BYTES
+
+
+@pytest.mark.parametrize("theirs", ["11.0.0.1", "127.0.0.1"], ids=["far", "near"])
+async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
+    theirs: str, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Else anybody has us connect to the programs of our machine and of our local network."""
+    monkeypatch.setattr(network, "remote_host", lambda _: theirs)
+    dialled = trio.Event()
+
+    async def listening(stream: trio.SocketStream) -> None:
+        dialled.set()
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, listening, [listener])
+    victim = Multiaddr(f"/ip4/127.0.0.1/tcp/{listener.socket.getsockname()[1]}")
+    named = Message.Peer(
+        id=ID.from_pubkey(create_new_key_pair(bytes([68]) * 32).public_key).to_bytes(),
+        addrs=[victim.to_bytes()],
+    )
+
+    async def answer(stream: Any) -> None:
+        question = Message()
+        question.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
+        reply = Message(type=question.type, key=question.key, closerPeers=[named])
+        await stream.write(encode_varint_prefixed(reply.SerializeToString()))
+
+    member, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, _):
+        stack.host.set_stream_handler(PROTOCOL_ID, answer)
+        await engine.find(member.topic)
+    assert dialled.is_set() == (theirs == "127.0.0.1")
 
 
 async def test_streams_without_a_question_take_no_place_from_others(nursery: trio.Nursery) -> None:
