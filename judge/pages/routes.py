@@ -378,12 +378,15 @@ def _invited(invitation: str, curriculum: Curriculum, address: str) -> Mapping[s
 
 
 def _code(text: str) -> Markup | None:
-    """Draw a QR code as SVG that scales with its box; None where segno is not installed (the extra `qr`)."""
+    """Draw a QR code as SVG that scales with its box.
+
+    None where segno is not installed (the extra `qr`), or the text is too long: it is what a reader calls us.
+    """
     try:
         import segno
-    except ImportError:
+
+        code = segno.make(text, error="m", micro=False)
+    except (ImportError, ValueError):
         return None
-    drawn = segno.make(text, error="m", micro=False).svg_inline(
-        scale=4, dark="#000", light="#fff", omitsize=True
-    )
+    drawn = code.svg_inline(scale=4, dark="#000", light="#fff", omitsize=True)
     return Markup(drawn)  # noqa: S704 - of modules alone

@@ -188,6 +188,9 @@ async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> N
     )
     assert "http://judge.test/join" in page.text
     assert [value for name, value in page.attributes if name == "data-copy"] == ["install", "command"]
+    # An address that no QR code holds
+    long = await site.get("/join", headers={"host": "a" * 3_000})
+    assert long.status_code == 200 and "svg" not in hostile.Parsed(long.text).tags
 
 
 async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
