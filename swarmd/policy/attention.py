@@ -65,6 +65,9 @@ def adopt(network: nn.Module) -> bool:
     model: Any = network
     if model.config._attn_implementation == NAME:
         return True
+    # cuDNN plans its attention anew for each shape, up to a second each, and our batches hardly have a shape
+    # twice. torch prefers it from Hopper on.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     if not covers(model.config):
         return False
     model.set_attn_implementation(NAME)

@@ -30,7 +30,6 @@ from swarmd.policy.models.device import (
     keep_freed_memory,
     limit_memory,
     seeded,
-    use_no_cudnn_attention,
     use_threads,
 )
 from swarmd.policy.models.fit import chat_of, measures_start, work_of
@@ -115,7 +114,6 @@ class LanguagePolicy:
         # A large model's steps are long enough without this, and its memory is short.
         if loaded.parameters <= LORA_FROM_PARAMETERS:
             keep_freed_memory(loaded.device)
-        use_no_cudnn_attention(loaded.device)
         network: Any = loaded.network
         chat = chat_of(config.model, config.model.name, loaded.tokenizer, network)
         sampling = Sampling(

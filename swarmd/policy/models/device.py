@@ -197,15 +197,6 @@ def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> No
         torch.set_num_threads(threads_for(config, parameters))
 
 
-def use_no_cudnn_attention(device: torch.device) -> None:
-    """Have attention use none of cuDNN's kernels: they are planned anew for each shape, up to a second each.
-
-    Our batches hardly have a shape twice. torch prefers them from Hopper on.
-    """
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-
-
 def compile_nothing() -> None:
     """Have torch use no kernels that oneDNN compiles while it runs.
 
