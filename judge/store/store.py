@@ -16,7 +16,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, insert, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Update,
+    bindparam,
+    case,
+    func,
+    insert,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
@@ -51,6 +63,10 @@ _SEEN_FIRST = insert(peers).values(
 )
 _ASKED = insert(evaluations).values(state="open")
 _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
+# An answer that took long to score finds its question abandoned. It counts while the seed is not told.
+_GRADED = update(evaluations).where(
+    _ID, (evaluations.c.state == "open") | ((evaluations.c.state == "void") & windows.SECRET)
+)
 _ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _NOT_ANSWERED = update(peers).where(_PEER)
 RECENT = (
@@ -293,7 +309,7 @@ class Store:
                 "correct": sum(each.reward >= 1 for each in scores),
             }
             outcome["further"] = _further(answers[1:], scores[1:])
-            counted = self._count(db, question, outcome)
+            counted = self._count(db, question, outcome, _GRADED)
             if counted is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
             before, recent = counted
@@ -320,7 +336,7 @@ class Store:
                     )
 
     def _count(
-        self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any]
+        self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any], closing: Update = _CLOSED
     ) -> tuple[Counts, ScoreTally] | None:
         """Close the question as the peer's next one that counts.
 
@@ -333,7 +349,7 @@ class Store:
             "total": added(before.reward, reward),
             **outcome,
         }
-        if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
+        if db.execute(closing, {"evaluation": question.id, **counted}).rowcount != 1:
             return None
         arms.counted(db, question.peer, question.attributes, reward)
         return before, ScoreTally(added(before.right, reward), int(before.n) + 1)

@@ -28,6 +28,8 @@ from swarmd.tasks.held_out import Terms
 REVEAL_S = 5
 # Questions of a set; a peer that asks for more meets them again.
 QUESTIONS = 1_000
+# Whether the seed of an evaluation's window is not told.
+SECRET = exists().where(windows.c.number == evaluations.c.window_number, windows.c.revealed.is_(None))
 
 
 def dated_ahead(window: QuestionWindow, now: float, seconds: int) -> bool:

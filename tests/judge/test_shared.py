@@ -180,7 +180,16 @@ def test_questions_of_a_dead_judge_do_not_count(judges: TwoJudges) -> None:
             store.abandoned(0.0, before)
             with store.database.begin() as db:
                 assert db.exec_driver_sql(state).scalar() == expected
-    assert judges.answer(peer, questions["evaluations"][0]["evaluation"])(0)[0] == 500  # recorded nowhere
+        # That judge lives, and has the answer: it counts, unless the question may have been found by its
+        # seed meanwhile.
+        with store.database.begin() as db:
+            db.exec_driver_sql("UPDATE windows SET revealed = 1.0")
+        assert judges.answer(peer, questions["evaluations"][0]["evaluation"])(0)[0] == 500
+        _, questions = judges.ask(peer)(0)
+        with store.database.begin() as db:
+            db.exec_driver_sql("UPDATE windows SET revealed = NULL")
+        store.abandoned(0.0, now + 3_600)
+        assert judges.answer(peer, questions["evaluations"][0]["evaluation"])(0)[0] == 200
 
 
 def test_a_judge_that_is_paused_in_a_transaction_holds_up_nobody(postgresql: Callable[[], str]) -> None:
