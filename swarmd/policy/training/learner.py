@@ -64,12 +64,15 @@ class ReferencePolicy:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the network back to its start until the block ends; nothing may be trained there."""
+        # Room for one weight. Where there is none, this fails before any has moved.
+        most = max((w.nbytes for w, _ in self._copies if w.device.type != "cpu"), default=0)
+        spare = torch.empty(most, dtype=torch.uint8)
+        self._adapters(on=False)
+        self._exchange(spare)
         try:
-            self._adapters(on=False)
-            self._exchange()
             yield
         finally:
-            self._exchange()
+            self._exchange(spare)
             self._adapters(on=True)
 
     def _adapters(self, *, on: bool) -> None:
@@ -77,14 +80,15 @@ class ReferencePolicy:
             layer.enable_adapters(on)
 
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def _exchange(self, spare: Tensor) -> None:
         for i, (weight, other) in enumerate(self._copies):
             if weight.device.type == "cpu":
                 self._copies[i], weight.data = (weight, weight.data), other
             else:
-                now: Tensor = weight.detach().to("cpu", copy=True)
+                now = spare[: weight.nbytes].view(weight.dtype).view(weight.shape)
+                now.copy_(weight)
                 weight.copy_(other)
-                self._copies[i] = (weight, now)
+                other.copy_(now)
 
 
 log = logging.getLogger(__name__)

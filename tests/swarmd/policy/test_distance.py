@@ -4,6 +4,8 @@ Log-probabilities of first use; the rate by update number.
 """
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
+from swarmd.policy.training.learner import ReferencePolicy
 from swarmd.policy.training.losses import k3
 from swarmd.protocols import LogprobPolicy
 from swarmd.types import Scored, UpdateReport
@@ -206,3 +209,37 @@ def test_an_adapters_start_is_its_base_model(tmp_path: Path) -> None:
                 weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
     kl = policy.update(batch_of(policy)).kl
     assert kl is not None and kl > 1e-3
+
+
+class Elsewhere(torch.nn.Parameter):
+    """A weight that says it is on an accelerator."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_short_memory_leaves_no_weight_exchanged(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {
+        "wide": Elsewhere(torch.ones(3, 4)),
+        "16 bits": Elsewhere(torch.ones(5, dtype=torch.bfloat16)),
+    }
+    reference = ReferencePolicy(torch.nn.Module(), weights)
+    for weight in weights.values():
+        weight.data.fill_(2)
+    calls: list[int] = []
+
+    def short(make: Callable[..., Any], allowed: int) -> Callable[..., Any]:
+        def made(*args: Any, **options: Any) -> Any:
+            calls.append(1)
+            if not room and len(calls) > allowed:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return make(*args, **options)
+
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "to", short(torch.Tensor.to, 1))
+    monkeypatch.setattr(torch, "empty", short(torch.empty, 0))
+    with nullcontext() if room else pytest.raises(RuntimeError), reference.in_place():
+        assert all(bool((weight.data == 1).all()) for weight in weights.values())
+    monkeypatch.undo()
+    assert all(bool((weight.data == 2).all()) for weight in weights.values())
