@@ -11,6 +11,7 @@ and anytime.py.
 """
 
 import argparse
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,23 +143,51 @@ def called(looking: Looking) -> set[str]:
     return {name for name, rule in RULES.items() if rule(looking, tests)}
 
 
-def show(title: str, sizes: Sequence[tuple[int, int]], gain: float, runs: int) -> None:
-    """Print, in percent of the runs, how often the swarm was called better at the end, and at some look."""
-    print(f"\n{title}")
-    print("| swarm | solo | " + " | ".join(f"{name}: end, ever" for name in RULES) + " | Holm from round |")
-    print("|" + "---|" * (len(RULES) + 3), flush=True)
+def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -> Iterator[dict[str, object]]:
+    """Yield, in percent of the runs, how often the swarm was called better at the end, and at some look."""
     for swarm, solo in sizes:
         end, ever, firsts = Counter[str](), Counter[str](), []
         for run in range(runs):
             at_the_end, at_some, first = played(
-                swarm, solo, gain, random.Random(f"1 {swarm} {solo} {gain} {run}")
+                swarm, solo, gain, random.Random(f"{seed} {swarm} {solo} {gain} {run}")
             )
             end.update(at_the_end)
             ever.update(at_some)
             firsts += [first] if first is not None and "Holm" in at_the_end else []
-        shares = [f"{100 * end[name] / runs:.1f}, {100 * ever[name] / runs:.1f}" for name in RULES]
-        holm_from = median(firsts) if firsts else "–"
-        print(f"| {swarm} | {solo} | " + " | ".join(shares) + f" | {holm_from} |", flush=True)
+        shares = {
+            name: {"end": round(100 * end[name] / runs, 1), "ever": round(100 * ever[name] / runs, 1)}
+            for name in RULES
+        }
+        yield {
+            "swarm": swarm,
+            "solo": solo,
+            "gain": gain,
+            "runs": runs,
+            "better_%": shares,
+            "holm_from": median(firsts) if firsts else None,
+        }
+
+
+def printed(title: str, rows: Iterator[dict[str, object]], as_json: bool) -> None:
+    print(f"\n{title}" if not as_json else "", flush=True)
+    if not as_json:
+        print(
+            "| swarm | solo | "
+            + " | ".join(f"{name}: end, ever" for name in RULES)
+            + " | Holm from round |\n|"
+            + "---|" * (len(RULES) + 3)
+        )
+    for row in rows:
+        if as_json:
+            print(json.dumps(row), flush=True)
+            continue
+        shares = row["better_%"]
+        assert isinstance(shares, dict)
+        cells = [f"{share['end']}, {share['ever']}" for share in shares.values()]
+        print(
+            f"| {row['swarm']} | {row['solo']} | " + " | ".join(cells) + f" | {row['holm_from'] or '–'} |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -168,10 +197,20 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=int, default=1_000, help="of each A/A row; a fifth as many of each row with a gain"
     )
-    runs = parser.parse_args().runs
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
     same, real = [(8, 8), (24, 24), (60, 12)], [(8, 8), (24, 24), (48, 48), (100, 100), (200, 200), (200, 40)]
-    show("A/A: called better, % of runs (both sides the same)", same, 1.0, runs)
-    show("True gain of 20 %: called better, % of runs", real, 1.2, max(1, runs // 5))
+    printed(
+        "A/A: called better, % of runs (both sides the same)",
+        table(same, 1.0, given.runs, given.seed),
+        given.json,
+    )
+    printed(
+        "True gain of 20 %: called better, % of runs",
+        table(real, 1.2, max(1, given.runs // 5), given.seed),
+        given.json,
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
             assert (
                 other.status_code == 409
                 and "this judge asks sums" in other.text
-                and "Own tasks need a judge" in other.text
+                and "own tasks need a judge" in other.text
             )
 
 
