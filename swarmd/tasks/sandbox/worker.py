@@ -99,7 +99,10 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """One contained fork of this process. Raises OSError where it cannot be contained."""
+    """One contained fork of this process.
+
+    Raises OSError where it cannot be contained, WorkerLost where it dies before it is ready.
+    """
 
     def __init__(self, work: Work) -> None:
         self._seconds = work.seconds
@@ -114,10 +117,12 @@ class Worker:
         os.set_blocking(self._jobs, False)
         self._process = psutil.Process(self._pid)
         self.answered = 0
-        started = msgspec.msgpack.decode(
-            pipe.receive(self._results, time.monotonic() + START_TIMEOUT_S),
-            type=VerifierReady | VerifierRefused,
-        )
+        try:
+            said = pipe.receive(self._results, time.monotonic() + START_TIMEOUT_S)
+        except EOFError as error:
+            self.end()
+            raise WorkerLost(GradeReason.CRASHED) from error
+        started = msgspec.msgpack.decode(said, type=VerifierReady | VerifierRefused)
         if isinstance(started, VerifierRefused):
             raise OSError(f"the worker cannot be contained: {started.why}")
         self.seccomp = started.seccomp
@@ -199,7 +204,14 @@ class Marker:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self.worker = Worker(work)
+        self.worker = self._started()
+
+    def _started(self) -> Worker:
+        """Start a worker, once more where something else killed it before it was ready."""
+        try:
+            return Worker(self._work)
+        except WorkerLost:
+            return Worker(self._work)
 
     def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[ScoredAnswer, ...], str]:
         """Return one score per answer, and what a plug-in did wrong.
@@ -253,7 +265,7 @@ class Marker:
 
     def _replace(self) -> None:
         self.worker.end()
-        self.worker = Worker(self._work)
+        self.worker = self._started()
 
 
 def serve(requests: int, replies: int, work: Work) -> None:
