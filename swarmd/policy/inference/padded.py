@@ -7,7 +7,7 @@ zeroes what such a layer reads at padded positions, and their states stay zero
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from transformers import DynamicCache
 
 from swarmd.policy.models.device import to_device
 
+# Finished rows leave once at most this share is alive: copying the others' own keys and values is cheap.
+COMPACT_AT: Final = 0.98
 # The probability that may be elsewhere: more than rounding moves.
 MAX_DIFFERENCE = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02})
 
@@ -24,6 +26,8 @@ class PaddedRows:
 
     A prompt is computed once, and the cache's rows (keys, values, states) are copied for each row.
     """
+
+    compact_at = COMPACT_AT
 
     def __init__(
         self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device
@@ -40,8 +44,6 @@ class PaddedRows:
         logits = self._forward(self._ids, (self._mask.cumsum(1) - 1).clamp_(min=0), logits_to_keep=1)
         self.keep([i for i in range(len(logits)) for _ in range(self._copies)])
         return logits.repeat_interleave(self._copies, dim=0)
-
-    compact_at = 0.98
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from swarmd.policy.attention import PackedLayout, Rules, Span, capped, run, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
+from swarmd.policy.inference.padded import COMPACT_AT
 from swarmd.policy.inference.recorded_step import RecordedStep
 from swarmd.policy.models.device import to_device
 from swarmd.policy.recurrent import State, Step
@@ -19,6 +20,8 @@ PREFILL_TOKENS: Final = 8192
 # more.
 ROOM_TOKENS: Final = 64
 ROOM_SHARE: Final = 1 / 8
+# To record a step of other shapes costs more than finished rows do.
+RECORDED_COMPACT_AT: Final = 0.5
 
 
 class SharedPrefix:
@@ -111,11 +114,8 @@ class SharedPrefix:
 
     @property
     def compact_at(self) -> float:
-        """Let finished rows leave once at most this share is alive.
-
-        To copy the others' own keys and values is cheap, to record a step of other shapes is not.
-        """
-        return 0.5 if self._fixed else 0.98
+        """Let finished rows leave once at most this share is alive."""
+        return RECORDED_COMPACT_AT if self._fixed else COMPACT_AT
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]. Returns the logits [B, V] of the one after it."""

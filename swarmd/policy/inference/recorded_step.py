@@ -16,8 +16,7 @@ from swarmd.policy.models.hub import first_line
 
 log = logging.getLogger(__name__)
 
-
-Step = Callable[[Tensor], Tensor]  # tokens [B] -> logits [B, V]
+DecoderStep = Callable[[Tensor], Tensor]  # tokens [B] -> logits [B, V]
 
 
 class RecordedStep:
@@ -36,7 +35,7 @@ class RecordedStep:
             self._replaced = before._graph or before._replaced
         self._works: bool = before is None or before._works
 
-    def __call__(self, step: Step, tokens: Tensor) -> Tensor:
+    def __call__(self, step: DecoderStep, tokens: Tensor) -> Tensor:
         """Return the logits. They are overwritten at the next call.
 
         step: always the same. It is not kept: a graph that is freed with a cycle of references, whenever that
@@ -51,7 +50,7 @@ class RecordedStep:
         self._graph.replay()
         return self._logits
 
-    def _record(self, step: Step, tokens: Tensor) -> None:
+    def _record(self, step: DecoderStep, tokens: Tensor) -> None:
         graph, stream, now = torch.cuda.CUDAGraph(), _stream(tokens.device), torch.cuda.current_stream()
         self._tokens = tokens.clone()
         stream.wait_stream(now)
