@@ -11,17 +11,13 @@ from swarmd.experience.advantages import within_group
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import MAX_USED, Pool, PoolLimits, too_old
 from swarmd.experience.sampling import shuffled
-from swarmd.types import Completion, Rollout, Scored, TaskRef
-
-
-def scored(n: int, *rewards: float, author: str = "other", arrived: int = 1) -> Scored:
-    completions = tuple(Completion(str(r), True) for r in rewards)
-    return Scored(Rollout(TaskRef("bf", n), completions, PeerId(author)), "q", rewards, arrived)
+from swarmd.types import Completion, TaskRef
+from tests.swarmd.experience.conftest import scored
 
 
 def test_a_rollout_may_be_trained_on_until_it_is_older_than_max_age() -> None:
     pool = Pool(max_age=2)
-    pool.add([scored(1, 0, 1, arrived=5)])
+    pool.add([scored(1, 0, 1, heard=5)])
     for now, there in ((5, 1), (6, 1), (7, 1), (8, 0)):
         pool.forget(now)
         assert len(pool) == there
@@ -59,7 +55,7 @@ def test_off_policiness_counts_updates_since_a_rollout_was_heard() -> None:
         pool.forget(now)
         pool.use([])
         pool.use([])
-    pool.add([scored(n, 0, 1, arrived=n) for n in (1, 2, 3)])
+    pool.add([scored(n, 0, 1, heard=n) for n in (1, 2, 3)])
     assert [kept.since for kept in pool.kept()] == [0, 2, 4]
 
 
@@ -89,13 +85,6 @@ def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None
         [scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0)
     )
     assert [s.rollout.ref.n for s in batch] == [1, 3]
-
-
-def test_fewer_than_asked_for_when_there_are_fewer() -> None:
-    assert (
-        len(SharingSampler(n_local=4, n_external=4)([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0)))
-        == 2
-    )
 
 
 def test_which_completions_come_first_does_not_depend_on_who_sends_them_and_in_what_order() -> None:

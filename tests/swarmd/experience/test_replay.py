@@ -108,12 +108,6 @@ def test_later_answers_to_the_same_question_replace_earlier_ones() -> None:
     )
 
 
-def test_without_replay_our_own_are_not_kept() -> None:
-    pool = Pool(9)
-    pool.add_own([scored(1)])
-    assert len(pool) == 0
-
-
 def test_external_text_keeps_the_log_probabilities_of_its_first_use() -> None:
     pool = Pool(9, 10, PoolLimits(ME, 9))
     mine, theirs = scored(1), scored(2, author="a")
@@ -158,12 +152,6 @@ def test_a_batch_holds_none_twice_and_as_many_as_there_are(uses: list[int], batc
     kept = [PoolEntry(scored(n), u, u) for n, u in enumerate(uses)]
     drawn = [s.rollout.ref.n for s in draw(kept, batch, random.Random(seed))]
     assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
-
-
-def test_equal_rollouts_are_equally_likely() -> None:
-    rng, kept = random.Random(0), [PoolEntry(scored(n)) for n in range(6)]
-    drawn = Counter(s.rollout.ref.n for _ in range(3000) for s in draw(kept, 2, rng))
-    assert all(abs(n / 6000 - 1 / 6) < 0.02 for n in drawn.values()) and len(drawn) == 6
 
 
 def replay(batch: int, updates: int = 4) -> tuple[Pool, Replay]:

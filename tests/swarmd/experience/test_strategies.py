@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from p2p.types import PeerId
 from swarmd.experience.advantages import WEIGHS
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.strategies import (
@@ -17,15 +16,8 @@ from swarmd.experience.strategies import (
     SharingSettings,
     Success,
 )
-from swarmd.types import Completion, Lead, Rollout, Scored, TaskRef
-
-ME = PeerId("me")
-
-
-def scored(n: int, *rewards: float, author: str = "them", specialty: str = "bf", heard: int = 1) -> Scored:
-    completions = tuple(Completion(f"{n} {i}", True) for i in range(len(rewards)))
-    return Scored(Rollout(TaskRef(specialty, n), completions, PeerId(author)), "?", rewards, heard)
-
+from swarmd.types import Lead
+from tests.swarmd.experience.conftest import scored
 
 POOL = [
     scored(1, 0, 1),
