@@ -28,8 +28,8 @@ import httpx2
 from sqlalchemy import Connection, Table, func, insert, select
 
 from benchmarks.judge_load import cpu_seconds, serving
-from judge.figures.anytime import always
 from judge.figures.comparison import comparison_document
+from judge.figures.intervals import always
 from judge.figures.leaderboard import WINDOW_QUESTIONS, BoardView
 from judge.figures.rounds import HORIZONS, PeerProgress, advance
 from judge.store.arms import columns_of

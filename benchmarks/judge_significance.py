@@ -7,7 +7,7 @@ pace and how often it is evaluated (every 1, 2, 3 or 5 rounds), and its level dr
 the next, so its evaluations depend on each other. Nodes begin at different times and leave for good at
 different rounds. Somebody looks at the corrected tests after every fifth round of the clock, and at the
 anytime verdict at every moment. What is counted is the judge's own: judge/figures/rounds.py, comparison.py
-and anytime.py.
+and intervals.py.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist, median
 
-from judge.figures.anytime import paired_test
 from judge.figures.comparison import LEVEL, BinSums, RoundTest, compare, stays_from, tested
+from judge.figures.intervals import paired_test
 from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock

@@ -15,11 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
 from judge.api import reading, verified
-from judge.api.reading import host_of, service_of
+from judge.api.reading import OPEN, REFUSED, host_of, service_of
 from judge.api.replies import GradeReply, QuestionsReply
-from judge.api.requests import AnswersBody, Body, QuestionsBody, described
-from judge.api.responses import OPEN, REFUSED
-from judge.api.signing import verify_request
+from judge.api.requests import AnswersBody, Body, QuestionsBody, described, verify_request
 from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.pages import routes

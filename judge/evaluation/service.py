@@ -36,8 +36,14 @@ from judge.evaluation.questions import QuestionThread, WindowQuestions
 from judge.evaluation.recent import Recent
 from judge.evaluation.sessions import Room, Sequences, Sessions
 from judge.figures.comparison import comparison_document
-from judge.figures.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
-from judge.figures.learnt import LearntMatrix
+from judge.figures.leaderboard import (
+    LISTED_ANSWERS,
+    BoardView,
+    LeaderboardPage,
+    LearntMatrix,
+    Standing,
+    SwarmHealth,
+)
 from judge.logs import survived
 from judge.store.database import FAILURES, Database
 from judge.store.reader import Reader

@@ -13,7 +13,7 @@ bounds the share of false ones among those found, where dependence is positive, 
 contain each other.
 
 All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is
-anytime.py.
+`intervals.paired_test`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-from judge.figures.anytime import AnytimeTest, paired_test
-from judge.figures.intervals import Interval
+from judge.figures.intervals import LEVEL, AnytimeTest, Interval, paired_test
 from judge.figures.rounds import bin_end
 
-LEVEL = 0.05
 # The first round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is
 # small.
 FIRST = 20

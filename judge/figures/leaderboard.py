@@ -1,11 +1,20 @@
-"""Scores of peers, and their order on the leaderboard. Pure.
+"""Scores of peers, their order on the leaderboard, and who learnt from whom. Pure.
 
 The score is the mean reward, pass@1 where rewards are 0 or 1, over a peer's last WINDOW_QUESTIONS, since a
 model changes while it trains. A question that was not answered in time counts as wrong: leaving out hard ones
 gains nothing. Peers are ranked by the lower end of the interval that holds at all moments together
-(`anytime.always`), so that two lucky answers do not beat ninety right ones of a hundred, and so that keys are
-not worth collecting: of 1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69, and by
-Wilson's interval it would be by 0.80. Those with fewer than LISTED_ANSWERS answers are not on the board.
+(`intervals.always`), so that two lucky answers do not beat ninety right ones of a hundred, and so that keys
+are not worth collecting: of 1,000 keys of a node that is right in 60 %, the luckiest is ranked by 0.69, and
+by Wilson's interval it would be by 0.80. Those with fewer than LISTED_ANSWERS answers are not on the board.
+
+Ranks that chance can explain are shown as ties. Every listed peer gets an exact interval (Clopper and
+Pearson) wide enough that all of them hold at once with 95 % (Šidák). A peer is certainly behind those whose
+interval lies above its own, and certainly before those whose interval lies below. So its true rank lies
+between, for all peers at once (Klein, Wright and Wieczorek, JRSS C 69, 2020). It holds for one look at the
+board, not for all looks.
+
+Which nodes say that they trained on whose rollouts nothing proves. Learners and teachers are chosen by rank,
+not by what is counted: keys and counts are free, ranks are not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +22,51 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from judge.figures.anytime import always
-from judge.figures.intervals import Interval, wilson
-from judge.figures.ranks import RankRange
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from judge.figures.intervals import LEVEL, Interval, always, wilson
 from p2p.types import PeerId
 from swarmd.tasks.answers import added, pass_at
+
+Reals = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRange:
+    first: int
+    last: int
+
+
+class RankRanges:
+    def __init__(self, peers: Mapping[tuple[float, int], int]) -> None:
+        """Compute the ranges. peers: how many there are with such a sum of rewards of so many questions."""
+        if not peers:
+            self._ranges: dict[tuple[float, int], RankRange] = {}
+            return
+        right, n, many = (
+            np.array(column, dtype=float)
+            for column in zip(*((*score, m) for score, m in peers.items()), strict=True)
+        )
+        tail = (1 - (1 - LEVEL) ** (1 / many.sum())) / 2
+        with np.errstate(invalid="ignore"):
+            low = np.where(right > 0, betaincinv(right, n - right + 1, tail), 0.0)
+            high = np.where(right < n, betaincinv(right + 1, n - right, 1 - tail), 1.0)
+        above, below = _weight_above(low, many, high), _weight_above(-high, many, -low)
+        ranges = zip((1 + above).astype(int).tolist(), (many.sum() - below).astype(int).tolist(), strict=True)
+        self._ranges = {score: RankRange(*between) for score, between in zip(peers, ranges, strict=True)}
+
+    def of(self, right: float, n: int) -> RankRange:
+        return self._ranges[right, n]
+
+
+def _weight_above(values: Reals, weights: Reals, than: Reals) -> Reals:
+    """Return for each of `than` the weight of all values that are greater."""
+    order = np.argsort(values)
+    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
+    return np.asarray(sums[-1] - sums[np.searchsorted(values[order], than, side="right")])
+
 
 WINDOW_QUESTIONS = 100
 LISTED_ANSWERS = 10
@@ -111,7 +160,7 @@ class BoardView:
     limit: int = BOARD_PAGE_PEERS
     search: str = ""  # text to find in names and id
     model: str = ""
-    tier: str = ""  # one of judge/figures/leaderboard.py
+    tier: str = ""  # one of TIERS
     seen_since: float = 0.0  # seconds since the epoch
     sort: str = "rank"  # one of SORTS
     curves: int = 0  # points of each peer's curve; 0: no curves
@@ -122,7 +171,7 @@ class BoardView:
 class Standing:
     rank: int
     record: Record
-    # The ranks that chance leaves open (judge/figures/ranks.py); None where not asked for.
+    # The ranks that chance leaves open (judge/figures/leaderboard.py); None where not asked for.
     ties: RankRange | None = None
 
 
@@ -197,3 +246,22 @@ def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
     if answered <= points:
         return tuple(range(1, answered + 1))
     return tuple(sorted({round(1 + i * (answered - 1) / (points - 1)) for i in range(points)}))
+
+
+# Learners, and teachers, at most.
+MATRIX_PEERS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class LearntMatrix:
+    """Learners in rows, teachers in columns, each best first."""
+
+    learners: Sequence[Standing]
+    teachers: Sequence[Standing]
+    told: Sequence[Mapping[str, int]]  # by each learner, rollouts of each author
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Return of each learner the rollouts of each teacher, and last those of all other authors."""
+        rows = [[told.get(teacher.record.peer, 0) for teacher in self.teachers] for told in self.told]
+        return [[*row, sum(told.values()) - sum(row)] for row, told in zip(rows, self.told, strict=True)]

@@ -27,7 +27,7 @@ MISSED_BINS = 16
 # Later rounds are not compared.
 MAX_ROUND = BIN_ROUNDS * 2**20
 # Bins that end at round 40, 160, 640, 2,560 and 10,240: the anytime test looks at these
-# (judge/figures/anytime.py).
+# (judge/figures/intervals.py).
 HORIZONS = (7, 31, 63, 95, 127)
 
 

@@ -26,9 +26,12 @@ from judge.figures.comparison import ArmsView
 from judge.figures.leaderboard import (
     CURVE_POINTS,
     LISTED_ANSWERS,
+    MATRIX_PEERS,
     MAX_ROUNDS_PER_HOUR,
     BoardView,
     LeaderboardPage,
+    LearntMatrix,
+    RankRanges,
     Record,
     ScoreTally,
     Standing,
@@ -36,8 +39,6 @@ from judge.figures.leaderboard import (
     SwarmProgress,
     curve_numbers,
 )
-from judge.figures.learnt import MATRIX_PEERS, LearntMatrix
-from judge.figures.ranks import RankRanges
 from judge.figures.verification import Verification
 from judge.store import arms, moderation, windows
 from judge.store.database import Database

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from judge.api.requests import QuestionsBody
 from judge.config import MAX_ASK_BYTES, MAX_LEARNT
-from judge.figures.learnt import MATRIX_PEERS
+from judge.figures.leaderboard import MATRIX_PEERS
 from judge.pages import drawing
 from judge.store import moderation
 from judge.store.reader import Reader

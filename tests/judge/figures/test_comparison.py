@@ -14,7 +14,6 @@ from scipy import stats
 
 from benchmarks.judge_fill import recounted
 from benchmarks.judge_significance import table
-from judge.figures.anytime import always, evidence, paired_test
 from judge.figures.comparison import (
     ArmData,
     ArmsView,
@@ -26,6 +25,7 @@ from judge.figures.comparison import (
     stays_from,
     welch,
 )
+from judge.figures.intervals import always, evidence, paired_test
 from judge.figures.rounds import HORIZONS, MAX_ROUND, MISSED_BINS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
 from judge.store.archive import reading

@@ -3,8 +3,14 @@
 import numpy as np
 from scipy import stats
 
-from judge.figures.leaderboard import LISTED_ANSWERS, WINDOW_QUESTIONS, ScoreTally
-from judge.figures.ranks import LEVEL, RankRange, RankRanges
+from judge.figures.leaderboard import (
+    LEVEL,
+    LISTED_ANSWERS,
+    WINDOW_QUESTIONS,
+    RankRange,
+    RankRanges,
+    ScoreTally,
+)
 
 
 def test_overlapping_peers_are_tied() -> None:
