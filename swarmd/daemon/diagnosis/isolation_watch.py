@@ -131,21 +131,21 @@ class IsolationWatch:
         self.trouble = trouble
 
     def _note_connections(self, now: float) -> bool:
-        """Record which connections ended, and return whether one to a bootstrap peer did.
+        """Record which connections ended, and return whether one to a bootstrap peer did or began.
 
         Peers that left a small swarm are no longer heard. In a large one connections also end because there
         are enough, so there it says nothing.
         """
         connected = frozenset(self.member.engine.connected())
-        ended, self._connected = self._connected - connected, connected
+        changed, self._connected = self._connected ^ connected, connected
         self._lost = {
             peer: since for peer, since in self._lost.items() if peer not in connected
-        } | dict.fromkeys(ended, now)
+        } | dict.fromkeys(changed - connected, now)
         for peer in [peer for peer, since in self._lost.items() if now - since >= LEFT_S]:
             del self._lost[peer]
             if len(connected) < TARGET_MEMBERS:
                 self._roster.gone(peer)
-        return not ended.isdisjoint(self._bootstrap.values())
+        return not changed.isdisjoint(self._bootstrap.values())
 
     async def _search(self, heard: bool, alone: float) -> Trouble | None:
         if heard:

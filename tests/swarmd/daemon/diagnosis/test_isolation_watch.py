@@ -256,5 +256,11 @@ def test_a_bootstrap_address_that_does_not_answer_is_named_once_and_again_when_i
                 and short in said[1]
                 and watch.document() == {"trouble": None, "bootstrap": [dead]}
             )
+            swarm.partition()
+            await trio.sleep(12)
+            assert (
+                said[2:] == [f"bootstrap address {short} answers again"]
+                and watch.document()["bootstrap"] == []
+            )
 
         watched(play, address)
