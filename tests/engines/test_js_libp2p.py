@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from p2p.admission.inbox import AdmissionLimits
-from p2p.blobs.blobs import content_id
+from p2p.blobs import content_id
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers import introduction

@@ -4,8 +4,7 @@ import random
 import pytest
 
 from p2p.admission.inbox import AdmissionLimits
-from p2p.blobs.blobs import content_id, pack
-from p2p.blobs.fetch import Fetcher, Want
+from p2p.blobs import Fetcher, Want, content_id, pack
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import MAX_BODY_BYTES, seal
 from p2p.identity import Identity

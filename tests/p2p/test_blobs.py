@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import ID_BYTES, MAX_CONTENT_BYTES, BadBlob, BlobStore, content_id, pack, unpack
+from p2p.blobs import ID_BYTES, MAX_CONTENT_BYTES, BadBlob, BlobStore, content_id, pack, unpack
 
 ZERO = bytes(1)
 

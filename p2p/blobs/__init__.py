@@ -1,1 +1,0 @@
-"""Blobs by content id: the store, fetching from providers."""
