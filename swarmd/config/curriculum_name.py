@@ -21,7 +21,18 @@ def reward_file(text: str) -> str:
     """Return a reward file's path, made absolute; "" as it is. Raises ValueError for another kind of file."""
     if text and not text.endswith(".py"):
         raise ValueError("it is no .py file")
-    return text and str(Path(text).expanduser().absolute())
+    return text and absolute(text)
+
+
+def absolute(text: str) -> str:
+    """Return a file's path made absolute.
+
+    Raises ValueError where it begins with "~" and the name of nobody here.
+    """
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError:
+        raise ValueError(f"nobody here is called {text.partition('/')[0].removeprefix('~')!r}") from None
 
 
 def curriculum_name(text: str) -> str:
@@ -43,7 +54,7 @@ def curriculum_name(text: str) -> str:
             raise ValueError("a taskset of verifiers has a name and a version: verifiers:NAME@VERSION")
         return text
     if text.endswith(FILES):
-        return str(Path(text).expanduser().absolute())
+        return absolute(text)
     offered = sorted(point.name for point in entry_points(group=GROUP))
     if text not in offered:
         raise ValueError(

@@ -11,8 +11,8 @@ import math
 import runpy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
+from swarmd.config.curriculum_name import absolute
 from swarmd.config.messages import nearest
 from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES, Candidate, Take, informative
@@ -22,7 +22,7 @@ from swarmd.types import Lead
 def take_name(text: str) -> str:
     """Return a name of TAKES, or a file's path made absolute. The file is not run."""
     if text.endswith(".py"):
-        return str(Path(text).expanduser().absolute())
+        return absolute(text)
     if text not in TAKES:
         raise ValueError(f"no strategy has this name{nearest(text, TAKES)}")
     return text

@@ -395,7 +395,7 @@ def _open_workers(
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
     """Say that checkpoints come less often than configured, why, and what to change."""
     return (
-        f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.0f} min, not every"
+        f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.1f} min, not every"
         f" {limits.every:g} s, so that a day writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what"
         " came since. Raise checkpoint.gigabytes_a_day to save more often."
     )

@@ -5,6 +5,7 @@ Each failure has its own message. It imports no torch, so that looking for a mod
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -58,8 +59,8 @@ def find_local(name: str) -> Place | None:
                 " swarmd again."
             )
         return Place(name, TINY[name])
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path, there = _folder(name)
+    if there:
         if not (path / "config.json").is_file():
             raise NoModel(_no_model_in(path))
         return Place(str(path.resolve()), path)
@@ -78,7 +79,16 @@ def is_folder(name: str) -> bool:
 
     A path does, whether it exists or not.
     """
-    return name not in TINY and (name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir())
+    return name not in TINY and (name.startswith((".", "/", "~")) or _folder(name)[1])
+
+
+def _folder(name: str) -> tuple[Path, bool]:
+    """Return the path that a model's name may be, and whether a folder is there."""
+    # It is too long for a path, or begins with "~" and the name of nobody here.
+    with suppress(OSError, RuntimeError):
+        path = Path(name).expanduser()
+        return path, path.is_dir()
+    return Path(name), False
 
 
 def locate(name: str, revision: str | None) -> Place:

@@ -66,7 +66,9 @@ def test_checkpoint_precision_is_not_taken_over(tmp_path: Path) -> None:
     assert next(load(tmp_path, dtype="bfloat16").network.parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/no-such-model-here"])
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "/nowhere/at/all", "~/no-such-model-here", "~nobody-here/model", "/" + "x" * 300]
+)
 def test_a_missing_folder_is_named(name: str) -> None:
     with pytest.raises(NoModel, match=r"there is no folder.*Use one of tiny, tiny-latent, qwen2\.5-0\.5b"):
         load(name)

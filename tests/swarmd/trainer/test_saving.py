@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from swarmd import link
+from swarmd.config.config import CheckpointConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import TIMEOUT_S
@@ -216,6 +217,10 @@ def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(
         any("round-00000002 is damaged" in note for note in ready.notes)
         and "resumed after round 1" in ready.notes
     )
+
+
+def test_minutes_between_checkpoints_are_never_rounded_away() -> None:
+    assert "every 0.3 min, not every 1 s" in node.slower(10**7, 17.3, CheckpointConfig(every=1.0))
 
 
 def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(
