@@ -25,15 +25,14 @@ from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import (
     OVERRIDE,
+    CpuShare,
     MachineFacts,
     PauseCause,
     PauseConditions,
     clock_words,
     out_of_budget,
 )
-from swarmd.daemon.guest.limits import CpuShare
-from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, ProcessMeter
-from swarmd.daemon.guest.nvidia import NvidiaGpus
+from swarmd.daemon.guest.meters import READ_EVERY_S, EnergyMeter, NvidiaGpus, ProcessMeter
 from swarmd.daemon.guest.probes import Probes
 from swarmd.errors import SwarmdError
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
