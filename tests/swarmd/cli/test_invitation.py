@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.config.config import JudgeConfig, NodeConfig, SwarmConfig
+from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.invitation import Invitation, as_link, read_invitation, write_invitation
 from swarmd.config.sources import FLAGS
 from swarmd.daemon.inviting import invite
@@ -246,43 +246,56 @@ def written(folder: Path, text: str) -> Path:
     return folder / "node.toml"
 
 
-def test_the_invitation_of_a_node_names_its_addresses() -> None:
-    def config(**swarm: object) -> NodeConfig:
-        return NodeConfig(swarm=SwarmConfig(**swarm))  # type: ignore[arg-type]
+LAN = PEER.replace("203.0.113.7", "192.168.1.9")
+RELAYED = f"{PEER}/p2p-circuit/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+TINY = Invitation("main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC,))
+HERE = {"url": "http://127.0.0.1:8000"}
 
-    lan = PEER.replace("203.0.113.7", "192.168.1.9")
-    relayed = f"{PEER}/p2p-circuit/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-    made = invite(config(bootstrap=(PEER,)), TINY_9, [LOCAL, relayed, lan, PUBLIC])
+
+@pytest.mark.parametrize(
+    ("sections", "addresses", "invitation", "notes"),
+    [
+        (
+            {"swarm": {"bootstrap": (PEER,)}},
+            [LOCAL, RELAYED, LAN, PUBLIC],
+            replace(TINY, bootstrap=(PUBLIC, PEER, LAN)),
+            [],
+        ),
+        # 127.0.0.1 is another machine for whoever is invited
+        ({"swarm": {"bootstrap": (LOCAL,)}}, [LOCAL, LAN], replace(TINY, bootstrap=(LAN,)), ["network"]),
+        ({}, [LOCAL], replace(TINY, bootstrap=(LOCAL,)), ["good on this machine alone"]),
+        ({"judge": HERE}, [PUBLIC], TINY, ["the judge http:"]),
+        # It serves another node here
+        (
+            {"judge": HERE},
+            [LOCAL],
+            replace(TINY, bootstrap=(LOCAL,), judge=HERE["url"]),
+            ["this machine alone"],
+        ),
+        ({"model": {"name": "/home/ada/model"}}, [PUBLIC], replace(TINY, model=""), ["is a folder of this"]),
+        ({"model": {"name": "Qwen/Qwen3-0.6B"}}, [PUBLIC], replace(TINY, model="qwen3-0.6b"), []),
+    ],
+)
+def test_the_invitation_of_a_node_is_good_elsewhere(
+    sections: dict[str, Any], addresses: list[str], invitation: Invitation, notes: list[str]
+) -> None:
+    made = invite(NodeConfig.model_validate(sections), TINY_9, addresses)
+    assert read_invitation(made["invitation"]) == invitation
+    assert all(part in said for part, said in zip(notes, made["notes"], strict=True)), made["notes"]
+
+
+def test_a_bootstrap_node_invites_to_no_curriculum() -> None:
+    made = invite(NodeConfig(), None, [PUBLIC], ["https://judge.example"])
     assert read_invitation(made["invitation"]) == Invitation(
-        "main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC, PEER, lan)
-    )
-    assert made["notes"] == []
-    made = invite(config(bootstrap=(LOCAL,)), TINY_9, [LOCAL, lan])
-    assert read_invitation(made["invitation"]).bootstrap == (lan,), (
-        "127.0.0.1 is another machine for whoever is invited"
-    )
-    made = invite(config(), TINY_9, [LOCAL])
-    assert "good on this machine alone" in made["notes"][0]
-    helper = invite(config(), None, [PUBLIC], ["https://judge.example"])
-    assert read_invitation(helper["invitation"]) == Invitation(
         "main", bootstrap=(PUBLIC,), judge="https://judge.example"
     )
-    judged = config(bootstrap=()).model_copy(update={"judge": JudgeConfig(url="http://127.0.0.1:8000")})
-    made = invite(judged, TINY_9, [PUBLIC])
-    assert read_invitation(made["invitation"]).judge == "" and "the judge http:" in made["notes"][0]
-    made = invite(judged, TINY_9, [LOCAL])
-    assert read_invitation(made["invitation"]).judge == "http://127.0.0.1:8000", "it serves another node here"
-    folder = NodeConfig.model_validate({"model": {"name": "/home/ada/model"}})
-    made = invite(folder, TINY_9, [PUBLIC])
-    assert (
-        read_invitation(made["invitation"]).model == "" and "is a folder of this machine" in made["notes"][0]
-    )
-    repository = NodeConfig.model_validate({"model": {"name": "Qwen/Qwen3-0.6B"}})
-    assert read_invitation(invite(repository, SAPO_9, [PUBLIC])["invitation"]).model == "qwen3-0.6b"
+
+
+def test_a_node_that_nobody_can_dial_invites_nobody() -> None:
     with pytest.raises(Unreachable, match="no address that others could dial"):
-        invite(config(), TINY_9, [])
+        invite(NodeConfig(), TINY_9, [])
     with pytest.raises(ConfigError, match="this node trains alone"):
-        invite(config(engine="none"), TINY_9, [PUBLIC])
+        invite(NodeConfig(swarm=SwarmConfig(engine="none")), TINY_9, [PUBLIC])
 
 
 def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Path) -> None:

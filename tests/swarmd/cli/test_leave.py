@@ -1,16 +1,11 @@
 """`swarmd leave`, `swarmd logs` and `swarmd bug-report`."""
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
 import resource
-import struct
 import subprocess
 import sys
-import termios
 import zipfile
 from fnmatch import fnmatch
 from itertools import islice
@@ -28,6 +23,7 @@ from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT
 from tests.swarmd.cli.test_cli import node
 from tests.swarmd.conftest import Run
+from tests.terminals import rest_of, terminal
 
 LINE = json.dumps(
     {
@@ -62,29 +58,22 @@ def names(folder: Path) -> set[str]:
 
 def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path: Path) -> None:
     before = names(state(tmp_path / "state"))
+    gone = ["choices.json", "peers.json", "reputation", "seen"]
     asked = run("leave", "--state-dir", tmp_path / "state")
     assert asked.code == 2 and "--yes" in asked.err and names(tmp_path / "state") == before
-    assert (
-        "would be removed: choices.json, peers.json, reputation, seen\n" in asked.err
-        and "\nremoved" not in asked.err
-    )
+    assert f"would be removed: {', '.join(gone)}\n" in asked.err and "\nremoved" not in asked.err
     assert "identity.key" in asked.err.partition("would stay: ")[2]
     said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
-    assert json.loads(said.out)["removed"] == ["choices.json", "peers.json", "reputation", "seen"]
-    assert names(tmp_path / "state") == before - {"choices.json", "peers.json", "reputation", "seen"}
+    assert (json.loads(said.out)["removed"], names(tmp_path / "state")) == (gone, before - {*gone})
     assert run("leave", "--yes", "--state-dir", tmp_path / "none").code == 6
     again = run("leave", "--yes", "--state-dir", state(tmp_path / "again"))
-    assert (
-        again.err
-        == f"{tmp_path / 'again'}: removed choices.json, peers.json, reputation, seen\nYou left the swarm.\n"
-    )
+    assert again.err == f"{tmp_path / 'again'}: removed {', '.join(gone)}\nYou left the swarm.\n"
 
 
 @pytest.mark.net
 def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp_path: Path) -> None:
     folder = state(tmp_path / "state")
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    ours, theirs = terminal()
     command = [sys.executable, "-m", "swarmd", "leave", "--everything", "--state-dir", str(folder)]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -92,12 +81,8 @@ def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp
     while not said.rstrip().endswith(b"[y/N]:"):
         said += os.read(ours, 65536)
     os.write(ours, b"n\n")
-    with contextlib.suppress(OSError):  # the other end is closed
-        while some := os.read(ours, 65536):
-            said += some
-    os.close(ours)
+    lines = (said.decode() + rest_of(ours)).splitlines()
     assert process.wait(TIMEOUT_S) != 0 and (folder / IDENTITY_FILE).exists()
-    lines = said.decode().splitlines()
     assert all(len(line) <= 80 or " " not in line for line in lines)
     assert f"would be removed: {', '.join(sorted(names(folder) - {'notes of mine.txt'}))}" in " ".join(
         lines

@@ -59,26 +59,28 @@ def test_a_notifications_text_is_neither_markup_nor_option(shown: Path) -> None:
     ]
 
 
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A state folder with which no node can start."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "identity.key").write_text("damaged")
+    (tmp_path / "state" / "identity.key").chmod(0o600)
+    return tmp_path / "state"
+
+
 @pytest.mark.parametrize("setting", ["on", "off"])
 def test_a_node_that_fails_says_so_on_the_desktop_if_it_is_asked_to(
-    run: Run, shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+    run: Run, shown: Path, damaged: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     monkeypatch.setenv("SWARMD_NOTIFY", setting)
-    state = tmp_path / "state"
-    state.mkdir()
-    (state / "identity.key").write_text("damaged")
-    (state / "identity.key").chmod(0o600)
-    assert run("join", "--state-dir", state).code != 0
-    assert shown.exists() is (setting == "on")
+    assert run("join", "--state-dir", damaged).code != 0 and shown.exists() is (setting == "on")
     if setting == "on":
         assert "swarmd stopped with an error" in shown.read_text() and "is damaged" in shown.read_text()
 
 
 def test_a_desktop_without_notifications_is_reported(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(damaged))
     monkeypatch.setenv("SWARMD_NOTIFY", "on")
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "identity.key").write_text("damaged")
-    assert "neither notify-send nor osascript" in run("join", "--state-dir", tmp_path / "state").err
+    assert "neither notify-send nor osascript" in run("join", "--state-dir", damaged).err

@@ -27,6 +27,12 @@ esac
 
 
 @pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """Where the unit is written: `run` has configuration folders of its own."""
+    return tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+
+
+@pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `systemctl` on PATH that writes down its calls; what the file `fails` holds, it refuses."""
     folder = tmp_path / "bin"
@@ -43,8 +49,7 @@ def calls(manager: Path) -> list[str]:
     return (manager / "calls").read_text().splitlines() if (manager / "calls").exists() else []
 
 
-def test_a_service_is_installed_shown_and_uninstalled(run: Run, manager: Path) -> None:
-    unit = manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+def test_a_service_is_installed_shown_and_uninstalled(run: Run, manager: Path, unit: Path) -> None:
     assert json.loads(run("service", "status", "--json").out)["installed"] is False
     printed = run("service", "install", "--print").out
     assert not unit.exists() and "is-active" not in "".join(calls(manager)[1:])
@@ -58,33 +63,26 @@ def test_a_service_is_installed_shown_and_uninstalled(run: Run, manager: Path) -
     }  # fmt: skip
     assert run("service", "uninstall").code == 0
     assert calls(manager)[-1] == "--user disable --now swarmd.service" and not unit.exists()
-    assert run("service", "uninstall").code == 2
+    assert run("service", "uninstall").code == 2  # it is not there
 
 
-def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: Path) -> None:
-    unit = manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: Path, unit: Path) -> None:
     unit.parent.mkdir(parents=True)
-    unit.write_text("[Service]\nExecStart=/opt/mine\n")
+    unit.write_text(mine := "[Service]\nExecStart=/opt/mine\n")
     said = run("service", "install")
-    assert (
-        said.code == 2
-        and "with other contents" in said.err
-        and "--print" in said.err
-        and calls(manager) == []
-    )
-    assert unit.read_text() == "[Service]\nExecStart=/opt/mine\n"
+    assert said.code == 2 and "with other contents" in said.err and "--print" in said.err
+    assert (calls(manager), unit.read_text()) == ([], mine)
     assert "differs from what this version would write" in run("service", "status").out
-    said = run("service", "uninstall", "--json")
-    kept = Path(json.loads(said.out)["kept"])
-    assert kept.read_text() == "[Service]\nExecStart=/opt/mine\n" and not unit.exists()
+    kept = Path(json.loads(run("service", "uninstall", "--json").out)["kept"])
+    assert kept.read_text() == mine and not unit.exists()
     assert run("service", "install").code == 0
 
 
-def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path) -> None:
+def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path, unit: Path) -> None:
     (manager / "fails").write_text("enable")
     said = run("service", "install")
     assert said.code == 4 and "Failed to connect to bus" in said.err and "Nothing is left of it" in said.err
-    assert not (manager / "xdg_config_home" / "systemd" / "user" / "swarmd.service").exists()
+    assert not unit.exists()
 
 
 def test_without_a_manager_the_command_says_so(
