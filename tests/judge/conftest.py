@@ -51,11 +51,11 @@ class Court:
         body = document if isinstance(document, bytes) else encode(document)
         return await self.http.post(target, content=body, headers=peer.headers("POST", target, body))
 
-    async def ask(self, peer: SigningPeer, round_number: int = 1, model: str = "tiny") -> httpx2.Response:
-        return await self.post(peer, "/v1/evaluations", wish(round_number, model))
+    async def ask(self, peer: SigningPeer, **changed: Any) -> httpx2.Response:
+        return await self.post(peer, "/v1/evaluations", wish() | changed)
 
-    async def answer(self, peer: SigningPeer, evaluation: str, text: str) -> httpx2.Response:
-        return await self.post(peer, f"/v1/evaluations/{evaluation}/answers", answering(text))
+    async def answer(self, peer: SigningPeer, evaluation: str, *texts: str) -> httpx2.Response:
+        return await self.post(peer, f"/v1/evaluations/{evaluation}/answers", answering(*texts))
 
     async def right_answer(self, peer: SigningPeer, evaluation: str) -> str:
         """Only the judge's own store knows which task it was. Also of one of several questions."""
@@ -119,20 +119,25 @@ def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
     return str(request.getfixturevalue("postgresql")())
 
 
+def http_to(service: JudgeService) -> httpx2.AsyncClient:
+    """Return a client of the judge's app, without a socket."""
+    transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+    return httpx2.AsyncClient(transport=transport, base_url=ORIGIN)
+
+
 @asynccontextmanager
 async def open_court(
-    database: str, folder: Path, seed: int = 11, wall: float = 1_800_000_000.0
+    database: str | Path, folder: Path, seed: int = 11, wall: float = 1_800_000_000.0, **settings: Any
 ) -> AsyncIterator[Court]:
-    """`folder`: for the judge's key.
+    """`folder`: for the judge's key. `settings`: other than a court's usual ones.
 
     Nothing is written when it closes: its database is then as kill -9 leaves it.
     """
     clocks = Clock(1_000.0), Clock(wall)
-    settings = JudgeSettings(database, "tiny-9", deadline=60.0, key=folder / "judge.key")
-    async with open_service(settings, random.Random(seed), *clocks) as service:
-        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
-            yield Court(service, http, *clocks)
+    usual: dict[str, Any] = {"curriculum": "tiny-9", "deadline": 60.0, "key": folder / "judge.key"}
+    of_this = JudgeSettings(database, **usual | settings)
+    async with open_service(of_this, random.Random(seed), *clocks) as service, http_to(service) as http:
+        yield Court(service, http, *clocks)
 
 
 @pytest.fixture(scope="module")

@@ -145,16 +145,28 @@ def shown(judging: Judging) -> dict[str, Any]:
     return judging.document() or {}
 
 
-def saying(data: bytes) -> Handler:
+def honest(request: bytes) -> bytes:
+    """What an honest judge replies."""
+    return reply(GRADE, 200) if b"/answers " in request.splitlines()[0] else reply(questions())
+
+
+def replying(answer: Callable[[bytes], bytes], seen: list[bytes] | None = None) -> Handler:
+    """Answer each request, and note it in `seen`."""
+
     async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        await stream.send_all(data)
+        if seen is not None:
+            seen.append(request)
+        await stream.send_all(answer(request))
 
     return handle
 
 
-def honest(request: bytes) -> bytes:
-    """What an honest judge replies."""
-    return reply(GRADE, 200) if b"/answers " in request.splitlines()[0] else reply(questions())
+def saying(data: bytes, seen: list[bytes] | None = None) -> Handler:
+    return replying(lambda _: data, seen)
+
+
+def body_of(request: bytes) -> Any:
+    return json.loads(request.partition(b"\r\n\r\n")[2])
 
 
 async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
@@ -171,51 +183,33 @@ async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
 
 
 async def test_an_evaluation() -> None:
-    seen = []
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        seen.append(request)
-        await stream.send_all(honest(request))
-
-    async with judge(handle) as url:
+    seen: list[bytes] = []
+    async with judge(replying(honest, seen)) as url:
         evaluated = client(url)
         question = await evaluated.ask(3, "/home/me/models/tiny")
-        assert question == Question(ID, "1 + 1?", 60.0, JUDGE.peer_id, COMMITMENT)
         assert isinstance(question, Question)
+        assert question == Question(ID, "1 + 1?", 60.0, JUDGE.peer_id, COMMITMENT)
         receipt = {name: GRADE[name] for name in ("receipt", "signature")}
         outcome = await evaluated.answer(question, Completion("2", True))
         assert outcome == Graded(1.0, "correct", "bf", 0.625, 4, receipt, (0.31, 0.86))
-    assert b'"model":"tiny"' in seen[0]  # a folder's path is private
-    assert b"/home/me" not in seen[0]
+    assert b'"model":"tiny"' in seen[0] and b"/home/me" not in seen[0]  # a folder's path is private
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
 
 
 async def test_of_a_longer_answer_the_end_is_sent() -> None:
     """It is where the answer is; a judge takes no longer text."""
-    seen = []
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        seen.append(json.loads(request.partition(b"\r\n\r\n")[2]))
-        await stream.send_all(honest(request))
-
+    seen: list[bytes] = []
     text = "thinking " * MAX_ANSWER_CHARACTERS + "<answer>2</answer>"
-    async with judge(handle) as url:
+    async with judge(replying(honest, seen)) as url:
         await client(url).answer(OPEN, Completion(text, True))
-    ((sent,),) = (request["answers"] for request in seen)
-    assert sent["text"] == text[-MAX_ANSWER_CHARACTERS:]
+    assert [body_of(request)["answers"][0]["text"] for request in seen] == [text[-MAX_ANSWER_CHARACTERS:]]
 
 
 async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
     """What the node says of itself is in the request; the receipt is checked and kept."""
-    seen = []
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        seen.append(request)
-        await stream.send_all(honest(request))
-
+    seen, told = list[bytes](), list[link.ToTrainer]()
     file = tmp_path / "receipts.jsonl"
-    told: list[link.ToTrainer] = []
-    async with judge(handle) as url:
+    async with judge(replying(honest, seen)) as url:
         by = JudgeClient(
             url, ME, "digest", Clock(0.0), timeouts=PATIENT, said=lambda: {"hardware": "cpu", "local": 4}
         )
@@ -226,13 +220,11 @@ async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
             await judging.answer(ANSWER)
     assert [message for message in told if isinstance(message, link.JudgeScore)] == [SCORE] * 5
     assert shown(judging)["interval"] == (0.31, 0.86)
-    wish = json.loads(seen[0].partition(b"\r\n\r\n")[2])
-    assert wish == {
-        "round": 3,
-        "curriculum": "digest",
-        "asker": {"hardware": "cpu", "local": 4, "model": "tiny"},
-    }
-    assert json.loads(seen[1].partition(b"\r\n\r\n")[2]) == {"answers": [{"text": "2", "ended": True}]}
+    asker = {"hardware": "cpu", "local": 4, "model": "tiny"}
+    assert list(map(body_of, seen[:2])) == [
+        {"round": 3, "curriculum": "digest", "asker": asker},
+        {"answers": [{"text": "2", "ended": True}]},
+    ]
     kept = [json.loads(line) for line in file.read_text().splitlines()]
     # Of five, no more than twice two
     assert kept == [{"receipt": GRADE["receipt"], "signature": GRADE["signature"]}] * 2
@@ -387,33 +379,25 @@ async def test_mutated_answers() -> None:
 
     A Question of the right form, or NotJudged; never an exception.
     """
-    rng = random.Random(1)
-    outcomes = []
+    rng, clock, outcomes = random.Random(1), Clock(0.0), []
 
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+    def mutated(request: bytes) -> bytes:
         data = bytearray(honest(request))
         for _ in range(rng.randrange(1, 5)):
             data[rng.randrange(len(data))] = rng.randrange(256)
-        await stream.send_all(bytes(data))
+        return bytes(data)
 
-    clock = Clock(0.0)
-    async with judge(handle) as url:
+    async with judge(replying(mutated)) as url:
         asking = client(url, clock)
         for _ in range(500):
             clock.now += asking.wait()
             outcomes.append(await asking.ask(1, "tiny"))
-    assert all(isinstance(outcome, Question | NotJudged) for outcome in outcomes)
-    assert any(isinstance(outcome, NotJudged) for outcome in outcomes)
+    assert {type(outcome) for outcome in outcomes} == {Question, NotJudged}
 
 
 async def test_redirects_are_not_followed() -> None:
-    asked = []
-
-    async def elsewhere(stream: trio.SocketStream, request: bytes) -> None:
-        asked.append(request)
-        await stream.send_all(reply(questions()))
-
-    async with judge(elsewhere) as other:
+    asked: list[bytes] = []
+    async with judge(replying(honest, asked)) as other:
         for status in (301, 302, 303, 307, 308):
             async with judge(saying(reply(b"", status, f"location: {other}/v1/evaluations\r\n"))) as url:
                 outcome = await silent(lambda url=url: client(url).ask(1, "tiny"))  # type: ignore[misc]
@@ -484,28 +468,20 @@ async def test_cancelling_the_daemon_is_not_swallowed() -> None:
 def test_waits_grow_and_are_bounded() -> None:
     waits = [backoff_seconds(attempts) for attempts in range(200)]
     assert waits[:4] == [0.0, FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
-    assert all(a <= b for a, b in pairwise(waits))
-    assert waits[-1] == LONGEST_WAIT_S
+    assert waits == sorted(waits) and waits[-1] == LONGEST_WAIT_S
     assert backoff_seconds(3, 0.999) < 1.25 * backoff_seconds(3)
 
 
 async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
-    calls, well = 0, False
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        nonlocal calls
-        calls += 1
-        await stream.send_all(honest(request) if well else reply({"error": "busy", "remedy": "wait"}, 503))
-
-    clock = Clock(0.0)
-    async with judge(handle) as url:
+    calls, clock, well = list[bytes](), Clock(0.0), False
+    busy = reply({"error": "busy", "remedy": "wait"}, 503)
+    async with judge(replying(lambda request: honest(request) if well else busy, calls)) as url:
         asking, waits = client(url, clock), []
         for _ in range(5):
             await silent(lambda: asking.ask(1, "tiny"))
-            before = calls
+            before = len(calls)
             quiet = await silent(lambda: asking.ask(1, "tiny"))
-            assert calls == before  # nothing was sent
-            assert "asked again in" in quiet.remedy
+            assert len(calls) == before and "asked again in" in quiet.remedy  # nothing was sent
             waits.append(asking.wait())
             clock.now += asking.wait()
         assert all(b == pytest.approx(2 * a) for a, b in pairwise(waits))
@@ -523,12 +499,7 @@ async def test_the_given_resolver_looks_up_a_name_once() -> None:
 
     What is refused is not dialled.
     """
-    asked: list[tuple[str, int]] = []
-    seen: list[bytes] = []
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        seen.append(request)
-        await stream.send_all(reply(questions()))
+    asked, seen = list[tuple[str, int]](), list[bytes]()
 
     async def resolve(host: str, port: int) -> list[str]:
         asked.append((host, port))
@@ -537,7 +508,7 @@ async def test_the_given_resolver_looks_up_a_name_once() -> None:
         return ["127.0.0.1"]
 
     clock = Clock(0.0)
-    async with judge(handle) as url:
+    async with judge(replying(honest, seen)) as url:
         port = int(url.rsplit(":", 1)[1])
         named = JudgeClient(
             f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=PATIENT, resolve=resolve
@@ -546,8 +517,7 @@ async def test_the_given_resolver_looks_up_a_name_once() -> None:
         assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith(
             "judge.invalid is no public address"
         )
-    assert asked == [("judge.invalid", port)] * 2
-    assert len(seen) == 1
+    assert (asked, len(seen)) == ([("judge.invalid", port)] * 2, 1)
     for header in (f"host: judge.invalid:{port}", f"swarmd-origin: http://judge.invalid:{port}"):
         assert header.encode() in seen[0].lower()
 
@@ -557,18 +527,15 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
 
     The judge says which number is the last, and the next request is above it.
     """
-    numbers = []
+    numbers, clock = list[int](), Clock(0.0)
+    used = {"error": "this sequence number was used", "remedy": "larger", "sequence": 10**18}
 
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        number = int(
-            next(line for line in request.splitlines() if line.startswith(b"swarmd-sequence")).split(b":")[1]
-        )
-        numbers.append(number)
-        used = {"error": "this sequence number was used", "remedy": "larger", "sequence": 10**18}
-        await stream.send_all(reply(questions()) if number > 10**18 else reply(used, 409))
+    def rising(request: bytes) -> bytes:
+        (line,) = (line for line in request.splitlines() if line.startswith(b"swarmd-sequence"))
+        numbers.append(int(line.split(b":")[1]))
+        return honest(request) if numbers[-1] > 10**18 else reply(used, 409)
 
-    clock = Clock(0.0)
-    async with judge(handle) as url:
+    async with judge(replying(rising)) as url:
         asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, timeouts=PATIENT)
         assert isinstance(await asking.ask(1, "tiny"), NotJudged)
         clock.now += 60.0
@@ -638,10 +605,8 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
                 nursery.start_soon(judging.ask, number)
             await trio.testing.wait_all_tasks_blocked(0.05)
             release.set()
-        assert len(asked) == 1
         assert to_trainer == [link.JudgeQuestion(ID, "1 + 1?")]
         await judging.ask(6)  # the trainer is still at it
-        assert len(asked) == 1
         await judging.answer(link.JudgeAnswer("cd" * 16, "2", True))  # to a question nobody asked
         assert len(asked) == 1
         await judging.answer(ANSWER)
@@ -674,23 +639,18 @@ async def test_a_silent_judge_is_in_the_status() -> None:
         judging = Judging(client(url), print, print)
         await judging.ask(1)
         document = shown(judging)
-        assert document["cause"]
-        assert document["remedy"]
-        assert document["asked_again_in"] > 0
+        assert document["cause"] and document["remedy"] and document["asked_again_in"] > 0
         assert (document["score"], document["n"]) == (None, 0)
 
 
-def test_a_judge_with_other_scoring_is_used_and_its_rules_named_once() -> None:
-    async def main() -> None:
-        told: list[str] = []
-        async with judge(saying(reply({"status": "ok", "curriculum": TINY_9.digest}, 200))) as url:
-            ours = CURRICULA["tiny-9-strict"].digest
-            judging = Judging(JudgeClient(url, ME, ours), print, told.append)
-            for _ in range(2):
-                await judging.check()
-        assert shown(judging)["cause"] == "" and len(told) == 1 and "rules of tiny-9," in told[0]
-
-    trio.run(main)
+async def test_a_judge_with_other_scoring_is_used_and_its_rules_named_once() -> None:
+    told: list[str] = []
+    async with judge(saying(reply({"status": "ok", "curriculum": TINY_9.digest}, 200))) as url:
+        ours = CURRICULA["tiny-9-strict"].digest
+        judging = Judging(JudgeClient(url, ME, ours), print, told.append)
+        for _ in range(2):
+            await judging.check()
+    assert shown(judging)["cause"] == "" and len(told) == 1 and "rules of tiny-9," in told[0]
 
 
 @pytest.mark.parametrize(
@@ -706,27 +666,18 @@ def test_a_judge_with_other_scoring_is_used_and_its_rules_named_once() -> None:
         (b"nonsense", None),
     ],
 )
-def test_a_judge_of_another_curriculum_is_named_before_the_first_question(
+async def test_a_judge_of_another_curriculum_is_named_before_the_first_question(
     answer: bytes, said: str | None
 ) -> None:
-    requests: list[bytes] = []
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        requests.append(request)
-        await stream.send_all(answer)
-
-    async def main() -> None:
-        told: list[str] = []
-        async with judge(handle) as url:
-            judging = Judging(client(url), print, told.append)
-            await judging.check()
-            document = shown(judging)
-        assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
-        assert (
-            (said in document["cause"] and said in told[0] and document["remedy"])
-            if said
-            else (document["cause"], told) == ("", [])
-        )
-        assert document["asked_again_in"] == 0.0  # it is asked as ever
-
-    trio.run(main)
+    requests, told = list[bytes](), list[str]()
+    async with judge(saying(answer, requests)) as url:
+        judging = Judging(client(url), print, told.append)
+        await judging.check()
+        document = shown(judging)
+    assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
+    assert (
+        (said in document["cause"] and said in told[0] and document["remedy"])
+        if said
+        else (document["cause"], told) == ("", [])
+    )
+    assert document["asked_again_in"] == 0.0  # it is asked as ever

@@ -60,11 +60,10 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path, monkeypatch: 
     file.write_text(f'host = "{NOBODYS}"\nport = 1\ncurriculum = "tiny-9"\ndatabase = "{tmp_path / "j"}"\n')
     monkeypatch.setenv("SWARMD_JUDGE_CONFIG", str(file))
     assert f"{NOBODYS} port 1:" in said()[1][0]
-    monkeypatch.setenv("SWARMD_JUDGE_PORT", "2")
-    assert f"{NOBODYS} port 2:" in said()[1][0]
-    assert f"{NOBODYS} port 3:" in said("--port", "3")[1][0]
+    with monkeypatch.context() as variable:
+        variable.setenv("SWARMD_JUDGE_PORT", "2")
+        assert f"{NOBODYS} port 2:" in said()[1][0] and f"{NOBODYS} port 3:" in said("--port", "3")[1][0]
     file.write_text(f'host = "{NOBODYS}"\n')
-    monkeypatch.delenv("SWARMD_JUDGE_PORT")
     assert f"{NOBODYS} port 8400:" in said()[1][0]
 
 

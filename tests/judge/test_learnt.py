@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -37,7 +36,7 @@ from tests.judge import hostile
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer, answering, encode, wish
 from tests.judge.store.test_store import question
-from tests.judge.test_client import honest, judge
+from tests.judge.test_client import honest, judge, replying
 
 IDS = [SigningPeer(number).identity.peer_id for number in range(1, 61)]
 BAD_IDS = st.one_of(
@@ -90,30 +89,32 @@ def test_the_most_that_a_node_tells_fits_a_request() -> None:
     assert len(json.dumps(body, ensure_ascii=False).encode()) <= MAX_ASK_BYTES
 
 
+async def body_of_a_question(folder: Path, roster: Roster, **sections: dict[str, Any]) -> bytes:
+    """Return what a node of these settings, and of this roster, asks a judge with."""
+    seen = list[bytes]()
+    async with judge(replying(honest, seen)) as url:
+        sections["judge"] = {"url": url, **sections.get("judge", {})}
+        config, member = NodeConfig.model_validate(sections), memory_member(MemorySwarm(), 1, time.time)
+        node = judging_of(member, config, TINY_9, folder, lambda: "cpu", roster, lambda _: None, print)
+        await node.ask(1)
+    return seen[0].partition(b"\r\n\r\n")[2]
+
+
 @pytest.mark.net
 @pytest.mark.parametrize("told", ["on", "off"])
 async def test_a_node_tells_whom_it_learnt_from_where_its_operator_wants_that(
     told: str, tmp_path: Path
 ) -> None:
     """The 32 authors with the most rollouts, in a request that the judge understands."""
-    roster, seen = Roster(), list[bytes]()
+    roster = Roster()
     for number, peer in enumerate(IDS[1:41], start=1):
         roster.heard(peer, 0.0)
         for _ in range(number):
             roster.useful(peer, "gcd")
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        seen.append(request.partition(b"\r\n\r\n")[2])
-        await stream.send_all(honest(request))
-
-    async with judge(handle) as url:
-        config = NodeConfig.model_validate({"judge": {"url": url, "learnt": told}})
-        member = memory_member(MemorySwarm(), 1, time.time)
-        node = judging_of(member, config, TINY_9, tmp_path, lambda: "cpu", roster, lambda _: None, print)
-        await node.ask(1)
+    body = await body_of_a_question(tmp_path, roster, judge={"learnt": told})
     most = dict(list(zip(IDS[1:41], range(1, 41), strict=True))[-MAX_LEARNT:])
-    assert QuestionsBody.model_validate_json(seen[0]).wish.learnt == (most if told == "on" else {})
-    assert (b"learnt" in seen[0]) == (told == "on")
+    assert QuestionsBody.model_validate_json(body).wish.learnt == (most if told == "on" else {})
+    assert (b"learnt" in body) == (told == "on")
 
 
 @pytest.mark.net
@@ -129,18 +130,8 @@ async def test_a_node_tells_whom_it_learnt_from_where_its_operator_wants_that(
 async def test_a_node_says_that_it_is_solo_where_it_uses_nobodys_rollouts(
     sections: dict[str, Any], arm: tuple[str, int], tmp_path: Path
 ) -> None:
-    seen = list[bytes]()
-
-    async def handle(stream: trio.SocketStream, request: bytes) -> None:
-        seen.append(request.partition(b"\r\n\r\n")[2])
-        await stream.send_all(honest(request))
-
-    async with judge(handle) as url:
-        config = NodeConfig.model_validate({"judge": {"url": url}, **sections})
-        member = memory_member(MemorySwarm(), 1, time.time)
-        node = judging_of(member, config, TINY_9, tmp_path, lambda: "cpu", Roster(), lambda _: None, print)
-        await node.ask(1)
-    attributes = QuestionsBody.model_validate_json(seen[0]).wish.attributes
+    body = await body_of_a_question(tmp_path, Roster(), **sections)
+    attributes = QuestionsBody.model_validate_json(body).wish.attributes
     assert (attributes.sharing, attributes.external) == arm
 
 

@@ -5,19 +5,16 @@ Started with the same file, it asks and scores them, and refuses nodes of anothe
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from threading import Event
 
-import httpx2
 import pytest
 
 from judge import config
-from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.evaluation.service import JudgeService, open_service
+from judge.evaluation.service import JudgeService
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
@@ -28,8 +25,8 @@ from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock, identity
 from swarmd.types import Task, TaskRef
 from tests import ROOT
-from tests.judge.conftest import Court
-from tests.judge.peers import ORIGIN, wish
+from tests.judge.conftest import Court, http_to, open_court
+from tests.judge.test_app import refused
 
 pytestmark = pytest.mark.anyio
 EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
@@ -38,26 +35,18 @@ EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
 @pytest.mark.net
 async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
     digest = find_curriculum(str(EXAMPLE)).digest
-    async with open_service(
-        JudgeSettings(tmp_path / "judge.sqlite3", str(EXAMPLE)), random.Random(3)
-    ) as service:
-        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
-            court = Court(service, http, time.monotonic, time.time)  # type: ignore[arg-type] # real clocks
-            peer = court.peer()
-            asked = await court.post(peer, "/v1/evaluations", wish(curriculum=digest))
-            assert asked.status_code == 201, asked.text
-            (question,) = asked.json()["evaluations"]
-            _, a, sign, b = question["question"].removesuffix(".").split()
-            right = int(a) + int(sign + b)
-            graded = await court.answer(peer, question["evaluation"], f"<answer>{right}</answer>")
-            assert graded.json()["reward"] == 1.0, graded.text
-            other = await court.ask(court.peer())
-            assert (
-                other.status_code == 409
-                and "this judge asks sums" in other.text
-                and "own tasks need a judge" in other.text
-            )
+    async with open_court(tmp_path / "judge.sqlite3", tmp_path, curriculum=str(EXAMPLE)) as court:
+        peer = court.peer()
+        asked = await court.ask(peer, curriculum=digest)
+        assert asked.status_code == 201, asked.text
+        (question,) = asked.json()["evaluations"]
+        _, a, sign, b = question["question"].removesuffix(".").split()
+        right = int(a) + int(sign + b)
+        graded = await court.answer(peer, question["evaluation"], f"<answer>{right}</answer>")
+        assert graded.json()["reward"] == 1.0, graded.text
+        other = await court.ask(court.peer())
+        refused(other, 409, "this judge asks sums")
+        assert "own tasks need a judge" in other.json()["remedy"]
 
 
 class HangingTasks:
@@ -88,8 +77,7 @@ async def judge_of(tasks: HangingTasks, folder: Path) -> AsyncIterator[Court]:
         service = JudgeService(
             settings, tasks, identity(1), store, reader, verifier.judge, random.Random(3), *clocks
         )
-        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+        async with http_to(service) as http:
             yield Court(service, http, *clocks)
         await service.close()
 
@@ -108,8 +96,7 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(
         async with asyncio.timeout(TIMEOUT_S):
             while court.service._question_thread.waiting < 2:
                 await asyncio.sleep(0.001)
-        refused = await court.ask(court.peer())
-        assert refused.status_code == 503 and "too much to do" in refused.text
+        refused(await court.ask(court.peer()), 503, "too much to do")
         tasks.let_go.set()
         first, second = [await one for one in asking]
         assert first.status_code == second.status_code == 201, second.text

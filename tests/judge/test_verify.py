@@ -176,6 +176,7 @@ def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[s
         assert code == 4 and document["holds"] is None and document["question"] == TASK.question
         code, said, error = run("verify", "../0", "--judge", url)  # neither an evaluation nor an upload
         assert code == 2 and not said and "no evaluation and no upload of this id" in error
+        assert run("verify", "--judge", url)[0] == 2  # of what?
     code, said, error = run("verify", ID, "--judge", url)
     assert code == 4 and not said and "cannot be reached" in error
     assert run("verify", ID)[0] == run("verify")[0] == 2  # no judge is set

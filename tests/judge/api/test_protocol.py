@@ -6,7 +6,6 @@ import random
 import re
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -17,16 +16,10 @@ from typer.testing import CliRunner
 from judge import cli, config
 from judge.api.requests import plain
 from judge.evaluation.receipts import checked, signed
-from judge.evaluation.sessions import AskResult, Room, Sessions
 from judge.figures.leaderboard import LISTED_ANSWERS
-from judge.types import Attributes, Requester
 from p2p.identity import Identity
-from p2p.types import PeerId
-from swarmd.tasks.curriculum import TINY_9
 from tests.judge.conftest import Court
 from tests.judge.databases import on_each_database
-from tests.judge.evaluation.test_sessions import drawing
-from tests.judge.peers import SigningPeer
 from tests.judge.test_app import asked, refused, standing
 
 pytestmark = pytest.mark.anyio
@@ -35,30 +28,20 @@ ASKER = {
     "model": "tiny", "name": "<script>alert(1)</script>", "sharing": "swarm", "local": 4, "external": 4,
     "strategy": "uniform positive", "version": "0.2.0", "hardware": "cpu",
 }  # fmt: skip
-GOOD: dict[str, Any] = {"round": 3, "curriculum": TINY_9.digest, "asker": ASKER}
-
-
-async def ask(court: Court, peer: SigningPeer, **changed: Any) -> httpx2.Response:
-    return await court.post(peer, "/v1/evaluations", GOOD | changed)
-
-
-async def answer(court: Court, peer: SigningPeer, evaluation: str, *texts: str) -> httpx2.Response:
-    given = {"answers": [{"text": text, "ended": True} for text in texts]}
-    return await court.post(peer, f"/v1/evaluations/{evaluation}/answers", given)
 
 
 @on_each_database
 async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     peer = court.peer()
-    document = (await ask(court, peer, answers=3)).json()
+    document = (await court.ask(peer, round=3, asker=ASKER, answers=3)).json()
     (question,) = document["evaluations"]
     assert (
         set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"}
         and question["answers"] == 3
     )
     right = await court.right_answer(peer, question["evaluation"])
-    refused(await answer(court, peer, question["evaluation"], right), 422, "wants 3 answers")
-    graded = (await answer(court, peer, question["evaluation"], "x", right, "y")).json()
+    refused(await court.answer(peer, question["evaluation"], right), 422, "wants 3 answers")
+    graded = (await court.answer(peer, question["evaluation"], "x", right, "y")).json()
     assert (graded["reward"], graded["rewards"], graded["n"], graded["number"]) == (
         0.0,
         [0.0, 1.0, 0.0],
@@ -85,8 +68,8 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
 
 async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
     peer = court.peer()
-    document = (await ask(court, peer)).json()
-    graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
+    document = (await court.ask(peer)).json()
+    graded = (await court.answer(peer, document["evaluations"][0]["evaluation"], "x")).json()
     receipt = {name: graded[name] for name in ("receipt", "signature")}
     assert checked(receipt) is not None
     rng = random.Random(1)
@@ -140,22 +123,19 @@ async def test_several_questions_at_a_time(court: Court) -> None:
     No question can be picked.
     """
     peer = court.peer()
-    first = (await ask(court, peer, questions=3)).json()["evaluations"]
+    first = (await court.ask(peer, questions=3)).json()["evaluations"]
     assert len({question["evaluation"] for question in first}) == 3
     court.monotonic.now += 10.0
-    again = (await ask(court, peer, questions=3, answers=2)).json()["evaluations"]
-    assert [question["evaluation"] for question in again] == [question["evaluation"] for question in first]
-    assert {question["seconds"] for question in again} == {50.0} and {
-        question["answers"] for question in again
-    } == {1}
+    again = (await court.ask(peer, questions=3, answers=2)).json()["evaluations"]
+    assert again == [{**question, "seconds": 50.0} for question in first]
     assert await asked(court, peer) == first[0]["evaluation"]  # the oldest
     assert (await court.answer(peer, first[1]["evaluation"], "x")).status_code == 200
-    later = (await ask(court, peer, questions=3)).json()["evaluations"]
+    later = (await court.ask(peer, questions=3)).json()["evaluations"]
     assert [q["evaluation"] for q in later][:2] == [first[0]["evaluation"], first[2]["evaluation"]] and len(
         later
     ) == 3
     court.monotonic.now += 61.0
-    await ask(court, peer)
+    await court.ask(peer)
     row = await standing(court, peer)
     # What lapsed is wrong, each of them
     assert (row["answered"], row["unanswered"], row["score"]) == (1, 3, 0.0)
@@ -164,8 +144,8 @@ async def test_several_questions_at_a_time(court: Court) -> None:
 async def test_questions_count_against_the_limits(court: Court) -> None:
     peer = court.peer()
     court.monotonic.now += 60.0
-    assert (await ask(court, peer, questions=config.MAX_QUESTIONS)).status_code == 201
-    refused(await ask(court, peer, questions=config.MAX_QUESTIONS), 429, "too often")
+    assert (await court.ask(peer, questions=config.MAX_QUESTIONS)).status_code == 201
+    refused(await court.ask(peer, questions=config.MAX_QUESTIONS), 429, "too often")
 
 
 async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_up(court: Court) -> None:
@@ -178,12 +158,12 @@ async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_
     for _ in range(at_once):  # what they leave open is limited as well, and counted all the same
         assert (
             "no record ask too often"
-            not in (await ask(court, court.peer(), questions=config.MAX_QUESTIONS)).text
+            not in (await court.ask(court.peer(), questions=config.MAX_QUESTIONS)).text
         )
-    refused(await ask(court, court.peer(), questions=config.MAX_QUESTIONS), 429, "no record ask too often")
-    assert (await ask(court, known, questions=config.MAX_QUESTIONS)).status_code == 201
+    refused(await court.ask(court.peer(), questions=config.MAX_QUESTIONS), 429, "no record ask too often")
+    assert (await court.ask(known, questions=config.MAX_QUESTIONS)).status_code == 201
     court.monotonic.now += 61.0
-    assert (await ask(court, court.peer())).status_code == 201
+    assert (await court.ask(court.peer())).status_code == 201
 
 
 async def test_openapi_has_the_forms_of_the_requests(court: Court) -> None:
@@ -208,17 +188,16 @@ async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
         return set(known[form["$ref"].rsplit("/", 1)[1]]["properties"])
 
     peer = court.peer()
-    asked = await ask(court, peer)
+    asked = await court.ask(peer)
     assert set(asked.json()) == told(asked, "/v1/evaluations")
     (question,) = asked.json()["evaluations"]
     assert set(question) == set(known["QuestionReply"]["properties"])
-    graded = await answer(court, peer, question["evaluation"], "x")
-    assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answers")
-    again = await answer(court, peer, question["evaluation"], "x")
-    assert set(again.json()) == told(again, "/v1/evaluations/{id}/answers", "4XX")
+    for status in ("200", "4XX"):  # a question is answered once
+        reply = await court.answer(peer, question["evaluation"], "x")
+        assert set(reply.json()) == told(reply, "/v1/evaluations/{id}/answers", status)
     court.monotonic.now += 10.0
-    (question,) = (await ask(court, peer, answers=2)).json()["evaluations"]
-    await answer(court, peer, question["evaluation"], "x", "y")
+    (question,) = (await court.ask(peer, answers=2)).json()["evaluations"]
+    await court.answer(peer, question["evaluation"], "x", "y")
     newest, *_ = (await standing(court, peer))["evaluations"]
     assert [set(each) for each in newest["further"]] == [set(known["FurtherReply"]["properties"])]
     kinds = {
@@ -228,29 +207,12 @@ async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
     assert kinds == {"/leaderboard.csv": ["text/csv"], "/metrics": ["text/plain"]}
 
 
-def test_sessions_hold_several_questions_of_a_peer() -> None:
-    judge = Sessions(drawing(random.Random(6)), random.Random(7), 60.0, Room(100, 3, 80))
-    alice, asker = PeerId("alice"), Requester("192.0.2.0/24", record=False)
-    questions = []
-    for number in range(3):
-        outcome = judge.ask(alice, asker, float(number), Attributes(number, "tiny"), answers=2, most=3)
-        assert isinstance(outcome, AskResult) and outcome.new
-        questions.append(outcome.question)
-    assert judge.of(alice) == questions
-    assert judge.ask(alice, asker, 3.0, most=3) == AskResult(questions[0], False)
-    assert judge.ask(alice, asker, 3.0, most=4).status == 429  # type: ignore[union-attr] # its network has no more room
-    assert judge.close(questions[1].id, alice, 3.0, answers=2) == questions[1]
-    assert judge.of(alice) == [questions[0], questions[2]]
-    assert judge.expire(100.0) == [questions[0], questions[2]]
-    assert judge.of(alice) == []
-
-
 @given(st.text(max_size=60))
 def test_any_name_is_kept_without_what_hides_or_turns_text(text: str) -> None:
     kept = plain(text)
-    assert kept is None or (kept.isprintable() and kept == kept.strip() and "  " not in kept)
-    assert kept is None or not {unicodedata.category(letter)[0] for letter in kept} & {"C"}
-    assert kept is None or plain(kept) == kept
+    if kept is not None:
+        assert kept.isprintable() and "C" not in {unicodedata.category(letter)[0] for letter in kept}
+        assert kept == " ".join(kept.split()) == plain(kept)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +235,9 @@ def test_names_are_cleaned(text: str, kept: str | None) -> None:
 @on_each_database
 async def test_a_name_is_kept_plain_and_bounded(court: Court) -> None:
     peer = court.peer()
-    document = (await ask(court, peer, asker=ASKER | {"name": "\u202e an  otter\x00"})).json()
-    graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
+    document = (await court.ask(peer, asker=ASKER | {"name": "\u202e an  otter\x00"})).json()
+    graded = (await court.answer(peer, document["evaluations"][0]["evaluation"], "x")).json()
     assert (
         json.loads(graded["receipt"])["name"] == "an otter" == (await standing(court, peer))["said"]["name"]
     )
-    refused(await ask(court, peer, asker=ASKER | {"name": "x" * 41}), 422, "name")
+    refused(await court.ask(peer, asker=ASKER | {"name": "x" * 41}), 422, "name")

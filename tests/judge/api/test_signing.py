@@ -111,9 +111,7 @@ def test_a_sequence_number_has_one_spelling(sequence: str) -> None:
 
 def refused(headers: Headers, origins: frozenset[str] = frozenset()) -> Refusal:
     outcome = verify_request("POST", TARGET, headers, BODY, origins)
-    assert isinstance(outcome, Refusal)
-    assert outcome.error
-    assert outcome.remedy
+    assert isinstance(outcome, Refusal) and outcome.error and outcome.remedy
     return outcome
 
 
@@ -129,10 +127,8 @@ def test_sequences_only_rise() -> None:
     assert sequences.claim(Signed(alice, 5), -1) is None
     for used in (5, 4, 0):
         refusal = sequences.claim(Signed(alice, used), -1)
-        assert refusal is not None
-        assert refusal.extra == (("sequence", 5),)
-    assert sequences.claim(Signed(bob, 1), -1) is None
-    assert sequences.claim(Signed(alice, 6), -1) is None
+        assert refusal is not None and refusal.extra == (("sequence", 5),)
+    assert sequences.claim(Signed(bob, 1), -1) is sequences.claim(Signed(alice, 6), -1) is None
 
 
 def test_sequences_forgotten_in_memory_are_in_the_store() -> None:

@@ -108,6 +108,9 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
     assert all(isinstance(asked, AskResult) and asked.displaced is None for asked in known[:80])
     assert known[80] is CROWDED
     ask(judge, ALICE, 0.0, Requester("198.51.100.0/24", record=False))
+    other = Requester("203.0.113.0/24", record=False)
+    of_one_peer = [judge.ask(PeerId("many"), other, 0.0, most=65) for _ in range(65)]
+    assert of_one_peer[63] is not CROWDED and of_one_peer[64] is CROWDED
     first = newcomers[0]
     assert isinstance(first, AskResult)
     assert judge.close(first.question.id, first.question.peer, 1.0) == first.question
@@ -122,10 +125,8 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
     assert judge.ask(PeerId("newcomer"), NEWCOMER, 3.0) is BUSY
     for peer, gone in ((ALICE, young), (BOB, old)):
         asked = judge.ask(peer, KNOWN, 3.0)
-        assert isinstance(asked, AskResult)
-        assert asked.displaced == gone
-        assert judge.close(gone.id, gone.peer, 4.0) is DISPLACED
-        assert len(judge) == 3
+        assert isinstance(asked, AskResult) and asked.displaced == gone
+        assert judge.close(gone.id, gone.peer, 4.0) is DISPLACED and len(judge) == 3
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
     # What was displaced did not lapse
     assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]
@@ -166,7 +167,6 @@ def test_slow_readers_are_few_and_the_longest_waiting_goes_first() -> None:
     assert [readers.begin(n, "a") for n in (1, 2, 2, 3)] == [None, None, None, 1]
     assert readers.begin(4, "b") is None
     assert readers.begin(5, "c") == 2  # of all
-    readers.end(3)
-    readers.end(99)
-    assert readers.begin(6, "a") is None
-    assert len(readers) == 3
+    for gone in (3, 99):
+        readers.end(gone)
+    assert (readers.begin(6, "a"), len(readers)) == (None, 3)

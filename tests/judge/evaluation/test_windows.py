@@ -32,7 +32,6 @@ from swarmd.tasks.held_out import commitment, place_in_set
 from swarmd.tasks.source import CurriculumTasks, Task, tasks_of
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import TaskRef
-from tests.judge.api.test_protocol import answer, ask
 from tests.judge.conftest import Court, open_court
 from tests.judge.databases import on_each_database
 from tests.judge.peers import SigningPeer
@@ -218,11 +217,11 @@ async def test_no_error_ends_the_endless_tasks(
 @pytest.mark.anyio
 async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_closed(court: Court) -> None:
     peer = court.peer()
-    handed = (await ask(court, peer, answers=2)).json()["evaluations"][0]
+    handed = (await court.ask(peer, answers=2)).json()["evaluations"][0]
     listed = (await court.http.get("/v1/windows")).json()
     assert [window["number"] for window in listed["windows"]] == [2, 1] and listed["more_before"] is None
     assert handed["commitment"] == listed["windows"][1]["commitment"]
-    graded = (await answer(court, peer, handed["evaluation"], "x", "y")).json()
+    graded = (await court.answer(peer, handed["evaluation"], "x", "y")).json()
     court.wall.now += DAY
     await court.service._turn_windows()
     assert (await court.http.get("/v1/windows?before=2")).json()["windows"][0]["seed"] is None
@@ -245,7 +244,7 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
     )
     for unknown in ("0" * 32, "x"):
         assert (await court.http.get(f"/v1/evaluations/{unknown}")).status_code == 404
-    newer = (await ask(court, peer)).json()["evaluations"][0]
+    newer = (await court.ask(peer)).json()["evaluations"][0]
     assert newer["window"] == 2 and newer["commitment"] != handed["commitment"]
 
 
@@ -274,7 +273,7 @@ async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
 @pytest.mark.anyio
 async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> None:
     peer, number = court.peer(), court.service._questions.window.number
-    await ask(court, peer)
+    await court.ask(peer)
     court.wall.now += DAY
     for _ in range(2):
         await court.service._turn_windows()
@@ -293,7 +292,7 @@ async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path:
     for life in range(2):
         async with open_court(database, tmp_path, seed=life) as court:
             texts += [
-                handed["question"] for handed in (await ask(court, peer, questions=2)).json()["evaluations"]
+                handed["question"] for handed in (await court.ask(peer, questions=2)).json()["evaluations"]
             ]
             seed = court.service._questions.window.seed
     places = [place_in_set(seed, peer.identity.peer_id, place, 1_000) for place in range(4)]
@@ -307,20 +306,20 @@ async def test_a_lapsed_question_counts_as_wrong_and_one_lost_to_a_kill_does_not
     """Several questions have several answers each; the wall clock is set back and forth meanwhile."""
     peer = SigningPeer(1)
     async with open_court(database, tmp_path) as court:
-        first = (await ask(court, peer, questions=4, answers=4)).json()["evaluations"]
+        first = (await court.ask(peer, questions=4, answers=4)).json()["evaluations"]
         right = await court.right_answer(peer, first[0]["evaluation"])
-        await answer(court, peer, first[0]["evaluation"], *[right] * 4)
+        await court.answer(peer, first[0]["evaluation"], *[right] * 4)
         for step in (-3 * DAY, 3 * DAY):
             court.wall.now += step  # deadlines are by the monotonic clock alone
             await court.service.expire()
-        assert (await answer(court, peer, first[1]["evaluation"], *[right] * 4)).status_code == 200
+        assert (await court.answer(peer, first[1]["evaluation"], *[right] * 4)).status_code == 200
         court.monotonic.now += 61.0
-        assert (await answer(court, peer, first[2]["evaluation"], *[right] * 4)).status_code == 410
+        assert (await court.answer(peer, first[2]["evaluation"], *[right] * 4)).status_code == 410
         row = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
         assert (row["answered"], row["unanswered"], row["n"]) == (2, 2, 4)
         # Also for pass@k they are wrong
         assert row["pass_at"]["4"]["n"] == 4 and row["pass_at"]["1"]["score"] == row["right"] / 4
-        await ask(court, peer, questions=3)
+        await court.ask(peer, questions=3)
     async with open_court(database, tmp_path) as court:
         after = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
         assert {**after, "last_seen": 0} == {**row, "last_seen": 0}

@@ -32,7 +32,6 @@ from judge.store.archive import reading
 from judge.store.store import Store
 from judge.types import Attributes
 from p2p.types import PeerId
-from swarmd.tasks.curriculum import TINY_9
 from tests.judge.conftest import Court
 from tests.judge.databases import on_each_database
 from tests.judge.store.test_store import ANSWER, RIGHT, WRONG, opened, question
@@ -233,38 +232,20 @@ def rounded(row: dict[str, object]) -> str:
 @pytest.mark.anyio
 async def test_the_comparison_over_http(court: Court) -> None:
     for sharing in ("swarm", "solo"):
-        peer = court.peer()
+        peer, asker = court.peer(), {"model": "arms", "sharing": sharing}
         for round_number in (1, 6, 11):
-            wish = {
-                "round": round_number,
-                "curriculum": TINY_9.digest,
-                "asker": {"model": "arms", "sharing": sharing},
-            }
-            asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]["evaluation"]
-            text = (
-                await court.right_answer(peer, asked)
-                if sharing == "swarm" or round_number == 1
-                else "<answer>no</answer>"
-            )
-            done = await court.post(
-                peer, f"/v1/evaluations/{asked}/answers", {"answers": [{"text": text, "ended": True}]}
-            )
-            assert done.status_code == 200
+            asked = await court.ask(peer, round=round_number, asker=asker)
+            evaluation = asked.json()["evaluations"][0]["evaluation"]
+            right = sharing == "swarm" or round_number == 1
+            text = await court.right_answer(peer, evaluation) if right else "<answer>no</answer>"
+            assert (await court.answer(peer, evaluation, text)).status_code == 200
     found = (await court.http.get("/v1/comparison?model=arms")).json()
     assert found["model"] == "arms" and {"model": "arms", "swarm": 1, "solo": 1} in found["models"]
-    assert found["swarm"] == {
-        "round": [5, 10],
-        "peers": [1, 1],
-        "reward": [5.0, 10.0],
-        "low": [None, None],
-        "high": [None, None],
-    }
-    assert found["solo"]["reward"] == [5.0, 5.0]
-    assert found["tests"]["round"] == [] and found["significant_from"] == {
-        "holm": None,
-        "benjamini_hochberg": None,
-    }
-    assert found["anytime"] == {"verdict": "not known", "p": 1.0, "horizons": []}
+    both = {"round": [5, 10], "peers": [1, 1], "low": [None, None], "high": [None, None]}
+    assert [found["swarm"], found["solo"]] == [{**both, "reward": [5.0, last]} for last in (10.0, 5.0)]
+    nothing = {"significant_from": {"holm": None, "benjamini_hochberg": None}}
+    nothing["anytime"] = {"verdict": "not known", "p": 1.0, "horizons": []}
+    assert found["tests"]["round"] == [] and found | nothing == found
     head = await court.http.head("/v1/comparison")
     assert (head.status_code, head.content) == (200, b"")
     nothing = (await court.http.get("/v1/comparison?model=nobody's")).json()

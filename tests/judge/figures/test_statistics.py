@@ -26,8 +26,7 @@ def test_wilsons_interval_matches_published_values(
 
 
 def test_wilsons_interval_at_the_edges() -> None:
-    assert wilson(0, 0) == Interval(0.0, 1.0)
-    assert wilson(5, 5).high == 1.0
+    assert wilson(0, 0) == Interval(0.0, 1.0) and wilson(5, 5).high == 1.0
     for bad in [(-1, 3), (4, 3)]:
         with pytest.raises(ValueError, match="successes"):
             wilson(*bad)
@@ -46,8 +45,7 @@ def test_wilsons_interval_narrows_with_trials_and_is_symmetric() -> None:
 @pytest.mark.parametrize("answered", [0, 1, 2, CURVE_POINTS, CURVE_POINTS + 1, 1_000, 123_457])
 def test_a_curve_ends_at_the_last_answer(answered: int) -> None:
     numbers = curve_numbers(answered)
-    assert len(numbers) <= CURVE_POINTS
-    assert list(numbers) == sorted(set(numbers))
+    assert len(numbers) <= CURVE_POINTS and list(numbers) == sorted(set(numbers))
     if answered:
         assert (numbers[0], numbers[-1]) == (1, answered)
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import random
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
@@ -15,9 +14,6 @@ import pytest
 
 from benchmarks.overlap import new_shares
 from judge.api import replies
-from judge.app import create_app
-from judge.config import JudgeSettings
-from judge.evaluation.service import open_service
 from judge.figures.intervals import wilson
 from judge.figures.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
 from judge.figures.overlap import TRAINING, new_texts
@@ -32,9 +28,9 @@ from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import Clock
 from swarmd.types import Completion, Task, TaskRef
 from tests.judge import hostile
+from tests.judge.conftest import open_court
 from tests.judge.peers import SigningPeer
 from tests.judge.store.test_store import evaluate, question
 
@@ -55,11 +51,8 @@ async def site(
     """A real judge whose every text of a stranger is hostile."""
     database = tmp_path_factory.mktemp("site") / "judge.sqlite3"
     hostile.fill(database)
-    settings = JudgeSettings(database, "tiny-9", invitation=INVITATION)
-    async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
-        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
-            yield http
+    async with open_court(database, database.parent, wall=NOW, invitation=INVITATION) as court:
+        yield court.http
 
 
 async def answers(site: httpx2.AsyncClient, peer: str) -> list[dict[str, Any]]:
@@ -196,11 +189,8 @@ async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> N
 async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
     """Every command can be run as it stands: no word in it is to be replaced."""
     origin = "https://judge.example"
-    settings = JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9", origin=(origin,))
-    async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
-        transport = httpx2.ASGITransport(app=create_app(service))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
-            page = hostile.Parsed((await http.get("/join")).text)
+    async with open_court(tmp_path / "judge.sqlite3", tmp_path, origin=(origin,)) as court:
+        page = hostile.Parsed((await court.http.get("/join")).text)
     assert (
         page.faults() == []
         and "ADDRESS" not in page.text
@@ -316,32 +306,25 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
                 steps.append((store.asked, (asked, number, 1.0)))
                 steps.append((store.graded, (asked, answers, [ScoredAnswer.of(0.0)], 0.5, number, 1.0)))
             store.together(steps)
-    async with open_service(
-        JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9"), random.Random(1), Clock(1.0), Clock(2.0)
-    ) as service:
-        transport = httpx2.ASGITransport(app=create_app(service))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
-            node = SigningPeer(1).identity.peer_id
-            entry = (await http.get(f"/v1/peers/{node}")).json()["evaluations"][0]["evaluation"]
-            for path in (
-                "/",
-                "/swarm",
-                f"/nodes/{node}",
-                f"/evaluations/{entry}",
-                f"/v1/peers/{node}",
-                "/leaderboard.csv",
-            ):
-                response = await http.get(path)
-                assert response.status_code == 200 and len(response.content) <= 100_000, (
-                    path,
-                    len(response.content),
-                )
-            seen, after = 0, 0
-            while after is not None:
-                response = await http.get("/v1/leaderboard", params={"after": after})
-                assert len(response.content) <= 100_000
-                seen, after = seen + len(response.json()["peers"]), response.json()["more_after"]
-            assert seen == 50
+    async with open_court(tmp_path / "judge.sqlite3", tmp_path, wall=2.0) as court:
+        node, http = SigningPeer(1).identity.peer_id, court.http
+        entry = (await http.get(f"/v1/peers/{node}")).json()["evaluations"][0]["evaluation"]
+        for path in (
+            "/",
+            "/swarm",
+            f"/nodes/{node}",
+            f"/evaluations/{entry}",
+            f"/v1/peers/{node}",
+            "/leaderboard.csv",
+        ):
+            response = await http.get(path)
+            assert response.status_code == 200 and len(response.content) <= 100_000, path
+        seen, after = 0, 0
+        while after is not None:
+            response = await http.get("/v1/leaderboard", params={"after": after})
+            assert len(response.content) <= 100_000
+            seen, after = seen + len(response.json()["peers"]), response.json()["more_after"]
+        assert seen == 50
 
 
 @pytest.fixture

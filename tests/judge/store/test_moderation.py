@@ -18,7 +18,6 @@ from judge.errors import DatabaseUnusable
 from judge.store import moderation
 from judge.store.moderation import NothingToModerate
 from judge.store.store import Store
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer
@@ -37,17 +36,8 @@ async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
     }
     for number in range(10):
         court.monotonic.now += 1.0
-        wish = {
-            "round": number,
-            "curriculum": TINY_9.digest,
-            "asker": {"model": model or f"model of {name}", **said},
-        }
-        asked = (await court.post(peer, "/v1/evaluations", wish)).json()["evaluations"][0]
-        graded = await court.post(
-            peer,
-            f"/v1/evaluations/{asked['evaluation']}/answers",
-            {"answers": [{"text": "x", "ended": True}]},
-        )
+        asked = await court.ask(peer, round=number, asker={"model": model or f"model of {name}", **said})
+        graded = await court.answer(peer, asked.json()["evaluations"][0]["evaluation"], "x")
         assert graded.status_code == 200, graded.text
     return peer
 
@@ -126,10 +116,12 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         court.monotonic.now += 11.0
         assert "model of rude-words" in (await court.http.get("/v1/comparison")).text
 
-    with pytest.raises(NothingToModerate, match="neither hidden nor banned"):
-        moderation.act(database, "undo", rude.identity.peer_id, "again", 1_800_000_130.0)
-    with pytest.raises(NothingToModerate, match="no peer id"):
-        moderation.act(database, "ban", "otter", "no id", 1_800_000_130.0)
+    for act, peer, why in (
+        ("undo", rude.identity.peer_id, "neither hidden nor banned"),
+        ("ban", "otter", "no peer id"),
+    ):
+        with pytest.raises(NothingToModerate, match=why):
+            moderation.act(database, act, peer, "spam", 1_800_000_130.0)
     done = CliRunner().invoke(app, ["moderate", "log", "--database", database])
     lines = done.output.splitlines()
     assert [line.split()[3] for line in lines] == ["hide", "ban", "undo"], done.output
@@ -140,15 +132,9 @@ async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp
     database = str(tmp_path / "judge.sqlite3")
     async with open_court(database, tmp_path) as court:
         stranger = court.peer()
-        assert (
-            CliRunner()
-            .invoke(app, ["moderate", "ban", stranger.identity.peer_id, "--database", database])
-            .exit_code
-            == 2
-        )
-        banned = CliRunner().invoke(
-            app, ["moderate", "ban", stranger.identity.peer_id, "--why", "spam", "--database", database]
-        )
+        words = ["moderate", "ban", stranger.identity.peer_id, "--database", database]
+        assert CliRunner().invoke(app, words).exit_code == 2
+        banned = CliRunner().invoke(app, [*words, "--why", "spam"])
         assert banned.exit_code == 0 and stranger.identity.peer_id in banned.output
         await noticed(court)
         assert (await court.ask(stranger)).status_code == 403

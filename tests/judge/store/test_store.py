@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 import judge
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, Record
+from judge.figures.leaderboard import CURVE_POINTS, WINDOW_QUESTIONS, BoardView, Record, ScoreTally
 from judge.store.database import HEAD, Database
 from judge.store.reader import Reader
 from judge.store.store import Grade, NotOpen, PeerStanding, Store
@@ -76,22 +76,17 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
         300.5,
         "tiny",
     )
-    assert len(alice.recent) == WINDOW_QUESTIONS
-    assert sum(reward for _, reward in alice.recent) == 34
-    assert alice.curve[0] == (1, 0.0)
-    assert alice.curve[-1] == (300, 100.0)
-    assert len(alice.curve) <= CURVE_POINTS
+    assert (len(alice.recent), sum(reward for _, reward in alice.recent)) == (WINDOW_QUESTIONS, 34)
+    assert (alice.curve[0], alice.curve[-1]) == ((1, 0.0), (300, 100.0)) and len(alice.curve) <= CURVE_POINTS
     board = Reader(store.database).board(BoardView())
     assert [(standing.rank, standing.record.peer) for standing in board.standings] == [(1, ALICE)]
     assert (board.listed, board.unlisted, board.answers) == (1, 1, 301)  # bob has one answer
     newest, more = Reader(store.database).history(ALICE, before=2**63 - 1, limit=2)
-    assert more == 299
-    assert [row["number"] for row in newest] == [300, 299]
-    assert (newest[0]["answer"], newest[0]["reason"]) == (ANSWER.text, "correct")
-    assert (newest[0]["specialty"], newest[0]["n"], newest[0]["ended"]) == ("bf", 300, True)
+    assert more == 299 and [row["number"] for row in newest] == [300, 299]
+    kept = {"answer": ANSWER.text, "reason": "correct", "specialty": "bf", "n": 300, "ended": True}
+    assert newest[0] | kept == newest[0]
     assert [row["number"] for row in Reader(store.database).history(ALICE, before=299, limit=1)[0]] == [298]
-    assert store.sequence(ALICE) == 601
-    assert store.sequence(PeerId("nobody")) == -1
+    assert (store.sequence(ALICE), store.sequence(PeerId("nobody"))) == (601, -1)
     assert Reader(store.database).record("nobody") is None
 
 
@@ -131,8 +126,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     store.asked(question(2), 4, 2.0)
     store.lapsed([question(2)])
     record = the(Reader(store.database).record(ALICE))
-    assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
-    assert (record.score.right, record.score.answers) == (1, 2)
+    assert (record.answered, record.unanswered, record.reward, record.score) == (1, 1, 1.0, ScoreTally(1, 2))
     assert record.curve == [(1, 1.0), (2, 1.0)]
     with pytest.raises(SQLAlchemyError):
         store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
@@ -143,10 +137,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
     assert newest[0]["reason"] == "not answered in time"
     evaluate(store, 3, 1.0)
-    assert (
-        the(Reader(store.database).record(ALICE)).score.right,
-        the(Reader(store.database).record(ALICE)).score.answers,
-    ) == (2, 3)
+    assert the(Reader(store.database).record(ALICE)).score == ScoreTally(2, 3)
 
 
 def test_the_board_lists_and_orders_peers(database: str) -> None:
@@ -267,8 +258,7 @@ def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
         assert store.graded(asked, answers, reasons, 0.5, 10 + number, 0.0).reward == float(right == 4)
     evaluate(store, 4, 1.0)
     alice = the(Reader(store.database).record(ALICE))
-    assert (alice.score.right, alice.score.answers) == (2, 4)
-    assert alice.pass_at == {
+    assert alice.score == ScoreTally(2, 4) and alice.pass_at == {
         1: (pytest.approx(5 / 12), 3),
         2: (pytest.approx(0.5), 3),
         4: (pytest.approx(2 / 3), 3),

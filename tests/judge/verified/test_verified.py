@@ -23,7 +23,6 @@ import pytest
 
 from judge import config
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
-from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.receipts import checked
 from judge.evaluation.service import JudgeService, open_service
@@ -38,7 +37,7 @@ from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
 from swarmd.types import TaskRef
-from tests.judge.conftest import eventually
+from tests.judge.conftest import eventually, http_to
 from tests.judge.databases import on_each_database
 from tests.judge.peers import ORIGIN, SigningPeer
 from tests.judge.test_app import refused
@@ -118,10 +117,9 @@ def folder_of(settings: JudgeSettings) -> Path:
 async def judging(settings: JudgeSettings, seconds: float = TIMEOUT_S) -> AsyncIterator[Uploader]:
     clock = Clock(1_000.0)
     evaluator = Evaluator(seconds, STANDIN)
-    async with open_service(settings, random.Random(11), clock, Clock(1_800_000_000.0), evaluator) as service:
-        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
-            yield Uploader(service, http, clock)
+    service_of = open_service(settings, random.Random(11), clock, Clock(1_800_000_000.0), evaluator)
+    async with service_of as service, http_to(service) as http:
+        yield Uploader(service, http, clock)
 
 
 @pytest.fixture(scope="module")
