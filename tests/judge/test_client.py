@@ -621,7 +621,7 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
         assert len(to_trainer) == 4
 
 
-async def test_a_refusal_is_told_whole_once() -> None:
+async def test_a_refusal_is_told_whole_once(caplog: pytest.LogCaptureFixture) -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()
     async with judge(saying(reply({"error": error, "remedy": f"D{remedy[1:]}."}, 409))) as url:
@@ -630,6 +630,8 @@ async def test_a_refusal_is_told_whole_once() -> None:
             await judging.ask(1)
             clock.now += 3600.0
     assert told == [f"not judged: the judge refused: {error}; {remedy}"]
+    # What is told is in the node's log already
+    assert "not judged" not in caplog.text
     document = shown(judging)
     assert (document["cause"], document["remedy"]) == (f"the judge refused: {error}", remedy)
 

@@ -199,7 +199,6 @@ class Judging:
 
     def _on_failure(self, silence: NotJudged) -> None:
         if silence != self._silence:
-            log.warning("not judged: %s; %s", silence.cause, silence.remedy)
             self._talk(f"not judged: {silence.cause}; {silence.remedy}")
         self._silence = silence
         if self._is_lost():
