@@ -60,12 +60,15 @@ for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
     "libp2p.kad_dht": logging.ERROR,
+    "libp2p.kad_dht.utils": logging.CRITICAL,
     "libp2p.pubsub": logging.ERROR,
     "libp2p.host.basic_host": logging.CRITICAL,
     "libp2p.protocol_muxer.multiselect_client": logging.CRITICAL,
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True
+# A dial that meets another key, or nobody of libp2p.
+logging.getLogger("libp2p.network.swarm").addFilter(lambda record: "to upgrade" not in str(record.msg))
 # We report a port in use ourselves.
 logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
 

@@ -19,6 +19,9 @@ import trio
 import trio.testing
 from libp2p import new_host
 from libp2p.crypto.secp256k1 import create_new_key_pair
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.kad_dht.utils import maybe_consume_signed_record
+from libp2p.network.exceptions import SwarmException
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
@@ -568,3 +571,16 @@ async def test_the_librarys_log_comes_through_ours(caplog: pytest.LogCaptureFixt
     with pytest.raises(MultiselectClientError):
         await MultiselectClient().handshake(Gone())
     assert not caplog.records
+
+
+async def test_a_dial_that_meets_another_key_is_no_error_of_ours(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, address = await started(nursery, 1)
+    _, b, _ = await started(nursery, 2)
+    host, elsewhere = stack_of(b).host, address.partition("/p2p/")[0]
+    target = f"{elsewhere}/p2p/{Identity.from_seed(b'k' * 32).peer_id}"
+    with pytest.raises(SwarmException):
+        await host.connect(info_from_p2p_addr(multiaddr.Multiaddr(target)))
+    assert not maybe_consume_signed_record(Message(senderRecord=b"from before its last start"), host)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
