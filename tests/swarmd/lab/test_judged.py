@@ -13,6 +13,7 @@ from swarmd.lab.judged import JudgedSwarm, judged_beside, judging
 from swarmd.lab.play import play
 from swarmd.lab.report import pictures_of, write_report
 from swarmd.lab.results import JUDGE, BadResults, Results, Run, judged
+from tests.swarmd.lab.conftest import but_for_cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
@@ -33,12 +34,10 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
     with judging(results) as (*_, url):
         play(results, run, lambda _: None, made=partial(JudgedSwarm, url=url, compared="over 1/0"))
     play(without, run, lambda _: None)
-    lines = [
-        [{k: v for k, v in line.items() if k != "cpu"} for line in of.lines(run)] for of in (results, without)
-    ]
-    assert lines[0] == lines[1]
+    lines = but_for_cpu(results.lines(run))
+    assert lines == but_for_cpu(without.lines(run))
     (found,) = judged(results)
-    there = [sum(line["reward"][node] is not None for line in lines[0]) for node in range(2)]
+    there = [sum(line["reward"][node] is not None for line in lines) for node in range(2)]
     assert found["model"] == "tiny: over 1/0" and min(there) < max(there) == 10
     assert (found["swarm"]["round"], found["swarm"]["peers"]) == ([5, 10], [1, 1]) and found["solo"][
         "peers"

@@ -2,10 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +12,7 @@ from swarmd.lab.experiment import parse_experiment
 from swarmd.lab.report import markdown
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
+from tests.swarmd.lab.conftest import but_for_cpu
 
 RANKS = [sys.executable, "-m", "swarmd.lab.ranks"]
 EXPERIMENT = parse_experiment(
@@ -35,10 +34,6 @@ EXPERIMENT = parse_experiment(
     },
     "short.toml",
 )
-
-
-def but_for_cpu(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "cpu"} for line in lines]
 
 
 def kill_rank_1() -> None:

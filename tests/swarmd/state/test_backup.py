@@ -73,14 +73,14 @@ def test_the_training_goes_there_and_back(run: Run, tmp_path: Path) -> None:
     assert run("identity", "restore", tmp_path / "all.zip", "--state-dir", tmp_path / "fresh").code == 0
 
 
-def test_a_backup_with_more_figures_than_memory_is_not_refused_for_that(run: Run, tmp_path: Path) -> None:
+def test_a_backup_with_more_figures_than_memory_is_not_refused_for_that(
+    run: Run, good: Path, tmp_path: Path
+) -> None:
     """Its size is claimed only."""
-    trained(tmp_path / "a")
-    run("identity", "backup", tmp_path / "all.zip", "--training", "--state-dir", tmp_path / "a")
-    with zipfile.ZipFile(tmp_path / "all.zip", "a") as archive:
+    with zipfile.ZipFile(good, "a") as archive:
         archive.getinfo("metrics.jsonl").file_size = 2**31
         archive.comment = b"to be written again"
-    said = run("identity", "restore", tmp_path / "all.zip", "--state-dir", tmp_path / "b")
+    said = run("identity", "restore", good, "--state-dir", tmp_path / "b")
     assert said.code == 0, said.err
 
 
@@ -97,6 +97,14 @@ def test_a_running_node_keeps_its_files(run: Run, tmp_path: Path) -> None:
     run("identity", "backup", tmp_path / "key", "--state-dir", tmp_path / "a")
     with StateFolder.open(tmp_path / "a"):
         assert run("identity", "restore", tmp_path / "key", "--state-dir", tmp_path / "a").code == 5
+
+
+@pytest.fixture
+def good(run: Run, tmp_path: Path) -> Path:
+    """Return a backup of the key and the training in `a`."""
+    trained(tmp_path / "a")
+    run("identity", "backup", tmp_path / "good.zip", "--training", "--state-dir", tmp_path / "a")
+    return tmp_path / "good.zip"
 
 
 def rewritten(
@@ -136,31 +144,27 @@ HOSTILE: dict[str, Callable[[dict[str, bytes]], None]] = {
 
 
 @pytest.mark.parametrize("said", HOSTILE)
-def test_a_hostile_backup_changes_nothing(run: Run, tmp_path: Path, said: str) -> None:
-    trained(tmp_path / "a")
-    run("identity", "backup", tmp_path / "good.zip", "--training", "--state-dir", tmp_path / "a")
+def test_a_hostile_backup_changes_nothing(run: Run, good: Path, tmp_path: Path, said: str) -> None:
     before = contents(trained(tmp_path / "b", rounds=9))
-    bad = rewritten(tmp_path / "good.zip", tmp_path / "bad.zip", HOSTILE[said])
+    bad = rewritten(good, tmp_path / "bad.zip", HOSTILE[said])
     told = run("identity", "restore", bad, "--state-dir", tmp_path / "b")
     assert told.code == 2 and said in told.err and "Nothing was changed" in told.err
     assert contents(tmp_path / "b") == before and not list(tmp_path.rglob("escaped"))
 
 
-def test_packed_torn_and_flipped_backups_change_nothing(run: Run, tmp_path: Path) -> None:
-    trained(tmp_path / "a")
-    run("identity", "backup", tmp_path / "good.zip", "--training", "--state-dir", tmp_path / "a")
+def test_packed_torn_and_flipped_backups_change_nothing(run: Run, good: Path, tmp_path: Path) -> None:
     before = contents(trained(tmp_path / "b", rounds=9))
     bad = tmp_path / "bad.zip"
     rewritten(
-        tmp_path / "good.zip",
+        good,
         bad,
         lambda files: files.update({"metrics.jsonl": bytes(10**6)}),
         zipfile.ZIP_DEFLATED,
     )
     assert "packed" in run("identity", "restore", bad, "--state-dir", tmp_path / "b").err
-    good, rng = (tmp_path / "good.zip").read_bytes(), random.Random(1)
+    whole, rng = good.read_bytes(), random.Random(1)
     for _ in range(60):
-        content = bytearray(good)
+        content = bytearray(whole)
         if rng.random() < 0.3:
             del content[rng.randrange(len(content)) :]
         else:

@@ -87,8 +87,7 @@ def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
     with MetricsFile(tmp_path / "m.jsonl", 0) as file:
         file.append(metrics_line(report(1, loss=math.nan), NodeReport(0.0, 0, Score(0.5, 10), 0.0)))
     (read,) = read_metrics(tmp_path / "m.jsonl")
-    assert read["loss"] is None
-    assert read["judge"] == {"score": 0.5, "n": 10}
+    assert (read["loss"], read["judge"]) == (None, {"score": 0.5, "n": 10})
 
 
 def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
@@ -118,23 +117,29 @@ def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path
         assert path.read_bytes().count(b"\n") == complete + 1
 
 
-def test_rubbish_and_repeated_rounds_are_mended_on_opening(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":2}\n{"round":true}\n'
-    )
-    MetricsFile(path, 9).close()
-    assert path.read_text() == '{"round":1,"loss":2}\n'
-    assert read_metrics(tmp_path / "absent.jsonl") == []
+RUBBISH = '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":2}\n{"round":true}\n'
 
 
-def test_mending_drops_rounds_after_the_resumed_one_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "resumed", "lost", "left"),
+    [
+        (RUBBISH, 9, 1, '{"round":1,"loss":2}\n'),
+        (
+            '{"round":1}\nrubbish\n{"round":2}\n{"round":3}\n{"round":4}\n',
+            2,
+            0,
+            '{"round":1}\n{"round":2}\n',
+        ),
+    ],
+)
+def test_rubbish_repeated_and_later_rounds_are_mended_on_opening(
+    tmp_path: Path, there: str, resumed: int, lost: int, left: str
+) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"round":1}\nrubbish\n{"round":2}\n{"round":3}\n{"round":4}\n')
-    with MetricsFile(path, 2) as file:
-        assert not file.notes
-        file.append({"round": 3, "loss": 0.5})
-    assert path.read_text() == '{"round":1}\n{"round":2}\n{"round":3,"loss":0.5}\n'
+    path.write_text(there)
+    with MetricsFile(path, resumed) as file:
+        assert len(file.notes) == lost
+    assert path.read_text() == left
 
 
 def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
@@ -179,6 +184,7 @@ def test_foreign_lines_are_ignored(tmp_path: Path, odd: str) -> None:
 
 
 def test_a_folder_in_place_of_the_file_gives_a_message(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "absent.jsonl") == []
     with pytest.raises(CannotRecord, match=r"cannot be read: Is a directory\. Move it away"):
         read_metrics(tmp_path)
 

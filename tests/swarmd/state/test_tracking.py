@@ -137,7 +137,6 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     with killed_after(
         subprocess.Popen([sys.executable, "-c", parent], text=True, env=environment, **pipes)
     ) as process:
-        assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
         wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())
         process.kill()
