@@ -1,11 +1,9 @@
 """`swarmd verify` and `swarmd leaderboard`: what holds, what does not, and what cannot be checked yet."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
+from tests.loopback import Handler, listening
 
 TASKS = tasks_of("tiny-9")
 JUDGE, PEER = Identity.from_seed(b"\x05" * 32), Identity.from_seed(b"\x06" * 32).peer_id
@@ -113,31 +112,15 @@ def test_checks_that_are_not_possible_yet(verifier: Verifier, honest: dict[str, 
         findings(verifier, {**honest, "window": {**window, "closes": 10**18}})
 
 
-@contextmanager
-def serving(pages: Mapping[str, Any]) -> Iterator[str]:
+def serving(pages: Mapping[str, Any]) -> AbstractContextManager[str]:
     """A server of these JSON documents; its URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(
-                pages.get(self.path, {"error": "nothing is here", "remedy": "look elsewhere"})
-            ).encode()
-            self.send_response(200 if self.path in pages else 404)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    class Pages(Handler):
+        def get(self) -> None:
+            nothing = {"error": "nothing is here", "remedy": "look elsewhere"}
+            self.answer(pages.get(self.path, nothing), 200 if self.path in pages else 404)
 
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return listening(Pages)
 
 
 @pytest.fixture

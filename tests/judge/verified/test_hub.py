@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -31,6 +30,7 @@ from tests.judge.test_app import refused
 from tests.judge.verified.standin_worker import MODELS, SHAPES
 from tests.judge.verified.test_verified import Uploader, judging
 from tests.judge.verified.weights import file_of
+from tests.loopback import Handler, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net, pytest.mark.usefixtures("patient_uploads")]
 COMMIT = "c0ffee" + 34 * "0"
@@ -61,7 +61,7 @@ CONFIGS = {
 } | {"deep": b"[" * 60_000}
 
 
-class HubWithTricks(BaseHTTPRequestHandler):
+class HubWithTricks(Handler):
     """The repository's name says what goes wrong."""
 
     asked: ClassVar[list[str]]
@@ -69,12 +69,12 @@ class HubWithTricks(BaseHTTPRequestHandler):
     over: ClassVar[threading.Event]
     held: ClassVar[threading.Event]
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self.asked.append(self.path)
         assert "authorization" not in self.headers
         what = self.path.split("/")[2]
         if self.path.endswith("adapter_config.json") and what in CONFIGS:
-            self.answer(200, CONFIGS[what])
+            self.answer(CONFIGS[what])
             return
         bodies = {
             "good": GOOD,
@@ -95,53 +95,35 @@ class HubWithTricks(BaseHTTPRequestHandler):
             "file": "file:///etc/passwd",
         }
         if what in targets:
-            self.answer(302, b"", location=targets[what])
+            self.answer(b"", 302, Location=targets[what])
         elif what == "moved" and "moved-here" not in self.path:
-            self.answer(307, b"", location="/me/moved/moved-here")
+            self.answer(b"", 307, Location="/me/moved/moved-here")
         elif what == "silent":
             self.over.wait(60)
         elif what == "held":
             self.held.wait(60)
-            self.answer(200, GOOD)
+            self.answer(GOOD)
         elif what not in {*bodies, "slow", "unsized"} or self.path.endswith("adapter_model.safetensors") != (
             what == "adapter"
         ):
-            self.answer(404, b"none")
+            self.answer(b"none", 404)
         elif what == "unsized":
-            self.answer(200, GOOD, size=None)
+            self.answer(GOOD, Content_Length=None)
         elif what == "slow":
-            self.answer(200, GOOD[:50], size=len(GOOD))
+            self.answer(GOOD[:50], Content_Length=len(GOOD))
             self.over.wait(60)
         else:
-            self.answer(
-                200, bodies[what], size={"large": 10**6 + 1, "short": len(GOOD)}.get(what, len(bodies[what]))
-            )
-
-    def answer(self, status: int, body: bytes, size: int | None = 0, location: str = "") -> None:
-        self.send_response(status)
-        if location:
-            self.send_header("Location", location)
-        if size is not None:
-            self.send_header("Content-Length", str(size or len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            size = {"large": 10**6 + 1, "short": len(GOOD)}.get(what, len(bodies[what]))
+            self.answer(bodies[what], Content_Length=size)
 
 
 @contextmanager
-def listening(kind: type[HubWithTricks]) -> Iterator[str]:
+def tricking(kind: type[HubWithTricks]) -> Iterator[str]:
     # Once more: tests of a module need not follow one another
     kind.over, kind.held = threading.Event(), threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
+    with listening(kind) as address:
+        yield address
         kind.over.set()
-        server.shutdown()
-        server.server_close()
 
 
 class Service(HubWithTricks):
@@ -149,16 +131,16 @@ class Service(HubWithTricks):
 
     asked: ClassVar[list[str]] = []
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self.asked.append(self.path)
-        self.answer(200, GOOD)
+        self.answer(GOOD)
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    with listening(Service) as elsewhere:
+    with tricking(Service) as elsewhere:
         HubWithTricks.asked, HubWithTricks.elsewhere = [], elsewhere
-        with listening(HubWithTricks) as address:
+        with tricking(HubWithTricks) as address:
             yield address
 
 
