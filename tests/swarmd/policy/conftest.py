@@ -2,8 +2,9 @@
 `save_pretrained` writes them.
 """
 
+import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ from transformers import (
 from benchmarks.half_billion import CONFIGURATION
 from p2p.types import PeerId
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.policy.export import FILES
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
-from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef
+from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef, Tokens
 
+BITSANDBYTES = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
+)
 CHAT = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -191,6 +196,11 @@ def open_policy(
     return LanguagePolicy.open(config_of(folder, **changes), seed, rest=rest, between=between)
 
 
+def files_of(policy: LanguagePolicy) -> dict[str, bytes]:
+    """Return what a checkpoint holds of the policy and an export takes."""
+    return {name: bytes(content) for name, content in policy.files() if name in FILES}
+
+
 def network_of(folder: Path) -> Any:
     """Return the network as transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -216,6 +226,22 @@ def plain_logprobs(
 def local(question: str, generation: Generation, rewards: tuple[float, ...], round_number: int = 1) -> Scored:
     rollout = Rollout(TaskRef("test", 0), generation.completions, PeerId("me"))
     return Scored(rollout, question, rewards, round_number, generation.tokens)
+
+
+def answered(
+    policy: LanguagePolicy,
+    questions: Sequence[str],
+    rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 1.0),
+    round_number: int = 1,
+) -> list[Scored]:
+    """Return the policy's own answers to the questions, each with these rewards."""
+    answers = policy.generate(questions, len(rewards))
+    return [local(q, a, rewards, round_number) for q, a in zip(questions, answers, strict=True)]
+
+
+def flat(tokens: Iterable[Tokens]) -> torch.Tensor:
+    """Return the log-probabilities of all tokens, one after the other."""
+    return torch.tensor([p for each in tokens for row in each.logprobs for p in row])
 
 
 def external(

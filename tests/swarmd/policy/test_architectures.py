@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention import COVERED, adopt, covers
-from swarmd.policy.export import FILES, export
+from swarmd.policy.export import export
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.architecture import PADDED
 from swarmd.policy.models.device import seeded
@@ -32,6 +32,7 @@ from tests.swarmd.policy.conftest import (
     chat_of,
     edit_json,
     external,
+    files_of,
     make_tokenizer,
     network_of,
     open_policy,
@@ -326,8 +327,7 @@ def test_batches_compute_what_single_sequences_do(name: str) -> None:
         )
     assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the others"
     each = list(map(operator.sub, passes[2:], passes[1:]))
-    assert min(each) >= 1
-    assert max(each) <= 1 + (4 if name == "gemma3n_text" else not packed)
+    assert min(each) >= 1 and max(each) <= 1 + (4 if name == "gemma3n_text" else not packed)
     for prompt, samples in zip(prompts, answers, strict=True):
         for s in samples:
             torch.testing.assert_close(
@@ -461,8 +461,6 @@ def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: P
                 torch.tensor(logprobs), plain_logprobs(whole, prompt, ids), atol=1e-4, rtol=1e-3
             )
         policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
-        out = tmp_path / f"{kind}-exported"
-        files = {name: bytes(content) for name, content in policy.files() if name in FILES}
-        export(files, [], "tiny-9", out)
+        out = export(files_of(policy), [], "tiny-9", tmp_path / f"{kind}-exported").folder
         for name, tensor in network_of(out).state_dict().items():
             torch.testing.assert_close(tensor, policy.network.state_dict()[name], msg=name)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -16,14 +17,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarmd.cli.app import main
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.export import FILES, export
+from swarmd.policy.export import export
 from swarmd.policy.models.doctor import document, examine, explain
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
 from swarmd.testing import TIMEOUT_S
-from swarmd.types import Scored
-from tests.swarmd.policy.conftest import CHAT, SPECIALS, external, local, make_model, open_policy
+from tests.swarmd.policy.conftest import CHAT, SPECIALS, external, files_of, local, make_model, open_policy
 
 
 def rewrite_tokenizer(folder: Path, backend: Tokenizer, **settings: str) -> None:
@@ -110,24 +110,15 @@ def test_a_tokenizer_file_is_followed_where_transformers_would_not(
         in caplog.text
     )
     assert policy.generate(["12+12?"], 2)[0].completions[0] is not None
-    (tmp_path / "saved").mkdir()
-    policy.save(tmp_path / "saved")
-    files = {name: (tmp_path / "saved" / name).read_bytes() for name in FILES}
-    made = export(files, [], "sapo-9", tmp_path / "out").folder
+    made = export(files_of(policy), [], "sapo-9", tmp_path / "out").folder
     written = Tokenizer.from_file(str(made / "tokenizer.json"))
     assert written.encode(text, add_special_tokens=False).ids == file
 
 
 def test_our_own_models_tokenizers_are_what_their_files_say(caplog: pytest.LogCaptureFixture) -> None:
-    class Rows:
-        num_embeddings = 10**6
-
-    class Network:
-        def get_input_embeddings(self) -> Rows:
-            return Rows()
-
+    network = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10**6))
     for name in WEIGHTS:
-        load_tokenizer(locate(name, None), Network())  # type: ignore[arg-type]
+        load_tokenizer(locate(name, None), network)  # type: ignore[arg-type]
     assert "the file is followed" not in caplog.text
 
 
@@ -153,12 +144,13 @@ def test_answers_longer_than_the_context_and_questions_that_fill_it(
     assert "1 of 2 questions fill the model's context of 128 tokens" in caplog.text
     assert [c.text for c in full.completions] == [""] * 4 and full.tokens.ids == ((),) * 4
     assert all(0 < len(ids) <= 126 for ids in short.tokens.ids)
-    batch: list[Scored] = [
-        local("x" * 200, full, (1.0, 0.0, 0.0, 1.0)),
-        local("1+1?", short, (1.0, 0.0, 0.0, 1.0)),
-    ]
-    batch.append(external("2+2?", [("y" * 1000, True), ("z", True)], (1.0, 0.0)))
-    report = policy.update(batch)
+    report = policy.update(
+        [
+            local("x" * 200, full, (1.0, 0.0, 0.0, 1.0)),
+            local("1+1?", short, (1.0, 0.0, 0.0, 1.0)),
+            external("2+2?", [("y" * 1000, True), ("z", True)], (1.0, 0.0)),
+        ]
+    )
     assert report.tokens > 0 and report.skipped == 0
     assert "Answers end with the model's context of 128 tokens" in "\n".join(
         explain(examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu"))))

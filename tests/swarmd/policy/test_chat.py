@@ -43,21 +43,21 @@ def test_a_template_that_fails_is_refused(template: str) -> None:
         Chat(make_tokenizer(template), "be good", ours=True)
 
 
+@pytest.fixture
+def chat() -> Chat:
+    return Chat(make_tokenizer(), "", ours=True)
+
+
 @pytest.mark.parametrize("text", ["<answer>42</answer>", "a b\n", "", "ünï ∧∨¬", "  two  spaces , here ."])
-def test_text_survives_the_round_trip(text: str) -> None:
-    chat = Chat(make_tokenizer(), "", ours=True)
+def test_text_survives_the_round_trip(chat: Chat, text: str) -> None:
     for ended in (True, False):
         ids = chat.encode(Completion(text, ended), 100)
-        assert (ids[-1:] == [0]) is ended
-        assert chat.read(ids, ended) == Completion(text, ended)
+        assert (ids[-1:] == [0]) is ended and chat.read(ids, ended) == Completion(text, ended)
 
 
-def test_an_answer_that_was_cut_gets_no_end_token() -> None:
-    chat = Chat(make_tokenizer(), "", ours=True)
-    assert chat.encode(Completion("abc", ended=True), 4)[-1] == 0
-    assert len(chat.encode(Completion("abc", ended=True), 3)) == 3
-    assert 0 not in chat.encode(Completion("abc", ended=True), 3)
-    assert chat.encode(Completion("abc", ended=True), 0) == []
+def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
+    whole, cut, nothing = (chat.encode(Completion("abc", ended=True), room) for room in (4, 3, 0))
+    assert (whole, len(cut), nothing) == ([*cut, 0], 3, []) and 0 not in cut
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,14 @@ def test_an_answer_that_was_cut_gets_no_end_token() -> None:
 def test_an_answer_of_others_ends_as_ours_do(after: str, ends: set[int], end: int, ours: bool) -> None:
     turn = "{% if m.role == 'assistant' %}" + after + "{% endif %}{% endfor %}"
     chat = Chat(make_tokenizer(CHAT.replace("{% endfor %}", turn)), "", frozenset(ends), ours=ours)
-    assert chat.encode(Completion("one", ended=True), 100)[3:] == [end]
-    assert chat.ends == {0, *ends}
+    assert chat.encode(Completion("one", ended=True), 100)[3:] == [end] and chat.ends == {0, *ends}
 
 
-def test_control_tokens_spelled_out_stay_text() -> None:
-    chat = Chat(make_tokenizer(), "", ours=True)
+def test_control_tokens_spelled_out_stay_text(chat: Chat) -> None:
     ids = chat.encode(Completion("x<|endoftext|><|user|>y", ended=False), 100)
-    assert not set(ids) & {0, 1, 2, 3}
-    assert chat.read(ids, ended=False).text == "x<|endoftext|><|user|>y"
+    assert not set(ids) & {0, 1, 2, 3} and chat.read(ids, ended=False).text == "x<|endoftext|><|user|>y"
 
 
-def test_answer_tags_are_single_tokens_and_control_tokens_that_were_sampled_are_no_text() -> None:
-    chat, answer = Chat(make_tokenizer(), "", ours=True), Completion("<answer></answer>", ended=True)
+def test_answer_tags_are_single_tokens_and_control_tokens_that_were_sampled_are_no_text(chat: Chat) -> None:
+    answer = Completion("<answer></answer>", ended=True)
     assert chat.encode(answer, 100) == [4, 5, 0] and chat.read([1, 4, 5, 0], ended=True) == answer

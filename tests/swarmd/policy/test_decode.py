@@ -1,6 +1,5 @@
 """Decoding gives exactly the model's distribution, whatever is shared, padded and left out on the way."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,11 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from swarmd.policy.attention import NAME, adopt, covers
+from swarmd.policy.attention import adopt, covers
 from swarmd.policy.inference.decode import Sampling, decode, decode_rows
-from swarmd.policy.inference.prefix_cache import SharedPrefix
 from swarmd.policy.models.device import seeded
-from tests.swarmd.policy.conftest import chat_of, make_model, network_of, open_policy, plain_logprobs
+from tests.swarmd.policy.conftest import chat_of, network_of, open_policy
 
 CPU = torch.device("cpu")
 QUESTIONS = ["1+1?", "a rather longer question about nothing at all", "x", "What is the capital?"]
@@ -90,35 +88,6 @@ def test_weights_that_may_change_between_tokens_are_read_where_they_are(
         assert a.logprobs[3] != pytest.approx(b.logprobs[3], abs=1e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2", "qwen3_5"])
-def test_steps_of_fixed_shapes_give_what_growing_ones_do(family: str, folders: dict[str, Path]) -> None:
-    """Over two sizes of what is read, and over rows and whole questions that leave."""
-    network, prompts, copies, steps = network_of(folders[family]), prompts_of(folders[family]), 3, 80
-    assert adopt(network)
-    room = [80, 80, 9, 80, 80, 80, 4, 4, 4, 70, 2, 80]
-    samples = []
-    for fixed in (False, True):
-        with torch.inference_mode():
-            rows = SharedPrefix(network, prompts, copies, steps, CPU, fixed=fixed)
-            samples.append(decode_rows(rows, room, Sampling(80, 999, frozenset(), 0.0), seeded(CPU, 0)))
-    for growing, same in zip(*samples, strict=True):
-        assert growing.ids == same.ids
-        assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-4)
-
-
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
-def test_decoding_in_bfloat16(family: str, folders: dict[str, Path]) -> None:
-    policy = open_policy(folders[family], dtype="bfloat16")
-    network, prompts = policy._loaded.network, prompts_of(folders[family])
-    assert policy.description["dtype"] == "bfloat16"
-    answers = decode(network, prompts, 5, Sampling(24, 128, frozenset({0}), 1.0), seeded(CPU, 0), 9999)
-    for prompt, samples in zip(prompts, answers, strict=True):
-        for s in samples:
-            torch.testing.assert_close(
-                torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids), atol=0.25, rtol=0.05
-            )
-
-
 def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4)
     network = policy._loaded.network
@@ -128,12 +97,7 @@ def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) 
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_uncovered_networks_keep_their_own_attention(folders: dict[str, Path]) -> None:
-    ours, others = network_of(folders["llama"]), network_of(folders["lfm2"])
-    assert adopt(ours)
-    assert adopt(ours)
-    assert not adopt(others)
-    assert (ours.config._attn_implementation, others.config._attn_implementation) == (NAME, "sdpa")
+def test_attention_in_chunks_is_not_ours() -> None:
     chunked = LlamaConfig(num_hidden_layers=1, layer_types=["chunked_attention"])
     assert [covers(c) for c in (LlamaConfig(), chunked)] == [True, False]
 
@@ -150,11 +114,3 @@ def test_an_adopted_network_still_takes_padded_batches(family: str, folders: dic
         expected = network(ids, **position).logits[:, -1]
         assert adopt(network)
         torch.testing.assert_close(network(ids, **position).logits[:, -1], expected)
-
-
-def test_every_end_of_the_models_settings_ends_an_answer(tmp_path: Path) -> None:
-    folder = make_model(tmp_path, "qwen2")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(250))}))
-    (answer,) = open_policy(folder).generate(["1+1?"], 16)
-    assert all(len(ids) <= 4 for ids in answer.tokens.ids)
-    assert all(c.ended for c in answer.completions)

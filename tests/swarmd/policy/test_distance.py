@@ -3,8 +3,7 @@
 Log-probabilities of first use; the rate by update number.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from swarmd.policy.models.chat import Chat
 from swarmd.policy.training.learner import ReferencePolicy
 from swarmd.policy.training.losses import k3
 from swarmd.protocols import LogprobPolicy
-from swarmd.types import Scored, UpdateReport
+from swarmd.types import Scored
 from tests.swarmd.policy.conftest import (
+    answered,
     chat_of,
     external,
-    local,
-    make_model,
+    flat,
     network_of,
     open_policy,
     plain_logprobs,
@@ -37,18 +36,16 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def batch_of(policy: LanguagePolicy) -> list[Scored]:
-    questions = ["one and one?", "a longer question, two and two?"]
-    answers = policy.generate(questions, 4)
-    return [local(q, a, (1.0, 0.0, 0.0, 1.0)) for q, a in zip(questions, answers, strict=True)]
+    return answered(policy, ["one and one?", "a longer question, two and two?"])
 
 
-def by_transformers(network: Any, chat: Chat, s: Scored) -> list[list[float]]:
-    ids = s.tokens.ids if s.tokens else [chat.encode(c, 12) for c in s.rollout.completions]
-    return [plain_logprobs(network, chat.prompt(s.question), completion).tolist() for completion in ids]
-
-
-def flat(values: Any) -> torch.Tensor:
-    return torch.tensor([x for rollout in values for row in rollout for x in row])
+def by_transformers(network: Any, chat: Chat, batch: Sequence[Scored]) -> torch.Tensor:
+    asked = [
+        (chat.prompt(s.question), ids)
+        for s in batch
+        for ids in (s.tokens.ids if s.tokens else [chat.encode(c, 12) for c in s.rollout.completions])
+    ]
+    return torch.cat([plain_logprobs(network, prompt, ids) for prompt, ids in asked])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,8 +86,7 @@ def test_kl_is_against_the_model_as_it_was_loaded(
     for one in (policy, resumed):  # a restart moves the start nowhere
         batch = batch_of(one)
         before = {name: p.detach().clone() for name, p in one.trained.items()}
-        current = flat([t.logprobs for t in one.logprobs(batch)])
-        expected = k3(flat([by_transformers(network, chat, s) for s in batch]), current).mean()
+        expected = k3(by_transformers(network, chat, batch), flat(one.logprobs(batch))).mean()
         report = one.update(batch)
         assert report.kl == pytest.approx(float(expected), rel=1e-3)
         assert report.kl is not None and report.kl > 1e-4
@@ -124,9 +120,7 @@ def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[st
     foreign = external("other?", [("yes", True), ("no", True)], (1.0, 0.0))
     first = policy.update([*batch, foreign])
     assert (first.drift, first.clip_fraction) == (pytest.approx(0.0, abs=1e-6), 0)
-    now = flat([t.logprobs for t in policy.logprobs(batch)])
-    drawn = flat([s.tokens.logprobs for s in batch if s.tokens])
-    expected = float(k3(now, drawn).mean())
+    expected = float(k3(flat(policy.logprobs(batch)), flat(s.tokens for s in batch)).mean())
     assert expected > 1e-3
     assert policy.update([*batch, foreign]).drift == pytest.approx(expected, rel=1e-3), (
         "foreign text has no part in it"
@@ -158,10 +152,9 @@ def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folder
     found = policy.logprobs(batch)
     assert found[0].ids[1] == () and found[0].logprobs[1] == ()
     assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], "cut where sampling would have stopped"
-    for tokens, s in zip(found, batch, strict=True):
-        plain = by_transformers(network_of(folders[family]), chat_of(folders[family]), s)
-        assert [len(p) for p in tokens.logprobs] == [len(ids) for ids in tokens.ids]
-        torch.testing.assert_close(flat([tokens.logprobs]), flat([plain]), atol=1e-5, rtol=1e-4)
+    assert [[len(p) for p in t.logprobs] for t in found] == [[len(ids) for ids in t.ids] for t in found]
+    plain = by_transformers(network_of(folders[family]), chat_of(folders[family]), batch)
+    torch.testing.assert_close(flat(found), plain, atol=1e-5, rtol=1e-4)
 
 
 def test_remembered_log_probabilities_are_on_policy_at_first_use(folders: dict[str, Path]) -> None:
@@ -184,31 +177,6 @@ def test_the_rate_is_what_a_step_is_made_with(folders: dict[str, Path]) -> None:
     assert report.rate == RATE
     moved = max(float((p.detach() - before[name]).abs().max()) for name, p in policy.trained.items())
     assert moved == pytest.approx(RATE, rel=0.01)
-
-
-def test_a_step_left_out_is_counted(folders: dict[str, Path]) -> None:
-    policy = open_policy(folders["qwen2"], train={"learning_rate": RATE})
-    batch = batch_of(policy)
-    weight = next(iter(policy.trained.values()))
-    kept = weight.detach().clone()
-    with torch.no_grad():
-        weight.fill_(math.nan)
-    assert policy.update(batch) == UpdateReport(skipped=1, useful=2)
-    with torch.no_grad():
-        weight.copy_(kept)
-    report = policy.update(batch)
-    assert (report.skipped, report.rate) == (0, RATE)
-
-
-def test_an_adapters_start_is_its_base_model(tmp_path: Path) -> None:
-    folder = make_model(tmp_path, "llama")
-    policy = open_policy(folder, lora="on", train={"kl_every": 1})
-    with torch.no_grad():
-        for name, weight in policy.trained.items():
-            if "lora_B" in name:
-                weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
-    kl = policy.update(batch_of(policy)).kl
-    assert kl is not None and kl > 1e-3
 
 
 class Elsewhere(torch.nn.Parameter):

@@ -442,29 +442,33 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(
         )
 
     assert [cap(engine) for engine in ("own", "continuous", "vllm")] == [0.0, 0.0, 2.0]
-    assert cap("vllm", importance_cap=0.0) == 0.0
-    assert cap("own", importance_cap=1.5) == 1.5
+    assert cap("vllm", importance_cap=0.0) == 0.0 and cap("own", importance_cap=1.5) == 1.5
     assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
+
+
+def short_of_memory(times: int) -> Callable[[], int]:
+    """Refuse as an allocator does, so many times: the refusal is made up; what follows is not."""
+    refusals = iter(range(times))
+
+    def between() -> int:
+        if next(refusals, None) is not None:
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+        return 0
+
+    return between
 
 
 def test_the_own_engine_holds_less_when_memory_is_short(
     folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The allocator's refusal is made up; what follows is not."""
     network = network_of(folders["qwen2"])
-    refusals = iter([True, True])
-
-    def refused() -> int:
-        if next(refusals, False):
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
-        return 0
-
-    engine = OwnEngine(network, MANY, between=refused)
-    answers = engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
-    assert [[s.ids for s in a] for a in answers] == [
-        [s.ids for s in a]
-        for a in OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
-    ]
+    roomy, short = (
+        OwnEngine(network, MANY, between=short_of_memory(times)).generate(
+            PROMPTS, 2, sampling(0.0), seeded(CPU, 0)
+        )
+        for times in (0, 2)
+    )
+    assert [[s.ids for s in a] for a in short] == [[s.ids for s in a] for a in roomy]
     largest = 2 * (max(map(len, PROMPTS)) + 20)
     said = "out of memory while answering: at most %d tokens of keys and values from now on"
     assert [r.getMessage() for r in caplog.records] == [said % (4 * largest // 2), said % (4 * largest // 4)]
@@ -474,25 +478,15 @@ def test_long_questions_with_short_answers_are_parted_before_memory_is_called_to
     folders: dict[str, Path],
 ) -> None:
     """A prompt is held once for its answers, so several go into less than one takes with copies."""
-    refusals = iter([True] * 4)
-
-    def refused() -> int:
-        if next(refusals, False):
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
-        return 0
-
     long = [[*p, *[7] * (60 - len(p))] for p in PROMPTS]
-    answers = OwnEngine(network_of(folders["qwen2"]), MANY, between=refused).generate(
+    answers = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(4)).generate(
         long, 8, sampling(0.0, limit=2), seeded(CPU, 0)
     )
     assert [len(a) for a in answers] == [8] * len(long)
 
 
 def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path]) -> None:
-    def refused() -> int:
-        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
-
-    engine = OwnEngine(network_of(folders["qwen2"]), MANY, between=refused)
+    engine = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(99))
     with pytest.raises(
         NoModel,
         match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens",

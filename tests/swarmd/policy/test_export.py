@@ -8,7 +8,6 @@ import os
 import runpy
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,8 @@ from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved, metrics_behind, read_snapshot
-from tests.swarmd.policy.conftest import edit_json, local, make_model, open_policy
+from tests.loopback import Handler, listening
+from tests.swarmd.policy.conftest import answered, edit_json, files_of, make_model, open_policy
 
 QUESTIONS = ["one?", "and another one", "zzz"]
 FAST = {"learning_rate": 0.02}
@@ -56,21 +56,14 @@ def line(round_number: int, **changes: Any) -> dict[str, Any]:
 
 
 def train(policy: LanguagePolicy, updates: int = 2) -> None:
-    for number in range(updates):
-        generation = policy.generate([QUESTIONS[0]], 4)[0]
-        policy.update([local(QUESTIONS[0], generation, (1.0, 0.0, 0.0, 0.0), number)])
-
-
-def saved_files(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
-    folder.mkdir()
-    policy.save(folder)
-    return {name: (folder / name).read_bytes() for name in FILES}
+    for _ in range(updates):
+        policy.update(answered(policy, QUESTIONS[:1], (1.0, 0.0, 0.0, 0.0)))
 
 
 @pytest.fixture
-def files(folders: dict[str, Path], tmp_path: Path) -> dict[str, bytes]:
+def files(folders: dict[str, Path]) -> dict[str, bytes]:
     """Return the files of a whole model as it began."""
-    return saved_files(open_policy(folders["llama"]), tmp_path / "saved")
+    return files_of(open_policy(folders["llama"]))
 
 
 def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
@@ -105,7 +98,7 @@ def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: P
     train(policy)
     here = [policy.answer(q).text for q in QUESTIONS]
     assert here != before
-    made = export(saved_files(policy, tmp_path / "saved"), [line(1), line(2)], "sapo-9", tmp_path / "out")
+    made = export(files_of(policy), [line(1), line(2)], "sapo-9", tmp_path / "out")
     assert made.folder == tmp_path / "out"
     assert greedy(made.folder, AutoModelForCausalLM.from_pretrained(made.folder)) == here
     assert len({p.stat().st_mode for p in made.folder.iterdir()}) == 1
@@ -120,7 +113,7 @@ def test_merged_adapter_computes_what_the_adapter_computed(
 ) -> None:
     policy = open_policy(folders[family], lora="on", lora_rank=4, train=FAST)
     train(policy)
-    files = saved_files(policy, tmp_path / "saved")
+    files = files_of(policy)
     merged = AutoModelForCausalLM.from_pretrained(export(files, [], "sapo-9", tmp_path / "merged").folder)
     alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True).folder
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {
@@ -153,7 +146,7 @@ def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
         folders["llama"], lora="on", lora_rank=4, dtype="bfloat16", train={"learning_rate": 1e-4}
     )
     train(policy)
-    files = saved_files(policy, tmp_path / "saved")
+    files = files_of(policy)
     made = export(files, [], "sapo-9", tmp_path / "merged")
     merged = dict(AutoModelForCausalLM.from_pretrained(made.folder).named_parameters())
     missing = energy = 0.0
@@ -161,13 +154,13 @@ def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
         weight, delta = rounded.get_submodule(name).weight.float(), layer.get_delta_weight("default")
         missing += float((merged[f"{name}.weight"].float() - weight - delta).detach().square().sum())
         energy += float(delta.detach().square().sum())
-    assert made.origin.lost == pytest.approx(missing / energy, rel=1e-3)
-    assert 0.3 < missing / energy <= 1
+    assert {weight.dtype for weight in merged.values()} == {torch.bfloat16}, "the run's"
+    assert made.origin.lost == pytest.approx(missing / energy, rel=1e-3) and 0.3 < missing / energy <= 1
     said = f"to bfloat16 lost {100 * missing / energy:.1f} % of the adapter's energy"
     assert said in (made.folder / "README.md").read_text()
     alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True)
     assert alone.origin.lost is None and "energy" not in (alone.folder / "README.md").read_text()
-    exact = saved_files(open_policy(folders["llama"], lora="on", lora_rank=4), tmp_path / "exact")
+    exact = files_of(open_policy(folders["llama"], lora="on", lora_rank=4))
     assert (
         "energy" not in (export(exact, [], "sapo-9", tmp_path / "float32").folder / "README.md").read_text()
     )
@@ -176,12 +169,6 @@ def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(
 def test_a_wholly_trained_model_has_no_adapter_to_export(files: dict[str, bytes], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no adapter.*Leave --adapter out"):
         export(files, [], "sapo-9", tmp_path / "out", adapter_only=True)
-
-
-def test_precision_is_that_of_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
-    files = saved_files(open_policy(folders["llama"], lora="on", dtype="bfloat16"), tmp_path / "saved")
-    out = export(files, [], "sapo-9", tmp_path / "out").folder
-    assert {p.dtype for p in AutoModelForCausalLM.from_pretrained(out).parameters()} == {torch.bfloat16}
 
 
 def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_path: Path) -> None:
@@ -201,7 +188,7 @@ def test_an_unwritable_folder_is_reported(files: dict[str, bytes], tmp_path: Pat
 
 def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
-    files = saved_files(open_policy(base, lora="on"), tmp_path / "saved")
+    files = files_of(open_policy(base, lora="on"))
     make_model(base, "llama", seed=1)
     with pytest.raises(CheckpointUnfit, match="Put the base model back"):
         export(files, [], "sapo-9", tmp_path / "out")
@@ -210,7 +197,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_base_or_damaged_weights_are_reported(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
-    files = saved_files(open_policy(base), tmp_path / "saved")
+    files = files_of(open_policy(base))
     for broken in ({"weights.safetensors": b"\0" * 20}, {"policy.json": b"{"}):
         with pytest.raises(CheckpointUnfit):
             export(files | broken, [], "sapo-9", tmp_path / "out")
@@ -226,7 +213,7 @@ def test_a_missing_base_or_damaged_weights_are_reported(tmp_path: Path) -> None:
 def test_the_snippet_of_the_card_runs(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool
 ) -> None:
-    files = saved_files(open_policy(folders["qwen2"], lora="on", lora_rank=4), tmp_path / "saved")
+    files = files_of(open_policy(folders["qwen2"], lora="on", lora_rank=4))
     out = export(files, [], "tiny-9", tmp_path / "out", adapter_only=adapter).folder
     snippet = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     (tmp_path / "snippet.py").write_text(snippet)
@@ -248,7 +235,7 @@ def test_licence_and_base_are_those_of_the_hub() -> None:
 
 
 def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
-    files = saved_files(open_policy(folders["qwen2"]), tmp_path / "saved")
+    files = files_of(open_policy(folders["qwen2"]))
     lines = [line(n, judge={"score": 0.5, "n": 90} if n == 3 else None) for n in range(1, 5)]
     out = export(files, lines, "tiny-9", tmp_path / "out").folder
     text = (out / "README.md").read_text()
@@ -269,16 +256,10 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
 
 def test_figures_of_runs_with_gaps() -> None:
     nothing = figures_of([])
-    assert (nothing.rounds, nothing.reward_first, nothing.external_share, nothing.judge_score) == (
-        0,
-        None,
-        None,
-        None,
-    )
-    rounds = [line(n, reward_mean=None if n == 1 else n / 100) for n in range(1, 101)]
-    whole = figures_of(rounds)
-    assert whole.edge == 10
-    assert whole.reward_first == pytest.approx(0.065)
+    assert nothing.rounds == 0
+    assert nothing.reward_first is nothing.external_share is nothing.judge_score is None
+    whole = figures_of([line(n, reward_mean=None if n == 1 else n / 100) for n in range(1, 101)])
+    assert whole.edge == 10 and whole.reward_first == pytest.approx(0.065)
     assert whole.reward_last == pytest.approx(0.955)
     only_others = figures_of(
         [line(1, local=0, external=4, reward_mean=0.0, tokens={"generated": 0, "trained": 9})]
@@ -344,13 +325,13 @@ def test_a_checkpoint_removed_during_export_is_replaced_by_a_newer(tmp_path: Pat
 # To the hub: against one of our own on loopback.
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """Takes what `create_repo` and `upload_folder` send; `status` refuses everything."""
 
     status: int
     taken: dict[str, bytes]
 
-    def do_POST(self) -> None:
+    def post(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.status != 200:
             self.answer({"error": "refused"}, self.status)
@@ -380,18 +361,8 @@ class Hub(BaseHTTPRequestHandler):
         else:  # validation of the card
             self.answer({"errors": [], "warnings": []})
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self.answer({"id": "me/x", "sha": "c0ffee", "siblings": []}, self.status)
-
-    def answer(self, document: object, status: int = 200) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None: ...
 
 
 @pytest.fixture
@@ -399,17 +370,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[Hub], str]]:
     class OurHub(Hub):
         status, taken = 200, {}
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), OurHub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
-    yield OurHub, address
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(OurHub) as address:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        yield OurHub, address
 
 
 @pytest.fixture

@@ -12,26 +12,31 @@ from transformers import AutoModelForCausalLM
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.export import FILES, export
+from swarmd.policy.export import export
 from swarmd.policy.inference.engine import NoEngine
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.fit import NAMED, fit
 from swarmd.policy.models.lora import FourBitLinear, folded, lora_layers
 from swarmd.policy.models.memory_plan import Workload, make_plan
-from tests.swarmd.policy.conftest import config_of, make_model, open_policy
-from tests.swarmd.policy.test_load import QWEN_05B
-from tests.swarmd.policy.test_on_device import QUESTIONS, one_round, seen
-
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
+from tests.swarmd.policy.conftest import (
+    BITSANDBYTES,
+    QWEN_05B,
+    answered,
+    config_of,
+    files_of,
+    flat,
+    make_model,
+    open_policy,
 )
+from tests.swarmd.policy.test_on_device import QUESTIONS
+
 NF4: dict[str, Any] = {"dtype": "nf4", "lora": "on", "lora_rank": 4, "train": {"learning_rate": 0.01}}
 
 
 def trained(folder: Path, updates: int) -> LanguagePolicy:
     policy = open_policy(folder, **NF4)
     for _ in range(updates):
-        one_round(policy)
+        policy.update(answered(policy, QUESTIONS))
     return policy
 
 
@@ -39,7 +44,7 @@ def packed(policy: LanguagePolicy) -> list[FourBitLinear]:
     return [module for module in policy.network.modules() if isinstance(module, FourBitLinear)]
 
 
-@installed
+@BITSANDBYTES
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 def test_the_learner_sees_what_the_sampler_saw(family: str, tmp_path: Path) -> None:
     """Up to bfloat16's noise, before and after updates; the base stays as it is."""
@@ -47,32 +52,29 @@ def test_the_learner_sees_what_the_sampler_saw(family: str, tmp_path: Path) -> N
     base = [layer.weight for layer in packed(policy)]
     assert base
     for _ in range(3):
-        generations = policy.generate(QUESTIONS, 4)
-        drawn = torch.tensor([p for g in generations for each in g.tokens.logprobs for p in each])
-        assert float((drawn - seen(policy, generations)).abs().mean()) < 0.05
-        assert one_round(policy)[1].grad_norm > 0
+        batch = answered(policy, QUESTIONS)
+        apart = flat(s.tokens for s in batch) - flat(policy.logprobs(batch))
+        assert float(apart.abs().mean()) < 0.05 and policy.update(batch).grad_norm > 0
     assert all(torch.equal(a, layer.weight) for a, layer in zip(base, packed(policy), strict=True))
 
 
-@installed
+@BITSANDBYTES
 def test_it_takes_what_the_plan_counts(tmp_path: Path) -> None:
     policy = trained(make_model(tmp_path, hidden_size=512, intermediate_size=2048), 0)
     planned = next(item for item in policy._loaded.plan.items if item.name == "weights in 4 bits")
-    held = 0
-    for layer in packed(policy):
-        state = layer._state
-        held += sum(t.nbytes for t in (layer._packed, state.absmax, state.state2.absmax))
-    assert planned.bytes == pytest.approx(held, rel=0.01)
+    held = [
+        tensor.nbytes
+        for layer in packed(policy)
+        for tensor in (layer._packed, layer._state.absmax, layer._state.state2.absmax)
+    ]
+    assert planned.bytes == pytest.approx(sum(held), rel=0.01)
 
 
-@installed
+@BITSANDBYTES
 def test_the_export_has_the_weights_that_were_trained(tmp_path: Path) -> None:
     """W + s B A of the base in 4 bits, rounded to bfloat16."""
     policy = trained(make_model(tmp_path / "model"), 2)
-    (saved := tmp_path / "saved").mkdir()
-    policy.save(saved)
-    files = {name: (saved / name).read_bytes() for name in FILES}
-    folder = export(files, [], "sapo-9", tmp_path / "out").folder
+    folder = export(files_of(policy), [], "sapo-9", tmp_path / "out").folder
     found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
     layers = lora_layers(policy.network)
     assert len(layers) == 14
@@ -80,7 +82,7 @@ def test_the_export_has_the_weights_that_were_trained(tmp_path: Path) -> None:
         assert torch.equal(found[f"{name}.weight"], folded(layer).bfloat16()), name
 
 
-@installed
+@BITSANDBYTES
 def test_another_program_cannot_answer_with_it(tmp_path: Path) -> None:
     config = config_of(make_model(tmp_path), **NF4)
     foreign = config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "vllm"})})

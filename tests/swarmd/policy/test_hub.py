@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -22,6 +21,7 @@ import pytest
 from swarmd.daemon.local_api import control
 from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import TIMEOUT_S, wait_until
+from tests.loopback import Handler, listening
 from tests.processes import killed_after
 from tests.swarmd.policy.conftest import make_model
 
@@ -43,9 +43,10 @@ LARGE = 25_000_000
 pytestmark = pytest.mark.net
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """Repositories are folders <root>/<owner>/<name>, each with the one commit COMMIT on main."""
 
+    address: str
     root: Path
     fetched: list[str]
     ranges: list[str]
@@ -53,21 +54,21 @@ class Hub(BaseHTTPRequestHandler):
     held: list[int]  # bytes after which the sending of larger weights stops, once, until `go_on`
     go_on: threading.Event
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         path = unquote(urlparse(self.path).path).strip("/")
         parts = path.removeprefix("api/models/").split("/")
         repository, rest = self.root / parts[0] / parts[1], parts[2:]
         if parts[1] == "gated":
-            self.refuse(403, "GatedRepo")
+            self.answer(status=403, X_Error_Code="GatedRepo")
         elif not repository.is_dir():
-            self.refuse(404, "RepoNotFound")
+            self.answer(status=404, X_Error_Code="RepoNotFound")
         elif rest[:1] in (["revision"], ["tree"], ["resolve"]) and rest[1] not in ("main", COMMIT):
-            self.refuse(404, "RevisionNotFound")
+            self.answer(status=404, X_Error_Code="RevisionNotFound")
         elif rest[:1] == ["resolve"]:
             self.file(repository / "/".join(rest[2:]))
         elif rest[:1] == ["tree"]:
             files = [p for p in sorted(repository.rglob("*")) if p.is_file()]
-            self.json(
+            self.answer(
                 [
                     {
                         "type": "file",
@@ -79,9 +80,7 @@ class Hub(BaseHTTPRequestHandler):
                 ]
             )
         else:
-            self.json({"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": []})
-
-    do_HEAD = do_GET  # noqa: N815  the name that http.server looks for
+            self.answer({"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": []})
 
     def file(self, path: Path) -> None:
         body = path.read_bytes()
@@ -89,15 +88,9 @@ class Hub(BaseHTTPRequestHandler):
         if wanted is not None and self.command == "GET":
             self.ranges.append(self.headers["Range"])
             body = body[int(wanted[1]) :]
-        self.send_response(206 if wanted else 200)
         size = 10**15 if path.parent.name == "huge" and path.suffix == ".safetensors" else len(body)
-        for key, value in {
-            "X-Repo-Commit": COMMIT,
-            "ETag": f'"{oid(path)}"',
-            "Content-Length": str(size),
-        }.items():
-            self.send_header(key, value)
-        self.end_headers()
+        status, etag = 206 if wanted else 200, f'"{oid(path)}"'
+        self.answer(status=status, X_Repo_Commit=COMMIT, ETag=etag, Content_Length=size)
         if self.command == "GET":
             self.fetched.append(path.name)
             if path.suffix == ".safetensors" and self.broken:
@@ -112,24 +105,6 @@ class Hub(BaseHTTPRequestHandler):
                     body = body[first:]
                 self.wfile.write(body)
 
-    def json(self, document: object) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def refuse(self, status: int, code: str) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 def oid(path: Path) -> str:
     """Return git's object id, by which the hub names small files."""
@@ -138,7 +113,7 @@ def oid(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServer]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Hub]]:
     root = tmp_path_factory.mktemp("hub")
     whole = make_model(root / "owner" / "small", "llama")
     (whole / "original").mkdir()
@@ -158,20 +133,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServe
         (Hub,),
         {"root": root, "fetched": [], "ranges": [], "broken": [], "held": [], "go_on": threading.Event()},
     )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    handler.go_on.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(handler) as handler.address:
+        yield handler
+        handler.go_on.set()
 
 
-def surroundings(server: ThreadingHTTPServer | None, home: Path) -> dict[str, str]:
-    port = server.server_port if server else 9  # 9: nobody listens there
+def surroundings(hub: type[Hub] | None, home: Path) -> dict[str, str]:
     settings = {
-        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_ENDPOINT": hub.address if hub else "http://127.0.0.1:9",  # where nobody listens
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "OMP_NUM_THREADS": "1",
@@ -185,23 +154,22 @@ def surroundings(server: ThreadingHTTPServer | None, home: Path) -> dict[str, st
 
 
 def find(
-    server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str
+    hub: type[Hub] | None, home: Path, name: str, revision: str = "", **environment: str
 ) -> dict[str, object]:
     """Find a model in a process of its own: huggingface_hub reads its settings at import."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, name, revision],
         capture_output=True,
         text=True,
-        env=surroundings(server, home) | environment,
+        env=surroundings(hub, home) | environment,
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
-    fetched = hub.RequestHandlerClass.fetched
-    fetched.clear()
+def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_path: Path) -> None:
+    hub.fetched.clear()
     first = find(hub, tmp_path, "owner/small")
     files = [
         "chat_template.jinja",
@@ -212,15 +180,14 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: ThreadingHTTPSe
         "tokenizer_config.json",
     ]
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
-    assert "model.safetensors" in fetched
-    assert "pytorch_model.bin" not in fetched
-    assert len(fetched) == len(set(fetched))
+    assert "model.safetensors" in hub.fetched and "pytorch_model.bin" not in hub.fetched
+    assert len(hub.fetched) == len(set(hub.fetched))
     # What is in the cache needs no hub, by either way of not having one.
     assert find(None, tmp_path, "owner/small", HF_HUB_OFFLINE="1") == first
     assert find(None, tmp_path, "owner/small") == first
 
 
-def test_a_pinned_revision_is_downloaded(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_pinned_revision_is_downloaded(hub: type[Hub], tmp_path: Path) -> None:
     assert find(hub, tmp_path, "owner/small", COMMIT)["revision"] == COMMIT
     assert "no revision 'v9'" in str(find(hub, tmp_path, "owner/small", "v9")["error"])
 
@@ -234,12 +201,9 @@ def test_a_pinned_revision_is_downloaded(hub: ThreadingHTTPServer, tmp_path: Pat
         ("owner/empty", "no config.json"),
     ],
 )
-def test_unusable_repositories_are_refused(
-    name: str, message: str, hub: ThreadingHTTPServer, tmp_path: Path
-) -> None:
+def test_unusable_repositories_are_refused(name: str, message: str, hub: type[Hub], tmp_path: Path) -> None:
     answer = find(hub, tmp_path, name)
-    assert message in str(answer["error"])
-    assert answer["exit"] == 3
+    assert message in str(answer["error"]) and answer["exit"] == 3
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {}])
@@ -248,8 +212,7 @@ def test_an_unreachable_hub_is_reported(environment: dict[str, str], tmp_path: P
     assert str(answer["error"]).startswith(
         "cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub"
     )
-    assert "HF_HUB_OFFLINE" in str(answer["error"])
-    assert answer["exit"] == 4
+    assert "HF_HUB_OFFLINE" in str(answer["error"]) and answer["exit"] == 4
 
 
 def parts(home: Path) -> list[Path]:
@@ -265,11 +228,8 @@ def there(home: Path) -> int:
     return found
 
 
-def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(
-    hub: ThreadingHTTPServer, tmp_path: Path
-) -> None:
-    handler = hub.RequestHandlerClass
-    handler.held.append(LARGE - 100_000)
+def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: type[Hub], tmp_path: Path) -> None:
+    hub.held.append(LARGE - 100_000)
     command = [sys.executable, "-c", FIND, "owner/large", ""]
     with killed_after(
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path))
@@ -281,21 +241,20 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(
     (part,) = parts(tmp_path)
     left = part.stat().st_size
     assert left >= 10_000_000
-    handler.go_on.set()
-    handler.ranges.clear()
+    hub.go_on.set()
+    hub.ranges.clear()
     assert "model-2.safetensors" in find(hub, tmp_path, "owner/large")["files"]  # type: ignore[operator]
-    assert handler.ranges == [f"bytes={left}-"]
+    assert hub.ranges == [f"bytes={left}-"]
     (whole,) = tmp_path.rglob("snapshots/*/model-2.safetensors")
     assert whole.read_bytes() == random.Random(0).randbytes(LARGE)
     assert not parts(tmp_path)
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_node_that_downloads(hub: type[Hub], tmp_path: Path) -> None:
     """The node ends although the hub sends nothing more."""
-    handler = hub.RequestHandlerClass
-    handler.go_on.clear()
-    handler.held.append(10)
+    hub.go_on.clear()
+    hub.held.append(10)
     command = [
         sys.executable,
         "-m",
@@ -328,24 +287,21 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
     assert process.returncode == 130 and "Traceback" not in rest
 
 
-def test_progress_in_words_and_as_a_document() -> None:
-    def words(*figures: float) -> str:
-        return Download("a/b", "model.safetensors", *figures).words  # type: ignore[arg-type]
-
-    assert words(312_000_000, 988_000_000, 5e6) == "downloading a/b: 312 of 988 MB, 2 min left"
-    assert words(0, 988_000_000, 0.0) == "downloading a/b: 0 of 988 MB"
-    assert words(900_000_000, 988_000_000, 2e6) == "downloading a/b: 900 of 988 MB, 44 s left"
-    there = {
-        "file": "model.safetensors",
-        "done": 900_000_000,
-        "total": 988_000_000,
-        "rate": 2_000_000,
-        "seconds_left": 44,
-    }
-    assert Download("a/b", "model.safetensors", 900_000_000, 988_000_000, 2e6).document() == there
-    assert (
-        Download("a/b", "x", 5, 10, 0.0).seconds_left is None
-        and Download("a/b", "x", 10, 10, 0.0).seconds_left == 0
+@pytest.mark.parametrize(
+    ("done", "rate", "left", "said"),
+    [
+        (0, 0.0, None, "0 of 988 MB"),
+        (312_000_000, 5e6, 135, "312 of 988 MB, 2 min left"),
+        (900_000_000, 2e6, 44, "900 of 988 MB, 44 s left"),
+        (988_000_000, 0.0, 0, "988 of 988 MB"),
+    ],
+)
+def test_progress_in_words_and_as_a_document(done: int, rate: float, left: int | None, said: str) -> None:
+    download = Download("a/b", "model.safetensors", done, 988_000_000, rate)
+    figures = {"done": done, "total": 988_000_000, "rate": rate, "seconds_left": left}
+    assert (download.words, download.document()) == (
+        f"downloading a/b: {said}",
+        {"file": "model.safetensors"} | figures,
     )
 
 
@@ -360,11 +316,8 @@ def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
     assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
 
 
-def test_downloads_of_another_digest_are_refused_and_not_kept(
-    hub: ThreadingHTTPServer, tmp_path: Path
-) -> None:
-    handler = hub.RequestHandlerClass
-    handler.broken.append(1)
+def test_downloads_of_another_digest_are_refused_and_not_kept(hub: type[Hub], tmp_path: Path) -> None:
+    hub.broken.append(1)
     answer = find(hub, tmp_path, "owner/small")
     assert (
         "model.safetensors of owner/small does not match the hub's hash" in str(answer["error"])
@@ -373,11 +326,10 @@ def test_downloads_of_another_digest_are_refused_and_not_kept(
     assert "model.safetensors" in find(hub, tmp_path, "owner/small")["files"]  # type: ignore[operator]
 
 
-def test_a_disk_that_is_too_small_is_told_before(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
-    fetched = hub.RequestHandlerClass.fetched
-    fetched.clear()
+def test_a_disk_that_is_too_small_is_told_before(hub: type[Hub], tmp_path: Path) -> None:
+    hub.fetched.clear()
     answer = find(hub, tmp_path, "owner/huge")
     assert (
         "owner/huge needs 1,000,000,000 MB more on the disk" in str(answer["error"]) and answer["exit"] == 3
     )
-    assert "model.safetensors" not in fetched
+    assert "model.safetensors" not in hub.fetched

@@ -1,7 +1,7 @@
 """Adam on weights of 16 bits: no step is lost; and what a checkpoint keeps of it is all there is."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,9 @@ from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import Workload
 from swarmd.policy.training import optimizer
 from swarmd.policy.training.optimizer import NoOptimizer, Optimizer, rounded_at_random
-from tests.swarmd.policy.conftest import config_of, external, open_policy
+from tests.swarmd.policy.conftest import BITSANDBYTES, config_of, external, open_policy
 
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[bitsandbytes]'"
-)
-KINDS = ["adamw", pytest.param("adamw8bit", marks=installed)]
+KINDS = ["adamw", pytest.param("adamw8bit", marks=BITSANDBYTES)]
 RATE = 1e-6  # what all weights of a larger model are trained at
 
 
@@ -38,14 +35,19 @@ def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
         weight.grad = (1 + 0.5 * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
 
 
+def stepped(
+    adam: Optimizer, weights: Mapping[str, nn.Parameter], steps: Iterable[int], rate: float = RATE
+) -> None:
+    for step in steps:
+        give_gradients(weights, step)
+        adam.step(rate)
+
+
 def trained(
     steps: int, dtype: torch.dtype = torch.bfloat16, rate: float = RATE, **settings: str
 ) -> dict[str, Tensor]:
     weights = weights_of(dtype)
-    adam = Optimizer(weights, **settings)
-    for step in range(steps):
-        give_gradients(weights, step)
-        adam.step(rate)
+    stepped(Optimizer(weights, **settings), weights, range(steps), rate)
     return {name: weight.detach().float() for name, weight in weights.items()}
 
 
@@ -120,9 +122,7 @@ def test_rounding_at_random_goes_by_its_seed() -> None:
     runs = []
     for seed in (1, 1, 2):
         weights = weights_of()
-        adam = Optimizer(weights, precision="stochastic", seed=seed)
-        give_gradients(weights, 0)
-        adam.step(1e-4)
+        stepped(Optimizer(weights, precision="stochastic", seed=seed), weights, [0], 1e-4)
         runs.append(weights["wide"].detach().clone())
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
 
@@ -137,9 +137,7 @@ def test_the_saved_state_is_complete(
     monkeypatch.setattr(optimizer, "PIECE_NUMBERS", piece)
     weights = weights_of(dtype)
     adam = Optimizer(weights, kind, precision)
-    for step in range(3):
-        give_gradients(weights, step)
-        adam.step(1e-3)
+    stepped(adam, weights, range(3), 1e-3)
     kept = {name: tensor.clone() for name, tensor in adam.tensors().items()}
     there = {name: weight.detach().clone() for name, weight in weights.items()}
     assert any("#2" in name for name in kept) is (piece == 5000 and dtype == torch.bfloat16)
@@ -151,10 +149,8 @@ def test_the_saved_state_is_complete(
         and not again.fits({k: v for k, v in kept.items() if k != "step/short"})
     )
     again.load(there, kept, same_device=True)
-    for step in range(3, 6):
-        for side, its_weights in ((adam, weights), (again, again_weights)):
-            give_gradients(its_weights, step)
-            side.step(1e-3)
+    stepped(adam, weights, range(3, 6), 1e-3)
+    stepped(again, again_weights, range(3, 6), 1e-3)
     for name, weight in weights.items():
         assert torch.equal(weight.detach(), again_weights[name].detach())
     for name, tensor in adam.tensors().items():
@@ -181,9 +177,7 @@ def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.Monke
     monkeypatch.setattr(optimizer, "PIECE_NUMBERS", 5000)
     weights = weights_of()
     adam = Optimizer(weights)
-    for step in range(3):
-        give_gradients(weights, step)
-        adam.step(RATE)
+    stepped(adam, weights, range(3))
     kept = adam.tensors()
     plain = weights_of(torch.float32, seed=3)
     Optimizer(plain).load(
@@ -205,14 +199,12 @@ def test_a_master_copy_goes_over_into_float32_and_back(monkeypatch: pytest.Monke
     )
 
 
+@BITSANDBYTES
 def test_moments_of_eight_bits_are_a_quarter() -> None:
-    pytest.importorskip("bitsandbytes", reason="needs pip install 'swarmd[bitsandbytes]'")
     sizes = []
     for kind in ("adamw", "adamw8bit"):
         weights = weights_of(torch.float32)
-        adam = Optimizer(weights, kind)
-        give_gradients(weights, 0)
-        adam.step(RATE)
+        stepped(adam := Optimizer(weights, kind), weights, [0])
         sizes.append(
             sum(
                 t.nbytes

@@ -22,8 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from swarmd.policy.language_policy import LanguagePolicy
-from tests.swarmd.policy.conftest import external, local, make_model, open_policy
-from tests.swarmd.policy.test_plan import EIGHT
+from tests.swarmd.policy.conftest import external, flat, local, make_model, open_policy
 
 QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?", "Spell the word banana backwards.", "x"]
 BATCH = [
@@ -102,29 +101,6 @@ def test_log_probabilities_differ_by_bfloat16s_noise_alone(
         while policy.version < updates:
             policy.update(BATCH)
         check(policy, noise, folder, **way)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adamw8bit", marks=EIGHT)])
-@pytest.mark.parametrize("way", [ADAPTER, WHOLE])
-def test_sampling_goes_on_the_same_after_a_resume(
-    models: dict[str, Path], tmp_path: Path, way: dict[str, Any], optimizer: str
-) -> None:
-    way = way | {"train": way["train"] | {"optimizer": optimizer}}
-    policy = opened(models["qwen2"], **way)
-    noise = measure(policy, models["qwen2"], **way).apart
-    for _ in range(10):
-        policy.update(BATCH)
-    check(policy, noise, models["qwen2"], **way)
-    policy.save(tmp_path)
-    again = opened(models["qwen2"], **way)
-    again.restore(tmp_path)
-    assert again.generate(QUESTIONS, 2, seed=1) == policy.generate(QUESTIONS, 2, seed=1)
-    again.update(BATCH)
-    check(again, noise, models["qwen2"], **way)
-
-
-def flat(tokens: Any) -> Tensor:
-    return torch.tensor([p for rollout in tokens for row in rollout.logprobs for p in row])
 
 
 def rms(x: Tensor) -> float:

@@ -10,28 +10,36 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import load_file
 
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.training.policy_files import CheckpointUnfit
+from swarmd.policy.training.policy_files import CheckpointUnfit, tensor_file
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import UpdateReport
-from tests.swarmd.policy.conftest import config_of, edit_json, external, local, make_model, open_policy
+from tests.swarmd.policy.conftest import (
+    BITSANDBYTES,
+    answered,
+    config_of,
+    edit_json,
+    external,
+    make_model,
+    open_policy,
+)
 
 KINDS = {
     "whole": {},
     "adapter": {"lora": "on", "lora_rank": 4},
     "adapter on bfloat16": {"lora": "on", "lora_rank": 4, "dtype": "bfloat16"},
+    "whole in bfloat16": {"dtype": "bfloat16"},
+    "8 bits": {"train": {"learning_rate": 1e-2, "optimizer": "adamw8bit"}},
 }
 
 
 def one_round(policy: LanguagePolicy, number: int) -> tuple[object, UpdateReport]:
-    questions = [f"{number}+{number}?", "and another, longer question"]
-    answers = policy.generate(questions, 4)
-    batch = [local(q, a, (1.0, 0.0, 0.0, 1.0), number) for q, a in zip(questions, answers, strict=True)]
+    batch = answered(policy, [f"{number}+{number}?", "and another, longer question"], round_number=number)
     batch.append(external("third?", [("one", True), ("two", False)], (0.0, 1.0), number))
-    return answers, policy.update(batch)
+    return batch, policy.update(batch)
 
 
 def save(policy: LanguagePolicy, folder: Path) -> Path:
@@ -79,7 +87,14 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
         assert (tmp_path / "three" / name).read_bytes() == (tmp_path / "three elsewhere" / name).read_bytes()
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [*((kind, 1) for kind in KINDS), ("whole", 0)])
+@pytest.mark.parametrize(
+    ("kind", "rounds"),
+    [
+        *((kind, 1) for kind in KINDS if kind != "8 bits"),
+        pytest.param("8 bits", 1, marks=BITSANDBYTES),
+        ("whole", 0),
+    ],
+)
 def test_restored_policy_goes_on_as_if_never_stopped(
     kind: str, rounds: int, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -90,14 +105,13 @@ def test_restored_policy_goes_on_as_if_never_stopped(
     saved = save(policy, tmp_path / "saved")
     again = open_policy(folders["qwen3"], seed=6, **changes)
     again.restore(saved)
-    assert one_round(again, 2) == one_round(policy, 2)
-    assert one_round(again, 3) == one_round(policy, 3)
+    assert one_round(again, 2) == one_round(policy, 2) and one_round(again, 3) == one_round(policy, 3)
 
 
 def test_files_hold_the_adapter_alone(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"], lora="on")
     saved = save(policy, tmp_path / "saved")
-    assert all("lora_" in name for name in load_file(saved / "weights.safetensors"))
+    assert all("lora_" in name for name in safetensors.torch.load_file(saved / "weights.safetensors"))
     assert sorted(p.name for p in saved.iterdir()) == [
         "policy.json",
         "training.safetensors",
@@ -184,5 +198,31 @@ def test_another_device_starts_new_random_numbers_and_says_so(
     document["base"] |= {"device": "cuda", "dtype": "bfloat16"}
     (saved / "policy.json").write_text(json.dumps(document))
     open_policy(folders["qwen2"]).restore(saved)
-    assert "random numbers start anew" in caplog.text
-    assert "made in bfloat16" in caplog.text
+    assert "random numbers start anew" in caplog.text and "made in bfloat16" in caplog.text
+
+
+TENSORS = {
+    "weight": torch.arange(15, dtype=torch.float32).view(3, 5),
+    "step": torch.tensor(3.0),
+    "é": torch.arange(7, dtype=torch.uint8),
+    "transposed": torch.arange(16, dtype=torch.float64).view(4, 4).t(),
+    "half": torch.tensor([1.5, -2.0, 0.25]).to(torch.bfloat16),
+    "nothing": torch.empty(0, 3),
+    "long": torch.arange(3),
+    "trained": torch.nn.Parameter(torch.ones(2, 2)),
+}
+
+
+@pytest.mark.parametrize("tensors", [TENSORS, {}])
+def test_the_file_is_the_one_safetensors_writes(tensors: dict[str, torch.Tensor]) -> None:
+    assert bytes(tensor_file(tensors)) == safetensors.torch.save(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    )
+
+
+def test_a_tensor_file_is_a_copy() -> None:
+    tensor = torch.zeros(4)
+    data = tensor_file({"x": tensor})
+    before = bytes(data)
+    tensor.fill_(1.0)
+    assert bytes(data) == before

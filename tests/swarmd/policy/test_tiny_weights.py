@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.tiny_models.corpus import honest_answer
-from benchmarks.tiny_models.evaluation import MAX_NEW_TOKENS, Skill, mean, measure
+from benchmarks.tiny_models.evaluation import MAX_NEW_TOKENS, mean, measure
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
@@ -31,24 +31,14 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(WEIGHTS["tiny"])
 
 
-def skill(name: str, items: int, completions: int) -> Skill:
-    model = AutoModelForCausalLM.from_pretrained(WEIGHTS[name], dtype=torch.float32)
-    numbers = range(HELD_OUT + 50_000, HELD_OUT + 50_000 + items)
-    return mean(
-        measure(model, AutoTokenizer.from_pretrained(WEIGHTS[name]), SOURCE, numbers, completions, seed=3)
-    )
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_from_pretrained_loads_float32(name: str) -> None:
     model, report = AutoModelForCausalLM.from_pretrained(
         WEIGHTS[name], dtype=torch.float32, output_loading_info=True
     )
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert 800_000 <= model.num_parameters() <= 900_000
-    assert model.config.model_type == "qwen2"
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert model.config.model_type == "qwen2" and 800_000 <= model.num_parameters() <= 900_000
     tokenizer, settings = AutoTokenizer.from_pretrained(WEIGHTS[name]), model.generation_config
     assert model.config.vocab_size == len(tokenizer)
     assert settings.eos_token_id == tokenizer.eos_token_id != settings.pad_token_id == tokenizer.pad_token_id
@@ -72,7 +62,6 @@ def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: 
     lengths = []
     for n in range(HELD_OUT, HELD_OUT + 100):
         task = SOURCE.task(TaskRef(specialty, n))
-        assert task is not None
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": task.question}], add_generation_prompt=True, return_dict=False
         )
@@ -90,7 +79,6 @@ def test_an_answer_read_as_text_is_encoded_as_it_was_sampled(tokenizer: Any, spe
     """What a peer of the same model sends comes back as the tokens it was made of."""
     chat = Chat(tokenizer, system_prompt="")
     task = SOURCE.task(TaskRef(specialty, HELD_OUT))
-    assert task is not None
     ids = tokenizer.encode(f"<answer>{honest_answer(task)}</answer><|endoftext|>", add_special_tokens=False)
     assert chat.encode(chat.read(ids, ended=True), MAX_NEW_TOKENS) == ids
     assert chat.prompt(task.question)[0] == tokenizer.convert_tokens_to_ids("<|user|>")
@@ -116,8 +104,8 @@ def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
         chat = [{"role": role, "content": content} for role, content in messages]
         return str(tokenizer.apply_chat_template(chat, add_generation_prompt=prompt, tokenize=False))
 
-    assert rendered(("user", "q")) == "<|user|>q<|assistant|>"
-    assert rendered(("system", "be nice"), ("user", "q")) == "<|user|>q<|assistant|>"
+    asked = rendered(("user", "q"))
+    assert asked == rendered(("system", "be nice"), ("user", "q")) == "<|user|>q<|assistant|>"
     assert rendered(("user", "q"), ("assistant", "a"), prompt=False) == "<|user|>q<|assistant|>a<|endoftext|>"
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": ""}], add_generation_prompt=True, return_dict=False
@@ -134,5 +122,8 @@ def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
 def test_the_tiny_models_answer_as_well_as_their_card_says(
     name: str, completions: int, passed: tuple[float, float], mixed: tuple[float, float]
 ) -> None:
-    measured = skill(name, items=32, completions=completions)
+    model = AutoModelForCausalLM.from_pretrained(WEIGHTS[name], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS[name])
+    numbers = range(HELD_OUT + 50_000, HELD_OUT + 50_032)
+    measured = mean(measure(model, tokenizer, SOURCE, numbers, completions, seed=3))
     assert passed[0] <= measured.pass_at_1 <= passed[1] and mixed[0] <= measured.mixed <= mixed[1]

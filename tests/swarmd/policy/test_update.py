@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmd.errors import NoModel
@@ -16,11 +16,20 @@ from swarmd.experience.advantages import shifted, within_group
 from swarmd.policy.attention import NAME, shared_prefix
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.training import losses
+from swarmd.policy.training.chunked_head import logits_gradient, token_logprobs
 from swarmd.policy.training.learner import Diverged, Learner, Learning
 from swarmd.policy.training.packing import Row, micro_batches, pack, packed_tokens, padded_micro_batches
 from swarmd.policy.training.packing import rows_of as all_rows_of
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
-from tests.swarmd.policy.conftest import ALL_FAMILIES, chat_of, external, local, network_of, open_policy
+from tests.swarmd.policy.conftest import (
+    ALL_FAMILIES,
+    answered,
+    chat_of,
+    external,
+    local,
+    network_of,
+    open_policy,
+)
 
 CPU = torch.device("cpu")
 LIMIT, CONTEXT = 12, 128
@@ -73,6 +82,11 @@ def mixed_batch(folder: Path) -> list[Scored]:
         ),
         external("all right", [("yes", True), ("no", True)], (1.0, 1.0)),
     ]
+
+
+@pytest.fixture
+def ragged(folders: dict[str, Path]) -> list[Row]:
+    return rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
 
 
 def gradients(learner: Learner, rows: list[Row]) -> tuple[dict[str, torch.Tensor], UpdateReport]:
@@ -172,10 +186,8 @@ def check_gradient(folder: Path, case: Case, temperature: float = 1.0, **asked: 
         torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
     norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     assert norm > 0.01
-    assert report.loss == pytest.approx(loss, abs=1e-5)
-    assert report.entropy == pytest.approx(entropy, rel=1e-4)
-    assert report.grad_norm == pytest.approx(norm, rel=1e-4)
-    assert report.tokens == tokens
+    assert (report.loss, report.tokens) == (pytest.approx(loss, abs=1e-5), tokens)
+    assert (report.entropy, report.grad_norm) == pytest.approx((entropy, norm), rel=1e-4)
     assert (network.config._attn_implementation == NAME) is (network.config.model_type != "lfm2")
     return report
 
@@ -203,26 +215,20 @@ def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> 
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-2})
     assert policy.description["lora"] == 4
     weights = policy._learner.weights
-    assert weights
+    assert weights and not any("lm_head" in name or "embed" in name for name in weights)
     assert all("lora_" in name and p.dtype == torch.float32 for name, p in weights.items())
-    assert not any("lm_head" in name or "embed" in name for name in weights)
     frozen = {n: p.clone() for n, p in policy._loaded.network.named_parameters() if not p.requires_grad}
-    (before,) = policy.generate(["1+1?"], 4)
     for _ in range(3):
-        (g,) = policy.generate(["1+1?"], 4)
-        report = policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])
-    assert report.grad_norm > 0
-    assert report.clip_fraction < (0.2 if dtype == "bfloat16" else 1e-9)
+        report = policy.update(answered(policy, ["1+1?"], (1.0, 0.0, 1.0, 0.0)))
+    assert report.grad_norm > 0 and report.clip_fraction < (0.2 if dtype == "bfloat16" else 1e-9)
     after = dict(policy._loaded.network.named_parameters())
     assert all(torch.equal(p, after[n]) for n, p in frozen.items())
-    assert before
 
 
 def test_lora_gradient_is_the_naive_one(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["llama"], lora="on", lora_rank=4, train={"learning_rate": 1e-2})
-    (g,) = policy.generate(["1+1?"], 4)
     # Else half of the gradients are zero: B starts at zero
-    policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])
+    policy.update(answered(policy, ["1+1?"], (1.0, 0.0, 1.0, 0.0)))
     network, chat, batch = policy._loaded.network, chat_of(folders["llama"]), mixed_batch(folders["llama"])
     expected, loss, _, _ = reference(network, chat, batch, 1.0)
     got, report = gradients(Learner(network, learning(), CPU), rows_of(batch, chat))
@@ -242,9 +248,9 @@ def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[s
     policy = open_policy(folders["qwen2"])
     before = {n: p.clone() for n, p in policy._learner.weights.items()}
     policy._loaded.network.base_model.register_forward_pre_hook(lambda *_: pytest.fail("computed"))
-    assert policy.update([external("?", [("a", True), ("b", True)], (1.0, 1.0))]) == UpdateReport()
-    assert policy.update([external("?", [("", False), ("", False)], (1.0, 0.0))]) == UpdateReport()
-    assert policy.update([]) == UpdateReport()
+    equal = external("?", [("a", True), ("b", True)], (1.0, 1.0))
+    empty = external("?", [("", False), ("", False)], (1.0, 0.0))
+    assert [policy.update(batch) for batch in ([equal], [empty], [])] == [UpdateReport()] * 3
     assert all(torch.equal(p, before[n]) for n, p in policy._learner.weights.items())
 
 
@@ -256,8 +262,7 @@ def test_rows_hold_completions_with_an_advantage(folders: dict[str, Path]) -> No
     ]
     rows = rows_of(batch, chat, 5, CONTEXT)
     assert [1 / r.weight for r in rows] == pytest.approx([4 + 0 + 5 + 2 + 2] * 2)
-    assert [len(r.completion) for r in rows] == [4, 5]
-    assert rows[0].completion[-1] == 0
+    assert [len(r.completion) for r in rows] == [4, 5] and rows[0].completion[-1] == 0
     assert 0 not in rows[1].completion
     prompt = len(chat.prompt("?"))
     assert [len(r.completion) for r in rows_of(batch, chat, 5, prompt + 2)] == [2, 2]
@@ -298,9 +303,11 @@ def test_a_stream_holds_shared_beginnings_only_once() -> None:
         Row((9, 8), (4, 1), 1.0, None, 1.0)
     ]
     packed = pack(rows, CPU)
-    assert packed.ids.tolist() == [9, 8, 5, 2, 3, 6, 8, 4]
-    assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2]
-    assert packed.sources.tolist() == [2, 2, 3, 4, 2, 3, 4, 5, 2, 3, 4, 6, 7]
+    assert [each.tolist() for each in (packed.ids, packed.positions, packed.sources)] == [
+        [9, 8, 5, 2, 3, 6, 8, 4],
+        [0, 1, 2, 3, 4, 5, 1, 2],
+        [2, 2, 3, 4, 2, 3, 4, 5, 2, 3, 4, 6, 7],
+    ]
 
 
 completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
@@ -342,41 +349,34 @@ def test_the_common_beginning_of_prompts_is_stored_once(prompts: list[list[int]]
     assert shared_prefix(prompts) == common
 
 
-def test_gradient_norm_is_clipped_but_reported_whole(folders: dict[str, Path]) -> None:
-    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
+def test_gradient_norm_is_clipped_but_reported_whole(ragged: list[Row], folders: dict[str, Path]) -> None:
     free = Learner(network_of(folders["qwen2"]), learning(), CPU)
     tight = Learner(network_of(folders["qwen2"]), learning(clip=1e-3), CPU)
-    assert free.step(rows).grad_norm == pytest.approx(tight.step(rows).grad_norm)
+    assert free.step(ragged).grad_norm == pytest.approx(tight.step(ragged).grad_norm)
     first_moment = [t for name, t in tight.optimizer.tensors().items() if name.startswith("exp_avg/")]
     assert math.sqrt(sum(float(m.square().sum()) for m in first_moment)) == pytest.approx(
         0.1 * 1e-3, rel=1e-3
     )
 
 
-def test_five_steps_that_are_not_finite_end_the_run(folders: dict[str, Path]) -> None:
-    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
-    network = network_of(folders["qwen2"])
-    learner = Learner(network, learning(), CPU)
-    learner.step(rows)
+def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: dict[str, Path]) -> None:
+    learner = Learner(network := network_of(folders["qwen2"]), learning(), CPU)
+    learner.step(ragged)
     weight = network.model.norm.weight
     good = weight.detach().clone()
     before = {n: p.clone() for n, p in learner.weights.items()}
 
-    def set_weight(value: torch.Tensor) -> None:
-        with torch.no_grad():
-            weight.copy_(value)
-
-    set_weight(good * math.nan)
+    weight.data.copy_(good * math.nan)
     for _ in range(4):
-        assert learner.step(rows) == UpdateReport(skipped=1)
-    set_weight(good)
+        assert learner.step(ragged) == UpdateReport(skipped=1)
+    weight.data.copy_(good)
     assert all(torch.equal(p, before[n]) for n, p in learner.weights.items())
-    assert learner.step(rows).tokens > 0  # one good step, and the count starts anew
-    set_weight(good * math.inf)
+    assert learner.step(ragged).tokens > 0  # one good step, and the count starts anew
+    weight.data.copy_(good * math.inf)
     for _ in range(4):
-        learner.step(rows)
+        learner.step(ragged)
     with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate"):
-        learner.step(rows)
+        learner.step(ragged)
 
 
 def scarce(network, tokens: int, error: Exception):
@@ -401,26 +401,24 @@ SHORT = [
 
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
 def test_out_of_memory_makes_smaller_micro_batches(
-    error: Exception, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+    error: Exception, ragged: list[Row], folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
-    longest = max(map(len, rows))
-    expected, _ = gradients(Learner(network_of(folders["qwen2"]), learning(), CPU), rows)
+    longest = max(map(len, ragged))
+    expected, _ = gradients(Learner(network_of(folders["qwen2"]), learning(), CPU), ragged)
     network = network_of(folders["qwen2"])
     scarce(network, 2 * longest, error)
-    got, report = gradients(Learner(network, learning(), CPU), rows)
-    assert report.tokens == sum(len(r.completion) for r in rows)
+    got, report = gradients(Learner(network, learning(), CPU), ragged)
+    assert report.tokens == sum(len(r.completion) for r in ragged)
     for name, gradient in expected.items():
         torch.testing.assert_close(got[name], gradient, atol=1e-6, rtol=1e-4)
     assert caplog.text.index("computed twice") < caplog.text.index("micro-batches of at most")
 
 
-def test_a_single_row_that_does_not_fit_is_an_error(folders: dict[str, Path]) -> None:
-    rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
+def test_a_single_row_that_does_not_fit_is_an_error(ragged: list[Row], folders: dict[str, Path]) -> None:
     network = network_of(folders["qwen2"])
     scarce(network, 3, SHORT[0])
     with pytest.raises(NoModel, match=r"not enough memory.*max_new_tokens"):
-        Learner(network, learning(), CPU).step(rows)
+        Learner(network, learning(), CPU).step(ragged)
 
 
 def test_other_runtime_errors_do_not_count_as_out_of_memory(folders: dict[str, Path]) -> None:
@@ -434,3 +432,50 @@ def test_other_runtime_errors_do_not_count_as_out_of_memory(folders: dict[str, P
         policy.update([external("?", [("a", True), ("b", True)], (1.0, 0.0))])
     with pytest.raises(RuntimeError, match="a bug"):
         policy.generate(["?"], 2)
+
+
+LOGPROB = st.floats(-8, 0, allow_nan=False, width=32)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(LOGPROB, LOGPROB, st.floats(-3, 3, width=32)), min_size=1, max_size=6))
+@example(
+    [
+        (math.log(ratio), 0.0, advantage)
+        for ratio in (0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 2.0)
+        for advantage in (-1.0, 1.0)
+    ]
+)
+def test_grpo_is_the_clipped_surrogate_and_what_is_clipped_has_no_gradient(
+    tokens: list[tuple[float, float, float]],
+) -> None:
+    new, old, advantages = (torch.tensor(x, dtype=torch.float64) for x in zip(*tokens, strict=True))
+    ours = losses.surrogate(new.requires_grad_(), old, advantages, 0.2, 0.28)
+    ours.sum().backward()
+    clipped = losses.clipped(new.detach(), old, advantages, 0.2, 0.28).tolist()
+    for got, gradient, is_clipped, (n, o, a) in zip(
+        ours.tolist(), new.grad.tolist(), clipped, tokens, strict=True
+    ):
+        ratio = math.exp(n - o)
+        assert got == pytest.approx(-min(ratio * a, min(max(ratio, 0.8), 1.28) * a), rel=1e-6, abs=1e-9)
+        assert is_clipped == (ratio > 1.28 if a > 0 else ratio < 0.8 and a < 0)
+        assert gradient == pytest.approx(0.0 if is_clipped else -ratio * a, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_token_logprobs_and_their_gradient(temperature: float) -> None:
+    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    targets = torch.tensor([0, 1, 2, 3, 4, 5, 10])
+    got, entropy, probabilities = token_logprobs(logits, targets, temperature)
+    there = torch.distributions.Categorical(logits=logits / temperature)
+    torch.testing.assert_close(got, there.log_prob(targets).detach())
+    torch.testing.assert_close(entropy, there.entropy().detach())
+    upstream = torch.linspace(-1, 2, 7)
+    (expected,) = torch.autograd.grad(there.log_prob(targets), logits, upstream)
+    torch.testing.assert_close(logits_gradient(probabilities, targets, upstream, temperature), expected)
+
+
+def test_importance_weights_are_cut_from_above_alone_and_have_no_gradient() -> None:
+    new = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    weights = losses.truncated_weights(new, torch.tensor([-1.0, -5.0, -0.5]), 2.0)
+    assert weights.tolist() == pytest.approx([1.0, 2.0, math.exp(-0.5)]) and not weights.requires_grad

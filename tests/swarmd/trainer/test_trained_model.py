@@ -12,7 +12,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved
 from swarmd.trainer.trained_model import AnswerSettings, CannotAnswer, TrainedModel
-from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, local, make_model, open_policy
+from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, answered, make_model, open_policy
 
 QUESTION = "one?"
 GREEDY = AnswerSettings(temperature=0)
@@ -20,9 +20,8 @@ ASKED = [{"role": "user", "content": QUESTION}]
 
 
 def trained(policy: LanguagePolicy) -> LanguagePolicy:
-    for number in range(2):
-        generation = policy.generate([QUESTION], 4)[0]
-        policy.update([local(QUESTION, generation, (1.0, 0.0, 0.0, 0.0), number)])
+    for _ in range(2):
+        policy.update(answered(policy, [QUESTION], (1.0, 0.0, 0.0, 0.0)))
     return policy
 
 
@@ -43,8 +42,7 @@ def test_it_answers_as_the_policy_and_takes_up_a_newer_checkpoint(tmp_path: Path
     model = TrainedModel(state, config(folder, system_prompt=""))
     first = policy.answer(QUESTION)
     prompt = model.prompt(ASKED)
-    assert model.answer(prompt, AnswerSettings(0, 12)).text == first.text
-    assert not model.renew()
+    assert model.answer(prompt, AnswerSettings(0, 12)).text == first.text and not model.renew()
     save(trained(policy), state, 3)
     assert model.renew() and model.round == 3
     now = policy.answer(QUESTION)
