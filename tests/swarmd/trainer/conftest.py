@@ -38,6 +38,14 @@ def join(
     return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
 
 
+def swarm_of(
+    verifier: Verifier, *settings: NodeConfig
+) -> list[tuple[RoundParts, LanguagePolicy, QueuedMember]]:
+    """Return the members of a swarm of their own."""
+    swarm = MemorySwarm()
+    return [join(swarm, number, verifier, one) for number, one in enumerate(settings, 1)]
+
+
 TrainerIn = Callable[..., AbstractContextManager[tuple[Trainer, socket.socket]]]
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.experience.outliers import MEASURED_PARAMETERS
@@ -15,20 +15,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.node import build
 from swarmd.types import Scored, Tokens
 from tests.swarmd.state.test_metrics import report
-from tests.swarmd.trainer.conftest import join, play, watched
-
-
-class OfSize:
-    """A policy that says it has so many parameters."""
-
-    def __init__(self, policy: LanguagePolicy, parameters: int) -> None:
-        self.generate, self.answer, self.update, self.logprobs = (
-            policy.generate,
-            policy.answer,
-            policy.update,
-            policy.logprobs,
-        )
-        self.parameters = parameters
+from tests.swarmd.trainer.conftest import play, swarm_of, watched
 
 
 def config(**sections: object) -> NodeConfig:
@@ -36,9 +23,7 @@ def config(**sections: object) -> NodeConfig:
 
 
 def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
+    (node, _, _), (_, _, other) = swarm_of(verifier, config(), config())
     first, second, third = play(node, other, (1, 2, 3))
     assert (first.external, first.gated) == (4, {}), (
         "of its own it has seen 32 completions, which is too few to judge by"
@@ -51,14 +36,10 @@ def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verif
 
 
 def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
+    (node, _, _), (_, _, other) = swarm_of(verifier, config(), config())
     batches: list[Scored] = []
-    node = watched(node, batches.extend)
-    assert all(
-        (r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3), prefix="", suffix=" evil" * 20)
-    )
+    reports = play(watched(node, batches.extend), other, (1, 2, 3), prefix="", suffix=" evil" * 20)
+    assert [(r.external, r.gated) for r in reports] == [(4, {})] * 3
     texts = [c.text for s in batches if s.rollout.author != node.me for c in s.rollout.completions]
     assert len(texts) == 24 and all(text.endswith("</answer>") for text in texts)
 
@@ -77,10 +58,15 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
 def test_each_gate_mode_acts_as_documented(
     verifier: Verifier, gate: dict[str, object], parameters: int, gated: int, reported: int
 ) -> None:
-    swarm = MemorySwarm()
-    plain, policy, _ = join(swarm, 1, verifier, config(gate={"mode": "off"}))
-    _, _, other = join(swarm, 2, verifier, config())
-    node = build(config(gate=gate), 1, plain.me, plain.swarm, OfSize(policy, parameters), verifier)
+    (plain, policy, _), (_, _, other) = swarm_of(verifier, config(gate={"mode": "off"}), config())
+    of_size = SimpleNamespace(
+        generate=policy.generate,
+        answer=policy.answer,
+        update=policy.update,
+        logprobs=policy.logprobs,
+        parameters=parameters,
+    )
+    node = build(config(gate=gate), 1, plain.me, plain.swarm, of_size, verifier)
     for played in play(node, other, (1, 2, 3))[1:]:
         assert (played.external, sum(played.gated.values()), sum(played.gate_reported.values())) == (
             4 - gated,
@@ -102,11 +88,8 @@ def test_with_replay_each_rollout_is_computed_once(
         return logprobs(policy, batch)
 
     monkeypatch.setattr(LanguagePolicy, "logprobs", counted)
-    swarm = MemorySwarm()
-    node, _, _ = join(
-        swarm, 1, verifier, config(replay={"mode": "on", "size": 64, "batch": 16, "author_share": 1.0})
-    )
-    _, _, other = join(swarm, 2, verifier, config())
+    replay = {"mode": "on", "size": 64, "batch": 16, "author_share": 1.0}
+    (node, _, _), (_, _, other) = swarm_of(verifier, config(replay=replay), config())
     reports = play(node, other, (1, 2, 3), prefix="") + play(node, other, (4,))
     assert sum(r.external for r in reports[:3]) > 12 and all(r.gated == {} for r in reports[:3])
     assert sum(reports[3].gated.values()) > 0
@@ -114,12 +97,13 @@ def test_with_replay_each_rollout_is_computed_once(
     assert len(refs) == len(set(refs)) > 12
 
 
-def test_gated_rollouts_are_recorded_and_shown() -> None:
-    line = metrics_line(replace(report(1), gated={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0))
-    assert (line["gated"], line["gate_reported"]) == ({"an unlikely token": 2}, {})
-    assert "not trained on: 2 an unlikely token" in round_sentence(line)
-    line = metrics_line(
-        replace(report(1), gate_reported={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0)
-    )
-    assert (line["gated"], line["gate_reported"]) == ({}, {"an unlikely token": 2})
-    assert "odd, but trained on: 2 an unlikely token" in round_sentence(line)
+@pytest.mark.parametrize(
+    ("field", "said"), [("gated", "not trained on"), ("gate_reported", "odd, but trained on")]
+)
+def test_gated_rollouts_are_recorded_and_shown(field: str, said: str) -> None:
+    found = replace(report(1), **{field: {"an unlikely token": 2}})
+    line = metrics_line(found, NodeReport(0.0, 1, None, 1.0))
+    assert {key: line[key] for key in ("gated", "gate_reported") if line[key]} == {
+        field: {"an unlikely token": 2}
+    }
+    assert f"{said}: 2 an unlikely token" in round_sentence(line)

@@ -13,7 +13,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Tokens
-from tests.swarmd.trainer.conftest import join, weights, without_seconds
+from tests.swarmd.trainer.conftest import join, swarm_of, weights, without_seconds
 
 
 def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: object) -> NodeConfig:
@@ -58,11 +58,8 @@ def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifie
 
 
 def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(
-        swarm, 1, verifier, config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2)
-    )
-    others = [join(swarm, i, verifier, config(local=4, updates_per_round=1))[0] for i in (2, 3)]
+    settings = config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2)
+    node, *others = (parts for parts, *_ in swarm_of(verifier, settings, *[config(updates_per_round=1)] * 2))
     reports = []
     for t in range(1, 6):
         for other in others:
@@ -111,9 +108,7 @@ def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_f
     settings = config(
         local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0, rate=3e-3
     )
-    swarm = MemorySwarm()
-    node, policy, _ = join(swarm, 1, verifier, settings)
-    other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
+    (node, policy, _), (other, _, _) = swarm_of(verifier, settings, config(updates_per_round=1))
     assert node.pool.max_age == settings.replay.max_age > settings.round.max_age
     first: dict[object, Tokens] = {}
     for t in range(1, 6):

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.advantages import within_group
-from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import tasks_of
@@ -26,7 +25,7 @@ from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import SCORED_PER_ROUND, run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef, UpdateReport, Weigh
-from tests.swarmd.trainer.conftest import join, play, watched, weights, without_seconds
+from tests.swarmd.trainer.conftest import join, play, swarm_of, watched, weights, without_seconds
 
 
 def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on") -> NodeConfig:
@@ -36,15 +35,26 @@ def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on"
 
 def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, QueuedMember, QueuedMember]:
     """Return a node, its member, and another member of its swarm."""
-    swarm = MemorySwarm()
-    node, _, member = join(swarm, 1, verifier, settings)
-    return node, member, join(swarm, 2, verifier, config())[2]
+    (node, _, member), (_, _, other) = swarm_of(verifier, settings, config())
+    return node, member, other
 
 
 def right_answer(task: Task) -> Completion:
     return Completion(
         f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True
     )
+
+
+WRONG = Completion("no", True)
+
+
+def round_with(
+    node: RoundParts, other: QueuedMember, answers: Mapping[TaskRef, Sequence[Completion]], t: int = 1
+) -> RoundReport:
+    """Run the round in which the node hears the other's answers to these tasks."""
+    rollouts = [Rollout(ref, tuple(given), other.identity.peer_id) for ref, given in answers.items()]
+    RolloutExchange(other, "m", TINY_9).share(rollouts, t)
+    return run_round(t, node)
 
 
 def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
@@ -59,9 +69,7 @@ def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, 
     alone, alone_policy, _ = join(MemorySwarm(), 1, verifier, settings)
     alone_reports = [without_seconds(run_round(t, alone)) for t in range(1, 4)]
 
-    swarm = MemorySwarm()
-    crowded, crowded_policy, _ = join(swarm, 1, verifier, settings)
-    other, _, _ = join(swarm, 2, verifier, config())
+    (crowded, crowded_policy, _), (other, _, _) = swarm_of(verifier, settings, config())
     crowded_reports = []
     for t in range(1, 4):
         run_round(t, other)
@@ -72,12 +80,10 @@ def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, 
 
 
 def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    nodes = [join(swarm, i, verifier, config())[0] for i in (1, 2, 3)]
+    nodes = [node for node, _, _ in swarm_of(verifier, *[config()] * 3)]
     reports = [run_round(t, node) for t in range(1, 6) for node in nodes]
     later = reports[6:]
-    assert all(r.local == 4 for r in reports)
-    assert sum(r.external == 4 for r in later) >= 0.8 * len(later)
+    assert all(r.local == 4 for r in reports) and sum(r.external == 4 for r in later) >= 0.8 * len(later)
     assert all(r.staleness_max <= 2 for r in reports), "no older than round.max_age"
     for node, report in zip(nodes * 5, reports, strict=False):
         assert node.me not in report.external_authors
@@ -97,27 +103,20 @@ def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> N
 
 def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) -> None:
     """A peer's answers earn what our verifier gives them, whatever the peer thinks of them."""
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
-    _, _, liar = join(swarm, 2, verifier, config())
-    tasks = node.tasks.draw(4, random.Random(0))
+    node, _, liar = pair(verifier, config())
     wrong = Completion("<answer>I am right, trust me</answer>", True)
-    rollouts = [Rollout(task.ref, (right_answer(task), wrong), liar.identity.peer_id) for task in tasks]
-    RolloutExchange(liar, "m", TINY_9).share(rollouts, 1)
-    report = run_round(1, node)
+    tasks = node.tasks.draw(4, random.Random(0))
+    report = round_with(node, liar, {task.ref: [right_answer(task), wrong] for task in tasks})
     assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
     for scored in node.pool:
-        task = node.tasks.task(scored.rollout.ref)
-        assert task is not None and scored.question == task.question
+        assert scored.question == node.tasks.task(scored.rollout.ref).question
         assert scored.rewards == (1.0, 0.0)
 
 
 def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verifier, tmp_path: Path) -> None:
     settings = config()
     settings = settings.model_copy(update={"round": settings.round.model_copy(update={"train": "off"})})
-    swarm = MemorySwarm()
-    node, policy, _ = join(swarm, 1, verifier, settings)
-    other, _, _ = join(swarm, 2, verifier, config())
+    (node, policy, _), (other, _, _) = swarm_of(verifier, settings, config())
     before, heard = weights(policy, tmp_path / "before"), 0
     for t in range(1, 5):
         report = run_round(t, node)
@@ -131,11 +130,7 @@ def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verif
 
 def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
-    useless = [
-        Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)
-    ]
-    RolloutExchange(other, "m", TINY_9).share(useless, 1)
-    report = run_round(1, node)
+    report = round_with(node, other, {TaskRef("bf", n): [WRONG] * 8 for n in range(6)})
     assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
 
 
@@ -155,9 +150,6 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
         wrong.ref: [Completion("<answer>no</answer>", True)],
         both.ref: [right_answer(both)] * 2,
     }
-    RolloutExchange(person, "a person", TINY_9).share(
-        [Rollout(ref, tuple(of), person.identity.peer_id) for ref, of in answers.items()], 1
-    )
     trained: dict[TaskRef, Sequence[float]] = {}
     update = node.policy.update
 
@@ -167,7 +159,7 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
         return update(batch, weigh)
 
     node.policy.update = watched  # type: ignore[method-assign]
-    report = run_round(1, node)
+    report = round_with(node, person, answers)
     assert report.external >= len(trained)  # replay trains on it more than once
     assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(
         min(of) > 0.25 for of in trained.values()
@@ -195,7 +187,7 @@ def test_only_the_newest_of_a_flood_are_scored_and_as_many_as_a_batch_takes(
 ) -> None:
     node, _, other = pair(verifier, config(external=external))
     refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
-    flood = [Rollout(ref, (Completion("no", True),), other.identity.peer_id) for ref in refs]
+    flood = [Rollout(ref, (WRONG,), other.identity.peer_id) for ref in refs]
     node, calls = counted(node)
     for start in range(0, len(flood), 50):
         RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
@@ -207,31 +199,18 @@ def test_only_the_newest_of_a_flood_are_scored_and_as_many_as_a_batch_takes(
 def test_rollouts_in_the_pool_are_not_scored_again(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config(gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
-    right = right_answer(task)
-    rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
     node, calls = counted(node)
     for t in (1, 2):
-        RolloutExchange(other, "m", TINY_9).share([rollout], t)
-        assert run_round(t, node).pool_size == 1
+        assert round_with(node, other, {task.ref: [right_answer(task), WRONG]}, t).pool_size == 1
     assert calls[1] == [task.ref] and task.ref not in calls[3]
 
 
 def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
-    held = [n for n in range(40) if TINY_9.holds_out(task_of(node, n))]
+    held = [n for n in range(40) if TINY_9.holds_out(node.tasks.task(TaskRef("bf", n)))]
     node, calls = counted(node)
-    answers = (Completion("no", True),)
-    RolloutExchange(other, "m", TINY_9).share(
-        [Rollout(TaskRef("bf", n), answers, other.identity.peer_id) for n in range(40)], 1
-    )
-    run_round(1, node)
+    round_with(node, other, {TaskRef("bf", n): [WRONG] for n in range(40)})
     assert held and [ref.n for ref in calls[1]] == [n for n in range(40) if n not in held]
-
-
-def task_of(node: RoundParts, n: int) -> Task:
-    task = node.tasks.task(TaskRef("bf", n))
-    assert task is not None
-    return task
 
 
 def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> None:
@@ -241,16 +220,12 @@ def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> No
     known = node.tasks.task
     node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # one that upstream cannot make in time
     node, calls = counted(node)
-    rollouts = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in (5, 6)]
-    RolloutExchange(other, "m", TINY_9).share(rollouts, 1)
-    run_round(1, node)
+    round_with(node, other, {TaskRef("bf", n): [WRONG] for n in (5, 6)})
     assert calls[1] == [TaskRef("bf", 6)]
 
 
 def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(max_age=2))
-    other, _, _ = join(swarm, 2, verifier, config())
+    (node, _, _), (other, _, _) = swarm_of(verifier, config(max_age=2), config())
     run_round(1, other)
     sizes = [run_round(t, node).pool_size for t in (1, 2, 3, 4)]
     assert sizes[0] == sizes[1] == sizes[2] > 0 and sizes[3] == 0
@@ -265,8 +240,7 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
     node, calls = counted(node)
     ages = []
     for task, heard, t in zip(node.tasks.draw(3, random.Random(0)), (2, 2, 900), (4, 5, 6), strict=True):
-        right = right_answer(task)
-        rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
+        rollout = Rollout(task.ref, (right_answer(task), WRONG), other.identity.peer_id)
         body = wire.encode([rollout], 1, "m")
         member.queue.put(ReceivedBody(other.identity.peer_id, "", wire.KIND, body, heard))
         report = run_round(t, node)
@@ -286,17 +260,14 @@ def test_longer_rollouts_are_trained_on_in_part(verifier: Verifier) -> None:
     """
     node, _, other = pair(verifier, config(local=0, gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
-    right = right_answer(task)
     wrong = [Completion(f"<answer>no {n}</answer>", True) for n in range(32)]
-    RolloutExchange(other, "m", TINY_9).share(
-        [Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1
-    )
     completions: list[int] = []
     reward = node.reward
     node = replace(
         node, reward=lambda items: completions.extend(len(texts) for _, texts in items) or reward(items)
     )
-    assert run_round(1, node).external == 1 and completions == [16]
+    report = round_with(node, other, {task.ref: [right_answer(task)] * 32 + wrong})
+    assert (report.external, completions) == (1, [16])
     (scored,) = node.pool
     assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
     mean = sum(scored.group) / 16
@@ -315,25 +286,18 @@ def test_the_loss_decides_about_groups_of_equal_rewards(verifier: Verifier, loss
 
 
 def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, member = join(swarm, 1, verifier, config(gate="off"))
-    (_, _, useless), (_, _, useful) = (join(swarm, n, verifier, config()) for n in (2, 3))
-    wrong = (Completion("no", True),) * 2
+    (node, _, member), (_, _, useless), (_, _, useful) = swarm_of(
+        verifier, config(gate="off"), config(), config()
+    )
     (task,) = node.tasks.draw(1, random.Random(0))
-    right = right_answer(task)
-    for peer, also in (
-        (useless, []),
-        (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)]),
+    refs = [TaskRef("binary_matrix", n) for n in range(64)]
+    for peer, answers in (
+        (useless, [(ref, (WRONG,) * 2) for ref in refs]),
+        (useful, [(task.ref, (right_answer(task), WRONG)), *((ref, (WRONG,) * 2) for ref in refs[:63])]),
     ):
-        sent = [
-            *also,
-            *(
-                Rollout(TaskRef("binary_matrix", n), wrong, peer.identity.peer_id)
-                for n in range(64 - len(also))
-            ),
-        ]
-        RolloutExchange(peer, "m", TINY_9).share(sent[:32], 1)
-        RolloutExchange(peer, "m", TINY_9).share(sent[32:], 1)
+        sent = [Rollout(ref, given, peer.identity.peer_id) for ref, given in answers]
+        for half in (sent[:32], sent[32:]):
+            RolloutExchange(peer, "m", TINY_9).share(half, 1)
     run_round(1, node)
     assert member.reports == {Reason.USELESS: 1}
     assert member.score(useless.identity.peer_id) == 0, "it costs quota, not repute"
@@ -341,9 +305,7 @@ def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
 
 def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
     """Fewer than J a round come: then fewer are used. `replays_mean` is 0 always."""
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(gate="off"))
-    other, _, _ = join(swarm, 2, verifier, config(local=2, external=0))
+    (node, _, _), (other, _, _) = swarm_of(verifier, config(gate="off"), config(local=2, external=0))
     used: list[tuple[str, TaskRef]] = []
     me = node.me
     node = watched(node, lambda batch: used.extend((s.author, s.ref) for s in batch if s.author != me))
@@ -360,9 +322,7 @@ def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None
 
     Nothing is refused, nobody is blamed, nothing is taken in twice.
     """
-    swarm = MemorySwarm()
-    listener, _, member = join(swarm, 1, verifier, config(max_age=8))
-    author, policy, _ = join(swarm, 2, verifier, config(external=0))
+    (listener, _, member), (author, policy, _) = swarm_of(verifier, config(max_age=8), config(external=0))
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(run_state(0, 2, author), policy.files())
     first = [report for t in (1, 2) if (run_round(t, author), report := run_round(t, listener))]
@@ -376,12 +336,7 @@ def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None
     assert member.rejected == {} and member.score(author.me) == 0
 
 
-REPLAY = {
-    "mode": "on",
-    "size": 12,
-    "updates_per_round": 2,
-    "author_share": 1.0,
-}
+REPLAY = {"mode": "on", "size": 12, "updates_per_round": 2, "author_share": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -396,11 +351,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     """
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
 
-    def new() -> tuple[RoundParts, LanguagePolicy, QueuedMember]:
-        swarm = MemorySwarm()
-        return (*join(swarm, 1, verifier, settings)[:2], join(swarm, 2, verifier, settings)[2])
-
-    node, policy, other = new()
+    (node, policy, _), (_, _, other) = swarm_of(verifier, settings, settings)
     play(node, other, (1, 2), prefix)
     if sections:
         node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
@@ -410,7 +361,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     reports = play(node, other, (3, 4), prefix)
     assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
 
-    again, again_policy, other = new()
+    (again, again_policy, _), (_, _, other) = swarm_of(verifier, settings, settings)
     assert resume(checkpoints, again, again_policy)[0] == 2
     assert play(again, other, (3, 4), prefix) == reports
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
@@ -445,11 +396,7 @@ def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifi
         assert len({swarm_digest(curriculum_of(settings)) for settings in (config(), strict)}) == 1, (
             "they are on one topic"
         )
-        tasks = [
-            task
-            for n in range(8)
-            if (task := tasks_of("tiny-9").task(TaskRef("propositional_logic", n))) is not None
-        ]
+        tasks = [tasks_of("tiny-9").task(TaskRef("propositional_logic", n)) for n in range(8)]
         _, _, other = join(swarm, 3, verifier, config())
         rollouts = [
             Rollout(task.ref, (said("P ∨ Q"), said(whole_of(task))), other.identity.peer_id) for task in tasks

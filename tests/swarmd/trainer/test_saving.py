@@ -29,11 +29,13 @@ from tests.swarmd.trainer.test_checkpoint import policy, state, written
 
 
 class SlowDisk(Checkpoints):
-    """A disk that takes nothing until `let_go`, and is slow then."""
+    """A disk that takes nothing until `let_go`, where it is held, and is slow then."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, held: bool = True) -> None:
         super().__init__(folder)
         self.let_go, self.asked, self.late = threading.Event(), threading.Event(), 0.05
+        if not held:
+            self.let_go.set()
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         self.asked.set()
@@ -100,8 +102,7 @@ def test_a_save_that_failed_is_told_and_tried_again_until_there_is_room(tmp_path
         saver.settle()
         saver.settle()
         assert disk.tries == 5
-    found = disk.newest()
-    assert found is not None and found[0] == state(1)
+    assert disk.newest()[0] == state(1)
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
@@ -158,8 +159,7 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path, 4) as (trainer, daemon):
-        disk = SlowDisk(trainer.checkpoints.folder)
-        disk.let_go.set()
+        disk = SlowDisk(trainer.checkpoints.folder, held=False)
         trainer.checkpoints, trainer.saver, one, saved = disk, Saver(disk), trainer._one_round, []
 
         def round_() -> None:
@@ -370,8 +370,7 @@ def test_a_paused_run_is_saved(trainer_in: TrainerIn, tmp_path: Path) -> None:
 
 def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 1) as (trainer, daemon):
-        disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
-        disk.let_go.set()
+        disk, durable = SlowDisk(trainer.checkpoints.folder, held=False), list[int]()
         trainer.saver, trainer.policy.answer = Saver(disk), noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
         daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
         trainer.link.wait(TIMEOUT_S)
@@ -407,8 +406,7 @@ def test_a_large_policy_is_saved_before_the_next_round_begins(
 ) -> None:
     monkeypatch.setattr(node, "MAX_COPIED_BYTES", 1000)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
-        disk, begun = SlowDisk(trainer.checkpoints.folder), list[int]()
-        disk.let_go.set()
+        disk, begun = SlowDisk(trainer.checkpoints.folder, held=False), list[int]()
         trainer.checkpoints, trainer.policy.generate = disk, noting(disk, trainer.policy.generate, begun)  # type: ignore[method-assign]
         trainer.run()
         heard(daemon)
