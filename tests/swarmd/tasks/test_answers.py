@@ -5,7 +5,6 @@ import time
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from reasoning_gym.utils import extract_answer
 
 from swarmd.tasks.answers import (
     MAX_ANSWER_CHARACTERS,
@@ -18,6 +17,7 @@ from swarmd.tasks.answers import (
     read,
 )
 from swarmd.tasks.curriculum import CURRICULA
+from swarmd.tasks.gym import reasoning_gym
 
 PIECES = [
     "<answer>",
@@ -40,7 +40,7 @@ PIECES = [
 @example("<answer>a<answer>b</answer>")
 @example("</answer>1<answer>")
 def test_extract_equals_upstream_also_of_a_text_that_stopped_at_the_answers_end(text: str) -> None:
-    assert extract(text) == extract_answer(text)
+    assert extract(text) == reasoning_gym.utils.extract_answer(text)
     end = answer_end(text)
     assert extract(text) == (None if end is None else extract(text[:end]))
     assert end is None or extract(text[: end - 1]) != extract(text), "and no shorter text would"

@@ -8,15 +8,18 @@ import platform
 import random
 import subprocess
 import sys
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.sandbox import seccomp
 from swarmd.tasks.sandbox.client import COMMAND, Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests import ROOT
-from tests.swarmd.tasks.hostile import CODE, SLOW
+from tests.swarmd.tasks.hostile import CODE, SLOW, answers
 from tests.swarmd.tasks.watched import cpu_seconds, descendants, watched
 
 FILTERED = sys.platform == "linux" and platform.machine() in seccomp.MACHINES
@@ -39,8 +42,7 @@ def probe(how: str, path: Path) -> dict[str, str]:
 @ONLY_FILTERED
 def test_the_kernel_refuses_what_gets_past_python(tmp_path: Path) -> None:
     outcomes = probe("kernel", tmp_path / "made")
-    assert outcomes.pop("contained") == "True"
-    assert outcomes.pop("memory") == "refused"
+    assert outcomes.pop("contained") == "True" and outcomes.pop("memory") == "refused"
     assert len(outcomes) == 12
     assert set(outcomes.values()) == {f"refused {errno.EPERM}"}, outcomes
     assert list(tmp_path.iterdir()) == []
@@ -49,8 +51,7 @@ def test_the_kernel_refuses_what_gets_past_python(tmp_path: Path) -> None:
 @pytest.mark.net
 def test_the_audit_hook_refuses_where_there_is_no_filter(tmp_path: Path) -> None:
     outcomes = probe("hook", tmp_path / "made")
-    assert outcomes.pop("contained") == "False"
-    assert len(outcomes) == 12
+    assert outcomes.pop("contained") == "False" and len(outcomes) == 12
     assert set(outcomes.values()) == {"refused"}, outcomes
     assert list(tmp_path.iterdir()) == []
 
@@ -123,10 +124,48 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
         # Two lives of 0.2 s each at most, and the forks; by itself one answer takes minutes.
         assert cpu_seconds(verifier.pid) - begun < len(ended)
         assert sum(reason is GradeReason.TIMEOUT for reason in ended) >= (2 if left_out != "no-hook" else 3)
-        assert verifier.restarts == restarts
-        assert len(descendants(verifier.pid)) == 1
+        assert verifier.restarts == restarts and len(descendants(verifier.pid)) == 1
         right = tasks.task(TaskRef("binary_matrix", 1))
         assert right is not None
         assert verifier.score(
             [(right.ref, [Completion(f"<answer>{right.entry['answer']}</answer>", True)])]
         ) == [(1.0,)]
+
+
+COUNT = 2000
+# Seconds of CPU time for which an answer may hold the round, in the mean; what takes 0.2 is ended
+# (test_verifier.py)
+HOLD = 0.001
+
+
+@pytest.mark.net
+def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    kinds = [(name, specialty) for name in ("sapo-9", "tiny-9") for specialty in CURRICULA[name].specialties]
+    reasons: Counter[GradeReason] = Counter()
+    with watched(tmp_path / "watched") as target, Verifier("sapo-9") as sapo, Verifier("tiny-9") as tiny:
+        verifiers = {"sapo-9": sapo, "tiny-9": tiny}
+        for verifier in verifiers.values():  # both are up, and what is measured is the marking
+            verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])
+        restarts, begun = (
+            [v.restarts for v in verifiers.values()],
+            sum(cpu_seconds(v.pid) for v in verifiers.values()),
+        )
+        for name, specialty in kinds:
+            tasks = tasks_of(name)
+            task = next(
+                t
+                for n in iter(lambda: rng.randrange(HELD_OUT_END), -1)
+                if (t := tasks.task(TaskRef(specialty, n)))
+            )
+            for text in islice(answers(tasks, task, target.path, target.port, rng), -(-COUNT // len(kinds))):
+                completion = Completion(text, rng.random() < 0.5)
+                (judgement,) = verifiers[name].judge([(task.ref, [completion])])[0]
+                reasons[judgement.reason] += 1
+                assert judgement.reward == 0, (task.ref, text[:200])
+        assert all(len(descendants(v.pid)) == 1 for v in verifiers.values())  # its one worker
+        assert [v.restarts for v in verifiers.values()] == restarts
+        assert target.touched() == []
+        held = (sum(cpu_seconds(v.pid) for v in verifiers.values()) - begun) / reasons.total()
+    assert reasons.total() >= COUNT
+    assert held < HOLD

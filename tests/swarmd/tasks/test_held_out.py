@@ -3,6 +3,8 @@
 import hashlib
 import hmac
 import random
+from operator import itemgetter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -86,28 +88,16 @@ def test_held_out_texts_are_asked_by_the_judge_and_trained_on_by_nobody(name: st
 
 
 def test_a_training_draw_takes_the_next_number_whose_text_is_not_held_out() -> None:
-    tasks = tasks_of("tiny-9")
-    held = next(n for n in range(10_000) if tasks.curriculum.holds_out(task_of(tasks, n)))
-    found = CurriculumTasks(TINY_9, ["bf"]).draw(1, Fixed(held))[0]
-    assert found.ref.n > held and not tasks.curriculum.holds_out(found)
-    assert all(tasks.curriculum.holds_out(task_of(tasks, n)) for n in range(held, found.ref.n))
-    last = CurriculumTasks(TINY_9, ["bf"]).draw(1, Fixed(TRAINING_TASKS - 1))[0]
-    assert 0 <= last.ref.n < TRAINING_TASKS
+    tasks = CurriculumTasks(TINY_9, ["bf"])
 
+    def drawn_at(n: int) -> Task:
+        return tasks.draw(1, SimpleNamespace(choice=itemgetter(0), randrange=lambda *_: n))[0]
 
-class Fixed(random.Random):
-    def __init__(self, n: int) -> None:
-        super().__init__(1)
-        self._n = n
-
-    def randrange(self, *_bounds: int) -> int:  # type: ignore[override]
-        return self._n
-
-
-def task_of(tasks: CurriculumTasks, n: int) -> Task:
-    task = tasks.task(TaskRef("bf", n))
-    assert task is not None
-    return task
+    held = next(n for n in range(10_000) if TINY_9.holds_out(tasks.task(TaskRef("bf", n))))
+    found = drawn_at(held)
+    assert found.ref.n > held and not TINY_9.holds_out(found)
+    assert all(TINY_9.holds_out(tasks.task(TaskRef("bf", n))) for n in range(held, found.ref.n))
+    assert 0 <= drawn_at(TRAINING_TASKS - 1).ref.n < TRAINING_TASKS
 
 
 def test_about_one_text_of_sixteen_is_held_out() -> None:
@@ -122,15 +112,7 @@ def test_a_strict_curriculum_holds_out_the_same_texts() -> None:
         assert CURRICULA[name].held_by_text == CURRICULA[f"{name}-strict"].held_by_text
 
 
-class Silent:
-    """Tasks that make no question."""
-
-    curriculum = Curriculum("silent", {"one": {}})
-
-    def task(self, ref: TaskRef) -> Task | None:
-        return None
-
-
 def test_tasks_that_make_no_question_are_given_up() -> None:
+    silent = SimpleNamespace(curriculum=Curriculum("silent", {"one": {}}), task=lambda ref: None)
     with pytest.raises(NoQuestion, match="one of silent makes no question"):
-        question(Silent(), bytes(32), 0)
+        question(silent, bytes(32), 0)

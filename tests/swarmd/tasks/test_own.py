@@ -14,7 +14,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
-from swarmd.tasks.own import PLUGIN_PROCESS, NoQuestion, OwnCurriculum, OwnTasks, find_curriculum
+from swarmd.tasks.own import PLUGIN_PROCESS, NoQuestion, OwnTasks, find_curriculum
 from swarmd.tasks.plugin import load
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
 from swarmd.tasks.sandbox.pipe import PluginDescription
@@ -35,9 +35,12 @@ GOOD = (
 
 
 def described(source: str, seconds: float = TIMEOUT_S) -> PluginDescription:
-    found = describe((PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}", seconds)
-    assert found is not None
-    return found
+    return describe((PLUGIN_PROCESS, source, ""), f"own tasks cannot be used: {source}", seconds)
+
+
+def plugin(folder: Path, text: str = GOOD) -> str:
+    (folder / "tasks.py").write_text(text)
+    return str(folder / "tasks.py")
 
 
 def said(*answers: str) -> list[Completion]:
@@ -52,7 +55,6 @@ def unruly() -> Iterator[Verifier]:
 
 def test_the_example_asks_and_scores() -> None:
     found = curriculum_of(NodeConfig(swarm=SwarmConfig(curriculum=str(EXAMPLE))))
-    assert isinstance(found, OwnCurriculum)
     assert (found.name, found.specialties) == ("sums", ("add", "subtract"))
     assert swarm_digest(found) != swarm_digest(TINY_9)
     with Verifier(found) as verifier:
@@ -64,8 +66,7 @@ def test_the_example_asks_and_scores() -> None:
         ) > 1
         assert all(task.ref.n >= HELD_OUT for task in tasks.draw_held_out(4, random.Random(1)))
         assert tasks.task(TaskRef("add", -1)) is None and tasks.task(TaskRef("multiply", 1)) is None
-        question = tasks.task(TaskRef("add", 7))
-        assert question is not None and question.question == "Calculate 9 + 7."
+        assert tasks.task(TaskRef("add", 7)).question == "Calculate 9 + 7."
         answers = [*said("16", " 16 ", "17", "９"), Completion("16", True)]
         judged = verifier.judge([(TaskRef("add", 7), answers), (TaskRef("x", 7), said("16"))])
         reasons = [[score.reason for score in row] for row in judged]
@@ -79,9 +80,8 @@ def test_the_example_asks_and_scores() -> None:
 
 
 def test_a_plugins_scores_are_rewards(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.py"
-    path.write_text(GOOD.replace("return 1", "return len(answer) / 3"))
-    with Verifier(find_curriculum(str(path))) as verifier:
+    thirds = plugin(tmp_path, GOOD.replace("return 1", "return len(answer) / 3"))
+    with Verifier(find_curriculum(thirds)) as verifier:
         (scores,) = verifier.judge([(TaskRef("a", 1), said("", "1", "12", "123", "1234"))])
     assert list(scores) == [
         *map(ScoredAnswer.of, (0.0, 1 / 3, 2 / 3, 1.0)),
@@ -152,8 +152,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     # What kills two workers costs the rest of its rollout
     assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
     assert fine == (1.0, 0.0)
-    assert f"the tasks unruly: {how} n = 1: score" in caplog.text
-    assert "\x1b" not in caplog.text
+    assert f"the tasks unruly: {how} n = 1: score" in caplog.text and "\x1b" not in caplog.text
     assert not UNRULY.with_suffix(".touched").exists()
     assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
 
@@ -165,8 +164,7 @@ def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
         + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer): time.sleep(float(answer));"
         " return 1.0\n"
     )
-    (tmp_path / "tasks.py").write_text(text)
-    with Verifier(find_curriculum(str(tmp_path / "tasks.py"))) as verifier:
+    with Verifier(find_curriculum(plugin(tmp_path, text))) as verifier:
         assert verifier.score([(TaskRef("a", 1), said("0", "0.4", "60", "0"))]) == [(1.0, 1.0, 0.0, 1.0)]
         assert sum(verifier.faults.values()) == 1 and verifier.restarts == 0
 
@@ -180,9 +178,7 @@ def test_a_question_that_fails_is_skipped(
     assert made.question is None and made.fault.startswith("generate")
     assert f"the tasks unruly: {how} n = 10: generate" in caplog.text
     assert unruly.score([(TaskRef(how, 10), said("good"))]) == [(0.0,)]
-    after = unruly.make(TaskRef("fine", 10))
-    assert after.question is not None and after.question.startswith("fine 10 of ")
-    assert unruly.restarts == 0
+    assert unruly.make(TaskRef("fine", 10)).question.startswith("fine 10 of ") and unruly.restarts == 0
 
 
 def test_a_plugins_faults_are_logged_rarely_with_their_place(
@@ -201,9 +197,7 @@ def test_a_plugins_faults_are_logged_rarely_with_their_place(
 
 
 def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
-    made = unruly.make(TaskRef("fine", 1)).question
-    assert made is not None
-    _, _, _, pid, number = made.split()
+    _, _, _, pid, number = unruly.make(TaskRef("fine", 1)).question.split()
     assert int(pid) not in (os.getpid(), os.getppid())
     assert float(number) == random.Random(1).random()  # `random` is seeded for those that forget to
     long = "x" * 51
@@ -215,7 +209,6 @@ def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
 
 def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Verifier) -> None:
     found = find_curriculum(str(UNRULY))
-    assert isinstance(found, OwnCurriculum)
     with pytest.raises(
         NoQuestion,
         match=r"made no question in 16 tries; the last: generate: ValueError: no such luck .*Mend it",
@@ -247,10 +240,8 @@ def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Ver
     ],
 )
 def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "tasks.py"
-    path.write_text(text)
     with pytest.raises(PluginRefused, match=words):
-        load(str(path))
+        load(plugin(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -277,10 +268,9 @@ def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str,
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "tasks.py"
-    path.write_text(text)
+    path = plugin(tmp_path, text)
     with pytest.raises(ConfigError, match=rf"tasks\.py: .*{words}"):
-        described(str(path), seconds=3) if "sleep" in text else find_curriculum(str(path))
+        described(path, seconds=3) if "sleep" in text else find_curriculum(path)
 
 
 def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
@@ -294,18 +284,16 @@ def test_missing_files_and_unknown_names_are_reported(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_what_is_in_the_file_not_of_its_name(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a.py", "b.py", "c.py")]
-    for path, text in zip(paths, (GOOD, GOOD, GOOD.replace("return 1", "return 0")), strict=True):
-        path.write_text(text)
-    same, again, other = (swarm_digest(find_curriculum(str(path))) for path in paths)
-    assert same == again != other
+    digests = [swarm_digest(find_curriculum(plugin(tmp_path)))]
+    for name, text in (("again.py", GOOD), ("other.py", GOOD.replace("return 1", "return 0"))):
+        (tmp_path / name).write_text(text)
+        digests.append(swarm_digest(find_curriculum(str(tmp_path / name))))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.py"
-    path.write_text(GOOD)
-    found = find_curriculum(str(path))
-    path.write_text(GOOD.replace("return 1", "return 0"))
+    found = find_curriculum(plugin(tmp_path))
+    plugin(tmp_path, GOOD.replace("return 1", "return 0"))
     with (
         Verifier(found) as verifier,
         pytest.raises(

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
-from reasoning_gym.arithmetic import basic_arithmetic
 
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
-from swarmd.tasks.gym import bf_optimizer, reasoning_gym
+from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
 from swarmd.testing import TIMEOUT_S
 from tests import ROOT
@@ -49,14 +49,8 @@ def digest(texts: Iterable[str]) -> str:
 
 def fingerprint(hash_seed: str, order: str, **extra: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), **extra}
-    done = subprocess.run(
-        [sys.executable, "-c", FINGERPRINT, order],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    return done.stdout
+    command = [sys.executable, "-c", FINGERPRINT, order]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 @pytest.mark.net
@@ -102,7 +96,6 @@ def test_items_equal_reasoning_gyms(name: str) -> None:
         for n in (0, 3, 12_345):
             task = tasks.task(TaskRef(specialty, n))
             theirs = reasoning_gym.create_dataset(specialty, seed=n, size=1, **config)[0]
-            assert task is not None
             assert (task.question, task.entry["answer"]) == (theirs["question"], theirs["answer"])
 
 
@@ -147,7 +140,7 @@ def test_what_another_thread_writes_meanwhile_is_written(capsys: pytest.CaptureF
     """
     tasks = CurriculumTasks(CURRICULA["tiny-9"])
     tasks._datasets["bf"] = WritesMeanwhile()
-    assert tasks.task(TaskRef("bf", 1)) is not None
+    tasks.task(TaskRef("bf", 1))
     assert capsys.readouterr().out == "ready\n"
 
 
@@ -178,9 +171,7 @@ def test_the_locale_does_not_matter() -> None:
     try:
         locale.setlocale(locale.LC_TIME, others[0])
         assert [tasks_of("sapo-9").task(TaskRef("calendar_arithmetic", n)) for n in range(100)] == plain
-        seen = spied.task(TaskRef("calendar_arithmetic", 1))
-        assert seen is not None
-        assert seen.question == "C"
+        assert spied.task(TaskRef("calendar_arithmetic", 1)).question == "C"
         assert locale.setlocale(locale.LC_TIME) == others[0]
     finally:
         locale.setlocale(locale.LC_TIME, "C")
@@ -220,15 +211,9 @@ def test_drawing_is_uniform_over_specialties() -> None:
 
 
 def test_a_draw_passes_over_what_names_no_task() -> None:
-    class Fixed(random.Random):
-        def choice(self, sequence):  # type: ignore[no-untyped-def]
-            return COSTLY.specialty
-
-        def randrange(self, *bounds):  # type: ignore[no-untyped-def]
-            return next(numbers)
-
     numbers = iter([COSTLY.n, 7])
-    assert tasks_of("sapo-9").draw(1, Fixed())[0].ref == TaskRef(COSTLY.specialty, 7)
+    rng = SimpleNamespace(choice=lambda _: COSTLY.specialty, randrange=lambda *_: next(numbers))
+    assert tasks_of("sapo-9").draw(1, rng)[0].ref == TaskRef(COSTLY.specialty, 7)
 
 
 def test_an_unknown_curriculum_names_the_known() -> None:

@@ -15,6 +15,9 @@ import msgspec
 import psutil
 import pytest
 
+from swarmd.errors import ConfigError
+from swarmd.protocols import Reward
+from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox import client as client_module
 from swarmd.tasks.sandbox import pipe
@@ -67,8 +70,6 @@ class Raw:
     """A verifier spoken to directly."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
         self.process, self.stdin, self.stdout = process, process.stdin, process.stdout
 
     def send(self, body: bytes) -> None:
@@ -100,20 +101,17 @@ def verifier() -> Iterator[Verifier]:
 def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> None:
     rng = random.Random(5)
     good = msgspec.msgpack.encode(VerifierRequest("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
-    bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
-    # Well-formed, and too long
-    bodies += [
-        msgspec.msgpack.encode(
-            VerifierRequest("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.MAX_FRAME_BYTES,)),))
-        )
+    wrong = [
+        ["tiny-9", [["bf", 1, ["x" * pipe.MAX_FRAME_BYTES]]]],  # well-formed, and too long
+        *(None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]]),
+        *(["tiny-9", [["bf", n, ["x"]]]] for n in ("1", 1.5, None, [1])),
+        *(["tiny-9", [["bf", 1, [x]]]] for x in (7, None, b"x", ["x"])),
     ]
-    bodies += [
-        msgspec.msgpack.encode(x)
-        for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])
+    bodies = [
+        *(b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"),
+        *map(msgspec.msgpack.encode, wrong),
+        *(rng.randbytes(rng.randrange(60)) for _ in range(1000)),
     ]
-    bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", n, ["x"]]]]) for n in ("1", 1.5, None, [1])]
-    bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", 1, [x]]]]) for x in (7, None, b"x", ["x"])]
-    bodies += [rng.randbytes(rng.randrange(60)) for _ in range(1000)]
     worker = descendants(raw.process.pid)[0].pid
     for body in bodies:
         raw.send(body)
@@ -129,9 +127,11 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
 
 
 def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> None:
-    items = [ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))]
-    items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
-    raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", tuple(items))))
+    items = (
+        *(ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))),
+        *(ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())),
+    )
+    raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", items)))
     nothing = (ScoredAnswer.of(GradeReason.NO_TASK),)
     refused = tuple(map(ScoredAnswer.of, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG)))
     assert raw.reply() == Judgements((nothing, nothing, nothing * 2, refused, ()))
@@ -160,7 +160,6 @@ def test_the_verifier_ends_when_its_client_is_killed() -> None:
     client = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
-    assert client.stdout is not None
     process = psutil.Process(int(client.stdout.readline()))
     family = [process, *process.children()]
     assert len(family) == 2
@@ -178,8 +177,7 @@ def test_the_verifier_has_an_empty_environment(verifier: Verifier) -> None:
         for name in process.environ()
     )
     for member in (process, worker):
-        assert member.num_threads() == 1
-        assert member.net_connections() == []
+        assert member.num_threads() == 1 and member.net_connections() == []
     if sys.platform == "linux":
         status = dict(
             line.split(":\t", 1)
@@ -198,11 +196,9 @@ def test_a_killed_verifier_is_restarted(verifier: Verifier) -> None:
     items = questions(8, 1)
     assert verifier.score(items) == [(1.0, 0.0)] * 8
     before, restarts = verifier.pid, verifier.restarts
-    assert before is not None
     os.kill(before, signal.SIGKILL)
     assert verifier.score(items) == [(1.0, 0.0)] * 8
-    assert verifier.pid != before
-    assert verifier.restarts == restarts + 1
+    assert verifier.pid != before and verifier.restarts == restarts + 1
 
 
 def test_a_killed_worker_is_replaced_and_costs_no_reward(verifier: Verifier) -> None:
@@ -240,18 +236,17 @@ def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> N
     items = questions(8, 4)
     killer = threading.Thread(target=kill)
     killer.start()
-    right = wrong = 0
+    lost = 0
     try:
         while kills[0] < 10:
-            for row in verifier.score(items):
-                right += row[0] == 1.0
-                assert row[1] == 0.0
-                wrong += row[0] != 1.0
+            rewards = verifier.score(items)
+            assert all(wrong == 0.0 for _, wrong in rewards)
+            lost += sum(right != 1.0 for right, _ in rewards)
     finally:
         stop.set()
         killer.join()
     # A worker killed twice over one answer costs that answer, and perhaps the rest of its item
-    assert wrong <= 2 * kills[0]
+    assert lost <= 2 * kills[0]
     assert verifier.score(items) == [(1.0, 0.0)] * 8
 
 
@@ -260,7 +255,6 @@ def test_a_stopped_verifier_is_replaced(verifier: Verifier, monkeypatch: pytest.
     monkeypatch.setattr(client_module, "ITEM_TIMEOUT_S", 0.5)
     items = questions(1, 5)
     verifier.score(items)
-    assert verifier.pid is not None
     os.kill(verifier.pid, signal.SIGSTOP)
     assert verifier.score(items) == [(1.0, 0.0)]
 
@@ -285,8 +279,7 @@ def test_a_verifier_that_never_runs_is_an_error_with_a_remedy(command: tuple[str
     with Verifier("tiny-9", command) as broken:
         with pytest.raises(VerifierFailed, match=cause) as caught:
             broken.score(questions(1, 0))
-        assert "3 times" in str(caught.value)
-        assert "install swarmd again" in str(caught.value)
+        assert "3 times" in str(caught.value) and "install swarmd again" in str(caught.value)
         assert broken.restarts == 3
 
 
@@ -308,3 +301,64 @@ def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
         pytest.raises(VerifierFailed, match=r"temporary file cannot be made.*Free some"),
     ):
         broken.score(questions(1, 0))
+
+
+# What the rest of swarmd and the judge see: rewards and reasons.
+
+REF = TaskRef("binary_matrix", 7)
+
+
+@pytest.fixture(scope="module")
+def right() -> str:
+    return solution(TASKS, TASKS.task(REF))
+
+
+def test_each_completion_gets_its_reason(verifier: Verifier, right: str) -> None:
+    texts = {
+        f"so <answer>{right}</answer>": GradeReason.CORRECT,
+        "<answer>0</answer>": GradeReason.WRONG,
+        right: GradeReason.NO_ANSWER,
+        f"<answer>{right}": GradeReason.NO_ANSWER,
+        f"<answer>{right * 40}</answer>": GradeReason.TOO_LONG,
+        "x" * MAX_COMPLETION_CHARACTERS + f"<answer>{right}</answer>": GradeReason.TOO_LONG,
+        f"<answer>{right}\u202e</answer>": GradeReason.UNSAFE,
+        f"<answer>{right}\ud800</answer>": GradeReason.UNSAFE,
+        f"\ud800\0<answer>{right}</answer>": GradeReason.CORRECT,
+    }
+    unknown = TaskRef("no such", 7)
+    scores = verifier.judge(
+        [(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])]
+    )
+    judged = [tuple(score.reason for score in row) for row in scores]
+    assert judged == [tuple(texts.values()), (GradeReason.NO_TASK,) * 2, ()]
+    assert verifier.judge([]) == []
+    # Cut after its answer
+    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
+    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [
+        (ScoredAnswer.of(GradeReason.NO_TASK),)
+    ]
+
+
+def test_a_verifier_is_a_reward_that_threads_may_share(verifier: Verifier, right: str) -> None:
+    reward: Reward = verifier
+    verifier.judge([(REF, [Completion(f"<answer>{right}</answer>", True)])])  # it is up
+    restarts, answers = verifier.restarts, list[object]()
+
+    def ask() -> None:
+        answers.extend(reward([(REF, [Completion(f"<answer>{right}</answer>", True)])]) for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[(1.0,)]] * 80
+    assert verifier.restarts == restarts
+
+
+def test_an_unused_or_closed_verifier_is_no_process() -> None:
+    idle = Verifier("tiny-9")
+    assert (idle.pid, idle.seccomp) == (None, None)
+    idle.close()
+    with pytest.raises(ConfigError):
+        Verifier("no such")
