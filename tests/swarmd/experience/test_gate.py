@@ -297,5 +297,4 @@ def test_a_rollout_is_looked_at_once_a_batch() -> None:
 
 def test_while_warming_up_nothing_is_computed() -> None:
     pool, asked = stocked(["odd"] * 4), Asked()
-    assert len(gated(pool, asked, Gate())([own(1)], random.Random(0))) == 5
-    assert asked.texts == []
+    assert len(gated(pool, asked, Gate())([own(1)], random.Random(0))) == 5 and asked.texts == []

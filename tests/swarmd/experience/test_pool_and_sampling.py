@@ -11,7 +11,8 @@ from swarmd.experience.advantages import within_group
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import MAX_USED, Pool, PoolLimits, too_old
 from swarmd.experience.sampling import shuffled
-from swarmd.types import Completion, TaskRef
+from swarmd.experience.strategies import Sharing, SharingSettings
+from swarmd.types import Completion, Lead, TaskRef
 from tests.swarmd.experience.conftest import scored
 
 
@@ -20,8 +21,7 @@ def test_a_rollout_may_be_trained_on_until_it_is_older_than_max_age() -> None:
     pool.add([scored(1, 0, 1, heard=5)])
     for now, there in ((5, 1), (6, 1), (7, 1), (8, 0)):
         pool.forget(now)
-        assert len(pool) == there
-        assert too_old(5, now, 2) is not bool(there)
+        assert len(pool) == there and too_old(5, now, 2) is not bool(there)
 
 
 def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
@@ -118,12 +118,13 @@ def test_every_informative_rollout_is_equally_likely() -> None:
 
 
 def test_without_external_the_random_stream_is_untouched() -> None:
+    """Also where others' rollouts have different weights, which are drawn for."""
+    sharing = Sharing(SharingSettings(take="need"), lead=Lead({"bf": 0.1, "arc_1d": 0.3}))
+    pool = [scored(n, 0, 1, specialty=specialty) for n, specialty in enumerate(("bf", "arc_1d"))]
     rng = random.Random(0)
-    before = rng.getstate()
-    SharingSampler(n_local=8, n_external=0)(
-        [scored(n, 0, 1) for n in range(8)], [scored(n, 0, 1) for n in range(8)], rng
-    )
-    assert rng.getstate() == before
+    mine = [scored(n, 0, 1, author="me") for n in range(8)]
+    assert SharingSampler(sharing, n_local=8, n_external=0)(mine, pool, rng) == mine
+    assert rng.getstate() == random.Random(0).getstate()
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8))

@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -54,8 +55,7 @@ def test_the_pool_never_exceeds_a_limit(
     for s in history:
         fill(pool, [s])
         authors = Counter(x.rollout.author for x in pool)
-        assert len(pool) <= capacity
-        assert authors.total() - authors[ME] <= math.floor(crowd * capacity)
+        assert len(pool) <= capacity and authors.total() - authors[ME] <= math.floor(crowd * capacity)
         assert all(n <= max(1, math.floor(each * capacity)) for author, n in authors.items() if author != ME)
         assert numbers(pool) == sorted(numbers(pool)), "oldest first"
         assert pool.external_share == ((authors.total() - authors[ME]) / len(pool) if len(pool) else 0.0)
@@ -181,28 +181,29 @@ def test_while_it_rests_the_batch_is_the_papers() -> None:
     assert [s.rollout.ref.n for s in sample(local, pool.snapshot(), random.Random(0))] == [8, 9, 3]
 
 
-def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
-    burst = ReplaySchedule(4)
-    assert burst.observe(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST_ROUNDS
-    creep = ReplaySchedule(4)
-    assert any(creep.observe(0.1) for _ in range(40))
-    noisy = ReplaySchedule(4)
-    assert not any(noisy.observe(x) for x in [0.06, 0.13, 0.05] * 100) and noisy.updates == 4
-
-
-def test_the_guard_trips_on_drift_alone() -> None:
-    """The guard trips on drift as it does on the clip fraction.
-
-    The policy has left the one that drew, though few of its ratios reach the clip.
-    """
-    burst = ReplaySchedule(4)
-    assert burst.observe(0.0, 0.25) and burst.state.resting == FIRST_REST_ROUNDS
-    creep = ReplaySchedule(4)
-    assert any(creep.observe(0.0, 0.12) for _ in range(40))
-    wide = ReplaySchedule(4, drift_limit=1.0)
-    assert not any(wide.observe(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(
-        0.25, abs=0.01
-    )
+@pytest.mark.parametrize(
+    ("scheduled", "seen", "trips"),
+    [
+        # By the fraction of ratios that are clipped: a burst, a creep, noise.
+        (partial(ReplaySchedule, 4), [(0.2, 0.0)], True),
+        (partial(ReplaySchedule, 4), [(0.1, 0.0)] * 40, True),
+        (partial(ReplaySchedule, 4), [(0.06, 0.0), (0.13, 0.0), (0.05, 0.0)] * 100, False),
+        # By drift alone: the policy has left the one that drew, though few of its ratios reach the clip.
+        (partial(ReplaySchedule, 4), [(0.0, 0.25)], True),
+        (partial(ReplaySchedule, 4), [(0.0, 0.12)] * 40, True),
+        (partial(ReplaySchedule, 4, drift_limit=1.0), [(0.05, 0.25)] * 40, False),
+        # One update a round is never guarded.
+        (ReplaySchedule, [(1.0, 1.0)] * 50, False),
+    ],
+)
+def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise(
+    scheduled: Callable[[], ReplaySchedule], seen: list[tuple[float, float]], trips: bool
+) -> None:
+    schedule = scheduled()
+    updates = schedule.updates
+    assert any(schedule.observe(*each) for each in seen) is trips
+    after = (1, FIRST_REST_ROUNDS) if trips else (updates, 0)
+    assert (schedule.updates, schedule.state.resting) == after
 
 
 def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
@@ -224,8 +225,3 @@ def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
     for _ in range(2 * FIRST_REST_ROUNDS + FIRST_REST_ROUNDS):  # as long as each rest was, the longest first
         schedule.observe(0.05)
     assert schedule.state.rests == 0
-
-
-def test_one_update_a_round_is_never_guarded() -> None:
-    schedule = ReplaySchedule()
-    assert not any(schedule.observe(1.0) for _ in range(50)) and schedule.state == GuardState()

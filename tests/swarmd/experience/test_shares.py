@@ -48,15 +48,16 @@ def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> 
     rng = random.Random(0)
     rack = crowd("s t u v w x y z", "44.1", each=20)
     homes = crowd("a b c d e", "home *")
-    hidden = 0
+    hidden = loud = 0
     for _ in range(200):
         chosen = choose(rack + homes, 4, author_of, rng)
         assert len(chosen) == 4 and sum(item.author.group == "44.1" for item in chosen) <= 1
-        chosen = choose(crowd("s", LOCAL, each=90) + crowd("a b", LOCAL), 4, author_of, rng)
-        assert len(chosen) == 4 and counted(chosen)["s"] <= 2
+        chosen = choose(crowd("s", LOCAL, each=90) + crowd("a b", LOCAL), 8, author_of, rng)
+        assert len(chosen) == 8
+        loud = max(loud, counted(chosen)["s"])
         chosen = choose(crowd("s t u v", "", each=90) + homes, 4, author_of, rng)  # hidden ones are one group
         hidden = max(hidden, sum(item.author.group == "" for item in chosen))
-    assert hidden == 2
+    assert (hidden, loud) == (2, 4)
 
 
 def test_a_hundred_authors_in_few_groups_count_as_few() -> None:
@@ -203,8 +204,7 @@ def test_useful_new_rollouts_earn_credit() -> None:
         scored("thief", 1, text="me 1"),
         scored("thief", 5),
     ]
-    assert useful(theirs, [mine]) == {"friend": 2, "thief": 1}
-    assert useful([turned], [friends]) == {}
+    assert useful(theirs, [mine]) == {"friend": 2, "thief": 1} and useful([turned], [friends]) == {}
     cut = replace(
         friends,
         rollout=replace(copy.rollout, completions=copy.rollout.completions[:1]),

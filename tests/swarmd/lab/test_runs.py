@@ -102,27 +102,22 @@ def test_the_table_has_a_row_for_each_node_and_round_and_a_card(
     assert "no run is finished" in capsys.readouterr().err
 
 
+def of_one(nodes: int, rounds: int, take: str, local: int = 2, **document: object) -> Experiment:
+    """Return an experiment of one setting, whose nodes share all and train on one of others' rollouts."""
+    setting = {
+        "name": "one",
+        "model": {"name": "tiny"},
+        "round": {"local": local, "external": 1},
+        "sharing": {"share": "all", "take": take},
+    }
+    given = {"name": "own", "nodes": nodes, "rounds": rounds, "setting": [setting]}
+    return parse_experiment(given | document, "own.toml")
+
+
 def test_nodes_play_own_tasks() -> None:
     tasks = ROOT / "docs" / "examples" / "sums.py"
-    document = {
-        "name": "own",
-        "nodes": 2,
-        "rounds": 2,
-        "evaluation": {"questions": 2, "answers": 1},
-        "base": {
-            "model": {"name": "tiny"},
-            "swarm": {"curriculum": str(tasks)},
-            "tasks": {"specialties": ["add"]},
-        },
-        "setting": [
-            {
-                "name": "1/1",
-                "round": {"local": 1, "external": 1},
-                "sharing": {"share": "all", "take": "unfiltered"},
-            }
-        ],
-    }
-    played = parse_experiment(document, "own.toml")
+    base = {"swarm": {"curriculum": str(tasks)}, "tasks": {"specialties": ["add"]}}
+    played = of_one(2, 2, "unfiltered", 1, base=base, evaluation={"questions": 2, "answers": 1})
     assert versions(played)["tasks sums"] == find_curriculum(str(tasks)).digest
     lines = list(lines_of(played, played.settings[0], 1))
     assert [line["round"] for line in lines] == [0, 1, 2] and len(lines[2]["evaluation"]["right"]) == 2
@@ -135,10 +130,7 @@ def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
     for name, weight in (("uniform", None), ("same", 1.0), ("none", 0.0)):
         file = tmp_path / f"{name}.py"
         file.write_text(f"WEIGHT = {weight}\ndef weights(all, lead):\n    return [WEIGHT] * len(all)\n")
-        take = "uniform" if weight is None else str(file)
-        given = {"round": {"local": 2, "external": 1}, "sharing": {"share": "all", "take": take}}
-        document = {"name": "own", "nodes": 2, "rounds": 4, "setting": [{"name": "one", **given}]}
-        one = parse_experiment(document | {"base": {"model": {"name": "tiny"}}}, "own.toml")
+        one = of_one(2, 4, "uniform" if weight is None else str(file))
         found[name] = [line["external"] for line in lines_of(one, one.settings[0], 1)]
         assert (f"strategy {name}.py" in versions(one)) == (weight is not None)
     assert found["uniform"] == found["same"] != found["none"] and not any(map(sum, found["none"]))
@@ -151,9 +143,7 @@ def test_a_strategy_that_gives_no_weights_is_told(tmp_path: Path, weights: str, 
     """Where offers are chosen, which is in trio."""
     file = tmp_path / "mine.py"
     file.write_text(f"def weights(all, lead):\n    return {weights}\n")
-    given = {"round": {"local": 2, "external": 1}, "sharing": {"share": "all", "take": str(file)}}
-    document = {"name": "own", "nodes": 3, "rounds": 4, "setting": [{"name": "one", **given}]}
-    one = parse_experiment(document | {"base": {"model": {"name": "tiny"}}}, "own.toml")
+    one = of_one(3, 4, str(file))
     with pytest.raises(ConfigError, match=f"mine.py is no strategy: .*{said}"):
         list(lines_of(one, one.settings[0], 1))
 

@@ -30,8 +30,7 @@ sys.stdin.read()
 
 def test_a_new_folder_is_private(tmp_path: Path) -> None:
     with StateFolder.open(tmp_path / "deep" / "state") as state:
-        assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
-        assert in_use(state.path)
+        assert stat.S_IMODE(state.path.stat().st_mode) == 0o700 and in_use(state.path)
     assert not in_use(tmp_path / "deep" / "state")
 
 

@@ -58,8 +58,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as node:
         try:
-            assert node.stdout is not None
-            assert json.loads(node.stdout.readline())["round"] == 1
+            assert node.stdout is not None and json.loads(node.stdout.readline())["round"] == 1
             all_up = {"trainers": 2, "generators": 1}
             first = until(
                 state,
