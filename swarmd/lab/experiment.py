@@ -58,8 +58,10 @@ from swarmd.errors import SwarmdError
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_SETTINGS = 256
+# What means nothing where nothing but rounds is played.
+_UNHEEDED = {"seed", "profile", "workers", "checkpoint", "judge", "limits", "when", "metrics", "notify"}
 # Sections that a node may set.
-SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}
+SECTIONS = frozenset(NodeConfig.model_fields) - _UNHEEDED
 
 
 class BadExperiment(SwarmdError):
@@ -186,9 +188,10 @@ def read_experiment(path: Path) -> Experiment:
     if len(content) > MAX_FILE_BYTES:
         raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE_BYTES}")
     try:
-        return parse_experiment(tomllib.loads(content.decode("utf-8")), str(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        document = tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise BadExperiment(f"{path}: no TOML: {error}") from error
+    return parse_experiment(document, str(path))
 
 
 def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
@@ -281,7 +284,9 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
         for section, values in layer.items():
             if section == "profile":
                 continue
-            if section not in SECTIONS or not isinstance(values, dict):
+            if section in SECTIONS and not isinstance(values, dict):
+                raise BadExperiment(f"{here}: {section}: expected a section, found {shown(values)}")
+            if section not in SECTIONS:
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(
                     f"{here}: {section} is no section that a node of an experiment has{meant}"

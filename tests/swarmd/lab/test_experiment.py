@@ -91,7 +91,11 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ({"sweep": {"round": {"local": list(range(200)), "external": [1, 2]}}}, "more than 256"),
         ({"sweep": {"round": {"local": []}}}, "sweep.round.local: "),
         ({"sweep": {"rond": {"local": [1]}}}, r"setting 1 \(8/0, local 1\): rond is no section"),
-        ({"sweep": {"round": {"local": [1]}}, "setting": [{"name": "a", "round": 5}]}, "round is no section"),
+        (
+            {"sweep": {"round": {"local": [1]}}, "setting": [{"name": "a", "round": 5}]},
+            "round: expected a section, found 5",
+        ),
+        ({"base": {"limits": {"cpu": "1 %"}}}, "limits is no section"),
         ({"nodes": 0}, "nodes: "),
         ({"evaluation": {"question": 9}}, r"evaluation.question: .*did you mean evaluation.questions\?"),
         ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
@@ -121,9 +125,15 @@ def test_a_mistake_is_told_with_its_place(change: dict[str, Any], said: str) -> 
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadExperiment, match="swarmd lab list"):
         read_experiment(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("name = ")
-    with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
-        read_experiment(tmp_path / "bad.toml")
+    for text in ("name = ", "nodes = " + "9" * 5000):
+        (tmp_path / "bad.toml").write_text(text)
+        with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
+            read_experiment(tmp_path / "bad.toml")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('name = "x"\n[[setting]]\nname = "a"\n', "utf-8-sig")
+    assert read_experiment(tmp_path / "x.toml").name == "x"
 
 
 def test_a_name_means_the_shipped_experiment_even_beside_its_results(
