@@ -69,7 +69,15 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
             self.peer_data_map[self._own] = own
 
     def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
-        return len(envelope.raw_payload) <= MAX_RECORD_BYTES and super().consume_peer_record(envelope, ttl)
+        """Keep a peer's newest record; an older one is no fault.
+
+        The library leaves out peers that others name with such: js-libp2p signs anew for each that asks.
+        """
+        record = envelope.record()
+        held = self.peer_record_map.get(record.peer_id)
+        return len(envelope.raw_payload) <= MAX_RECORD_BYTES and (
+            (held is not None and held.seq > record.seq) or super().consume_peer_record(envelope, ttl)
+        )
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:

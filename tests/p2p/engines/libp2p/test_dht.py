@@ -10,6 +10,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.identity.identify_push.identify_push import push_identify_to_peer
 from libp2p.kad_dht.common import BUCKET_SIZE, PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.network.stream.exceptions import StreamEOF, StreamReset
 from libp2p.peer.envelope import seal_record
 from libp2p.peer.id import ID
@@ -86,6 +87,36 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         for n in range(3):
             store.add_addrs(other, addresses(100)[n * 10 :], 100)
         assert store.addrs(other) == addresses(100)[20 : 20 + MAX_ADDRESSES]
+
+
+async def test_a_peer_is_not_left_out_because_another_knows_an_older_record_of_it(
+    nursery: trio.Nursery,
+) -> None:
+    """js-libp2p signs another for each peer that asks."""
+    keys, (newer, older) = create_new_key_pair(bytes([67]) * 32), addresses(2)
+    _, engine, address = await started(nursery, 1)
+    named = ID.from_pubkey(keys.public_key)
+    records = [
+        seal_record(PeerRecord(named, [at], seq=seq), keys.private_key)
+        for at, seq in ((newer, 2), (older, 1))
+    ]
+    async with hostile_peer(address) as (stack, _):
+        store = stack_of(engine).host.get_peerstore()
+        assert store.consume_peer_record(records[0], 100)
+        provider = Message.Peer(id=named.to_bytes(), signedRecord=records[1].marshal_envelope())
+        provider.addrs.append(older.to_bytes())
+
+        async def answer(stream: Any) -> None:
+            await read_varint_prefixed_bytes_limited(stream, 1 << 20)
+            said = Message(type=Message.MessageType.GET_PROVIDERS, key=KEY, providerPeers=[provider])
+            await stream.write(encode_varint_prefixed(said.SerializeToString()))
+
+        stack.host.set_stream_handler(PROTOCOL_ID, answer)
+        lookup = ProviderStore(host=stack_of(engine).host, peer_routing=stack_of(engine).dht.peer_routing)
+        await stack_of(engine).dht.add_peer(stack.host.get_id())
+        with trio.fail_after(SECONDS):
+            assert named in [info.peer_id for info in await lookup.find_providers(KEY)]
+        assert store.get_peer_record(named).record().addrs == [newer]
 
 
 async def unused(stream: Any) -> None: ...
