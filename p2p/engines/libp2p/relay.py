@@ -298,22 +298,29 @@ class HolePunching:
             half = (trio.current_time() - asked) / 2
             await send(stream, HolePunch(type=HolePunch.SYNC))
             await trio.sleep(half)
-            await self._dial(peer, there, self._network.dial_addr_as_responder)
+            await self._dial(peer, there, begun=True)
         finally:
             await end(stream)
 
     async def handle(self, stream: Any) -> None:
         """Handle a stream: a peer that we dialled through a relay begins. Nobody else may."""
-        peer = stream.muxed_conn.peer_id
-        ours = circuit(stream) is not None and stream.muxed_conn.is_initiator
         try:
-            if ours and self._here() and not self._tries.wait(trio.current_time()):
-                there = dialable(await _named_addresses(stream, HolePunch.CONNECT))
-                await send(stream, self._connect())
-                await _named_addresses(stream, HolePunch.SYNC)
-                await self._dial(peer, there, self._network.dial_addr)
+            if circuit(stream) is not None and stream.muxed_conn.is_initiator:
+                await self._follow(stream, stream.muxed_conn.peer_id)
         finally:
             await end(stream)
+
+    async def _follow(self, stream: Any, peer: Any) -> None:
+        # We wait until we know: a refusal is final for go-libp2p, and js-libp2p asks thrice, for 5 s each.
+        with trio.fail_after(MESSAGE_TIMEOUT_S):
+            while not self._here():
+                await trio.sleep(0.1)
+        if self._tries.wait(trio.current_time()):
+            return
+        there = dialable(await _named_addresses(stream, HolePunch.CONNECT))
+        await send(stream, self._connect())
+        await _named_addresses(stream, HolePunch.SYNC)
+        await self._dial(peer, there, begun=False)
 
     def _connect(self) -> HolePunch:
         return HolePunch(
@@ -321,21 +328,31 @@ class HolePunching:
             ObsAddrs=[multiaddr.Multiaddr(address).to_bytes() for address in self._here()],
         )
 
-    async def _dial(self, peer: Any, addresses: Sequence[str], dial: Any) -> None:
-        async def try_address(address: str) -> None:
-            source = next((at for kind, at in self._listen.items() if address.startswith(kind)), None)
+    async def _dial(self, peer: Any, addresses: Sequence[str], begun: bool) -> None:
+        """Dial until one address answers.
+
+        begun: we began, and are the server of a connection that both dialled. A peer that anybody can dial
+        waits for us to speak instead, so it is dialled from another port as a client, too.
+        """
+
+        async def attempt(dial: Any, address: str, *source: Any) -> None:
             try:
-                await dial(multiaddr.Multiaddr(address), peer, source)
+                await dial(multiaddr.Multiaddr(address), peer, *source)
+                nursery.cancel_scope.cancel()
             except Exception as error:
                 # Nothing came through, or not from that address.
                 log.debug("no hole to %s at %s: %r", peer, address, error)
 
+        punch = self._network.dial_addr_as_responder if begun else self._network.dial_addr
         with trio.move_on_after(TRY_TIMEOUT_S):
             async with trio.open_nursery() as nursery:
                 for address in addresses:
-                    nursery.start_soon(try_address, address)
+                    source = next((at for kind, at in self._listen.items() if address.startswith(kind)), None)
+                    nursery.start_soon(attempt, punch, address, source)
+                    if begun:
+                        nursery.start_soon(attempt, self._network.dial_addr, address)
         if direct(self._network.get_connections(peer)):
-            log.info("%s: connected without the relay, by hole punching", peer)
+            log.info("%s: connected without the relay", peer)
 
 
 def dialable(addresses: Iterable[bytes]) -> list[str]:

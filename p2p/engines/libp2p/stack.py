@@ -26,6 +26,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.ping import ID as PING_PROTOCOL
+from libp2p.identity.identify import identify
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
@@ -63,6 +64,7 @@ for name, level in {
     "libp2p.kad_dht.utils": logging.CRITICAL,
     "libp2p.pubsub": logging.ERROR,
     "libp2p.host.basic_host": logging.CRITICAL,
+    "libp2p.identity.identify_push": logging.CRITICAL,
     "libp2p.protocol_muxer.multiselect_client": logging.CRITICAL,
 }.items():
     logging.getLogger(name).setLevel(level)
@@ -71,6 +73,11 @@ logging.getLogger("libp2p").propagate = True
 logging.getLogger("libp2p.network.swarm").addFilter(lambda record: "to upgrade" not in str(record.msg))
 # We report a port in use ourselves.
 logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)
+
+
+# Replaced in the library, which would tell a peer behind a relay that it is at `/p2p/<relay>/p2p-circuit`:
+# js-libp2p then gives up on identify, and so on hole punching. No address is seen there, and none is told.
+identify._prefer_circuit_addr = lambda _host, _peer, seen: seen
 
 
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us

@@ -5,9 +5,9 @@ Across NATs: tests/p2p/nat. Its rate: tests/p2p/engines/test_slow_lines.py.
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import multiaddr
@@ -15,6 +15,7 @@ import pytest
 import trio
 from libp2p.host.autonat import AutoNATService
 from libp2p.host.autonat.pb.autonat_pb2 import Message
+from libp2p.identity.identify import identify
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.relay.circuit_v2 import CircuitV2Protocol
 from libp2p.relay.circuit_v2 import RelayLimits as TheirLimits
@@ -23,9 +24,10 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.tools.anyio_service import background_trio_service
+from libp2p.utils.varint import read_length_prefixed_protobuf
 
 from p2p.address import parse_listen
-from p2p.engines.libp2p import circuits
+from p2p.engines.libp2p import circuits, relay
 from p2p.engines.libp2p.circuits import (
     INBOUND_CIRCUITS,
     MAX_RESERVATION_S,
@@ -33,7 +35,7 @@ from p2p.engines.libp2p.circuits import (
     Circuits,
     reserved_for,
 )
-from p2p.engines.libp2p.network import Circuit
+from p2p.engines.libp2p.network import Circuit, direct
 from p2p.engines.libp2p.relay import (
     DCUTR,
     HOP,
@@ -119,6 +121,25 @@ class Net:
         return await self.ask(
             host, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.get_id().to_bytes()))
         )
+
+    async def join(self, asker: Any, home: Any) -> None:
+        """Connect the two through the relay; the asker dials."""
+        relay = self.host.get_id()
+
+        async def come_in(stream: Any) -> None:
+            await receive(stream, StopMessage)
+            await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
+            through = Circuit(stream, False, relay)
+            muxed = await home.get_network().upgrade_inbound_raw_conn(
+                through, multiaddr.Multiaddr(through.address)
+            )
+            await muxed.event_closed.wait()
+
+        home.set_stream_handler(STOP, come_in)
+        await self.reserve(home)
+        _, stream = await self.connect(asker, home)
+        await asker.get_network().upgrade_outbound_raw_conn(Circuit(stream, True, relay), home.get_id())
+        await until(lambda: home.get_network().get_connections(asker.get_id()), SECONDS)
 
 
 @asynccontextmanager
@@ -308,22 +329,7 @@ async def test_a_relay_refuses_askers_that_come_through_a_relay() -> None:
         home, asker = await those.peer(), await those.peer()
         inner = Relay(home, lambda peer: False, time.time)
         home.set_stream_handler(HOP, inner.handle)
-
-        async def come_in(stream: Any) -> None:
-            await receive(stream, StopMessage)
-            await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
-            through = Circuit(stream, False, those.host.get_id())
-            muxed = await home.get_network().upgrade_inbound_raw_conn(
-                through, multiaddr.Multiaddr(through.address)
-            )
-            await muxed.event_closed.wait()
-
-        home.set_stream_handler(STOP, come_in)
-        await those.reserve(home)
-        _, stream = await those.connect(asker, home)
-        await asker.get_network().upgrade_outbound_raw_conn(
-            Circuit(stream, True, those.host.get_id()), home.get_id()
-        )
+        await those.join(asker, home)
         hop = await asker.new_stream(home.get_id(), [HOP])
         await send(hop, HopMessage(type=HopMessage.RESERVE))
         assert (await receive(hop, HopMessage)).status == StatusCode.PERMISSION_DENIED
@@ -340,6 +346,72 @@ async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_rela
         with pytest.raises(Exception, match=r".*"), trio.fail_after(SECONDS):
             await send(stream, HolePunch(type=HolePunch.CONNECT))
             await receive(stream, HolePunch)
+
+
+async def test_nobody_is_told_an_address_over_a_circuit() -> None:
+    """None is seen there. On `/p2p/<relay>/p2p-circuit` js-libp2p gives up, and never knows our protocols."""
+    async with net() as those:
+        home, asker = await those.peer(), await those.peer()
+        await those.join(asker, home)
+        for host, other in ((home, asker), (asker, home)):
+            stream = await host.new_stream(other.get_id(), [identify.ID])
+            with trio.fail_after(SECONDS):
+                data = await read_length_prefixed_protobuf(stream, use_varint_format=True)
+            assert not identify.Identify.FromString(data).observed_addr
+
+
+@dataclass
+class Follower:
+    """Answers hole punching as one at this address, which anybody can dial, and dials nobody."""
+
+    address: Any
+    begun: int = 0
+
+    async def handle(self, stream: Any) -> None:
+        self.begun += 1
+        assert (await receive(stream, HolePunch)).type == HolePunch.CONNECT
+        await send(stream, HolePunch(type=HolePunch.CONNECT, ObsAddrs=[self.address.to_bytes()]))
+        assert (await receive(stream, HolePunch)).type == HolePunch.SYNC
+
+
+async def test_who_comes_through_a_relay_is_dialled_where_anybody_can(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Its listener waits for us to speak, and for one that dials us as well we would wait."""
+    monkeypatch.setattr(relay, "is_public", lambda host: True)
+    async with net() as those:
+        home, asker = await those.peer(), await those.peer()
+        (listen,) = home.get_transport_addrs()
+        follower = Follower(asker.get_transport_addrs()[0])
+        asker.set_stream_handler(DCUTR, follower.handle)
+        await those.join(asker, home)
+        endpoint = parse_listen(str(listen).split("/p2p/")[0])
+        nursery.start_soon(HolePunching(home, [endpoint], lambda: [str(endpoint)]).begin, asker.get_id())
+        await until(lambda: direct(home.get_network().get_connections(asker.get_id())), SECONDS)
+        assert follower.begun == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_does_not_know_its_address_yet_lets_the_peer_wait() -> None:
+    known, asked = list[str](), trio.Event()
+
+    def here() -> Sequence[str]:
+        asked.set()
+        return known
+
+    async with net() as those:
+        home, asker = await those.peer(), await those.peer()
+        punching = HolePunching(asker, [parse_listen("/ip4/127.0.0.1/tcp/4001")], here)
+        asker.set_stream_handler(DCUTR, punching.handle)
+        await those.join(asker, home)
+        stream = await home.new_stream(asker.get_id(), [DCUTR])
+        await send(stream, HolePunch(type=HolePunch.CONNECT))
+        await asked.wait()
+        await trio.lowlevel.checkpoint()
+        known.append("/ip4/11.0.0.1/tcp/4001")
+        said = await receive(stream, HolePunch)
+        assert said.type == HolePunch.CONNECT
+        assert [str(multiaddr.Multiaddr(address)) for address in said.ObsAddrs] == known
 
 
 def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not_public() -> None:
