@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import trio
 
+from benchmarks.probes import ProbeProcess
 from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs import content_id
 from p2p.identity import Identity
@@ -33,7 +34,7 @@ from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, until
 from swarmd.types import Completion, Rollout, TaskRef
 from tests import ROOT, vectors
-from tests.p2p.nat.figures import Net, obtain
+from tests.p2p.nat.figures import PORT, Net, obtain
 from tests.p2p.nat.lab import Place, missing
 from tests.p2p.real import TOPIC, real_engine
 from tests.swarm import waiting
@@ -157,6 +158,7 @@ async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
 
 
 async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
+    """They meet by IPv6."""
     ref = TaskRef("basic_arithmetic", 1)
     task = tasks_of(TINY_9.name).task(ref)
     assert task is not None
@@ -165,10 +167,12 @@ async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
     )
     body = wire.encode([Rollout(ref, completions, PeerId("not sent"))], 1, "js")
     with ExitStack() as stack:
-        words = ["join", *COMMON, "--state-dir", str(tmp_path), "--pace", "0.5", "--json"]
+        listen = ["--listen", "/ip6/::1/tcp/0"]
+        words = ["join", *COMMON, *listen, "--state-dir", str(tmp_path), "--pace", "0.5", "--json"]
         node = started(stack, *words, SWARMD_SWARM_NAME="js", SWARMD_SWARM_ENGINE="libp2p")
         until_it = partial(trio.to_thread.run_sync, waiting.until, tmp_path)
         status = await until_it(lambda status: status["addresses"], node)
+        assert status["addresses"][0].startswith("/ip6/::1/")
         async with js_peer(status["addresses"][0], Topic("js", swarm_digest(TINY_9))) as peer:
             await peer.says("me")
             assert await peer.told("share", "shared", body.hex())
@@ -177,8 +181,8 @@ async def test_a_node_trains_on_what_js_libp2p_shares(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-async def test_relays_serve_across_implementations(tmp_path: Path) -> None:
-    """One of js-libp2p is behind our relay, and ours behind one of js-libp2p."""
+async def test_relays_and_hole_punching_across_implementations(tmp_path: Path) -> None:
+    """Both are behind a relay of ours and one of js-libp2p; all but the relays have a NAT of their own."""
     stored = vectors.blobs()["good"][0]
     theirs = {"held": stored["id"], "size": len(stored["blob"]) // 2}
     with ExitStack() as stack, trio.fail_after(2 * TIMEOUT_S):
@@ -188,27 +192,55 @@ async def test_relays_serve_across_implementations(tmp_path: Path) -> None:
         author, asker = (net.probe(net.lab.home(number), "libp2p") for number in (2, 3))
         author.order(hold=30_000)
         held = author.wait(lambda: author.last("held"), TIMEOUT_S)
+        question = PeerRequest.BLOBS.message(bytes.fromhex(held["held"])).hex()
         for probe in (author, asker):
             probe.wait_for_peers(1, TIMEOUT_S)
-        home = js_peer(hub, boot.topic, f"/ip4/0.0.0.0/tcp/4001,{hub}/p2p-circuit", place=net.lab.home(6))
-        async with home as peer:
-            js = (await peer.says("me"))["me"]
+
+        async def direct(peer: JsPeer, probe: ProbeProcess) -> set[str]:
+            found = await peer.told("connections", "connections")
+            return {at for who, at in found if who == probe.peer_id and "p2p-circuit" not in at}
+
+        @asynccontextmanager
+        async def behind(relay: str, number: int) -> AsyncIterator[tuple[JsPeer, str]]:
+            """Be behind a relay and a router, and have a hole punched to the author: it begins."""
+            more = (f"{relay}/p2p-circuit", f"/ip4/11.0.0.{number}/tcp/{PORT}", str(PORT))
+            async with js_peer(relay, boot.topic, *more, place=net.lab.home(number)) as peer:
+                js = (await peer.says("me"))["me"]
+                where = f"{relay}/p2p-circuit/p2p/{author.peer_id}"
+                while len(await peer.told("askAt", "answer", [where, question])) != 2 * held["size"]:
+                    await trio.sleep(0.5)
+                since, hole = time.monotonic(), f"/ip4/11.0.0.2/tcp/{PORT}/p2p/{author.peer_id}"
+                while await direct(peer, author) != {hole}:
+                    await trio.sleep(0.1)
+                print(f"a hole through two routers after {time.monotonic() - since:.1f} s")
+                await trio.to_thread.run_sync(author.wait, lambda: js in author.peers(), TIMEOUT_S)
+                yield peer, js
+
+        async with behind(hub, 6) as (peer, js):
+            # Here js-libp2p begins. Both then dial, and as both take the part of the client, ours by the
+            # specification, they mostly stay with the relay.
             while obtain(asker, theirs, [js])["bytes"] is None:
                 await trio.sleep(0.5)
-        at = "/ip4/11.0.0.5/tcp/4001"
+            said = list[str]()
+            while sum(line.startswith("failed: ") for line in said) < 3 and not await direct(peer, asker):
+                await trio.sleep(0.1)
+                said = await peer.told("punching", "punching")
+            assert {"B receiving connect from %p", "B dialing"} <= {*said}, said
+            assert obtain(asker, theirs, [js])["bytes"] == theirs["size"]
+        at = f"/ip4/11.0.0.5/tcp/{PORT}"
         async with js_peer(hub, boot.topic, at, at, place=net.lab.public(5)) as relay:
-            await relay.says("me")
-            question = PeerRequest.BLOBS.message(bytes.fromhex(held["held"])).hex()
-            where = f"{hub}/p2p-circuit/p2p/{author.peer_id}"
-            while len(await relay.told("askAt", "answer", [where, question])) != 2 * held["size"]:
-                await trio.sleep(0.5)
+            own = f"{at}/p2p/{(await relay.says('me'))['me']}"
             since = time.monotonic()
             for probe in (author, asker):
                 while probe.peer_id not in await relay.told("reservations", "reservations"):
                     await trio.sleep(0.5)
             print(f"js-libp2p relays for both after {time.monotonic() - since:.0f} s")
-            connections = await relay.told("connections", "connections")
-            assert any(who == author.peer_id and "p2p-circuit" not in at for who, at in connections)
+            assert await direct(relay, author)
+            told = f"{own}/p2p-circuit/p2p/{author.peer_id}"
+            while told not in await relay.told("addresses", "addresses", author.peer_id):
+                await trio.sleep(0.1)
+            async with behind(own, 7):
+                pass
             boot.__exit__()
             while obtain(asker, held, [author.peer_id])["bytes"] is None:
                 await trio.sleep(0.5)

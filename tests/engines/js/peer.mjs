@@ -1,13 +1,14 @@
 // A member of a swarm by js-libp2p, written from docs/wire.md and docs/vectors alone.
 //
-//     node peer.mjs ADDRESS TOPIC VECTORS [LISTEN [ANNOUNCE]]
+//     node peer.mjs ADDRESS TOPIC VECTORS [LISTEN [ANNOUNCE [PORT]]]
 //
 // A member's multiaddress, /swarmd/1/…, docs/vectors; where it listens, with commas, and where others dial it:
-// js-libp2p tells no address that nobody has confirmed.
+// js-libp2p tells no address that nobody has confirmed; the port that it dials from, for holes. Node cannot dial
+// from a port that it listens on.
 //
 // It joins, says who it is and who it met, and then does what each line of its input says: publish, share,
-// provide, find, ask, askAt, connections, reservations. It prints one JSON document a line. It relays, and is reached through
-// relays and by hole punching.
+// provide, find, ask, askAt, connections, reservations, addresses, punching. It prints one JSON document a line.
+// It relays, and is reached through relays and by hole punching.
 import { readFileSync } from 'node:fs'
 import { createHash } from 'node:crypto'
 import { createInterface } from 'node:readline'
@@ -17,10 +18,11 @@ import { circuitRelayServer, circuitRelayTransport } from '@libp2p/circuit-relay
 import { generateKeyPairFromSeed, publicKeyFromRaw } from '@libp2p/crypto/keys'
 import { dcutr } from '@libp2p/dcutr'
 import { gossipsub } from '@libp2p/gossipsub'
-import { identify } from '@libp2p/identify'
+import { identify, identifyPush } from '@libp2p/identify'
 import { kadDHT, passthroughMapper } from '@libp2p/kad-dht'
 import { ping } from '@libp2p/ping'
 import { tcp } from '@libp2p/tcp'
+import { peerIdFromString } from '@libp2p/peer-id'
 import { byteStream } from '@libp2p/utils'
 import { multiaddr } from '@multiformats/multiaddr'
 import { decode, encode } from '@msgpack/msgpack'
@@ -36,7 +38,7 @@ Promise.withResolvers ??= function () {
 }
 
 const ASK = '/swarmd/ask/1'
-const [address, topic, vectors, listen = '/ip4/127.0.0.1/tcp/0', announce] = process.argv.slice(2)
+const [address, topic, vectors, listen = '/ip4/127.0.0.1/tcp/0', announce, port] = process.argv.slice(2)
 const say = document => console.log(JSON.stringify(document))
 const hex = bytes => Buffer.from(bytes).toString('hex')
 const unhex = text => new Uint8Array(Buffer.from(text, 'hex'))
@@ -120,17 +122,27 @@ async function ask (peer, question) {
   return hex(answered)
 }
 
+// What its hole punching says: it tells of its tries in no other way.
+const punching = []
+const unheard = Object.assign(() => {}, { error () {}, trace () {}, newScope: () => unheard })
+const noted = Object.assign(said => punching.push(said), {
+  ...unheard, error: (said, ...values) => punching.push(`failed: ${values.at(-1)}`)
+})
+
 const checked = await checkVectors()
 const key = await generateKeyPairFromSeed('Ed25519', sha256(listen))
 const node = await createLibp2p({
   start: false,
+  connectionMonitor: { enabled: false }, // It pings, too, and only one may at a time.
+  logger: { forComponent: name => name === 'libp2p:dcutr' ? noted : unheard },
   privateKey: key,
   addresses: { listen: listen.split(','), announce: announce ? [announce] : [] },
-  transports: [tcp(), circuitRelayTransport()],
+  transports: [tcp(port ? { dialOpts: { localPort: Number(port) } } : {}), circuitRelayTransport()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux()],
   services: {
     identify: identify(),
+    push: identifyPush(),
     ping: ping(),
     relay: circuitRelayServer(),
     dcutr: dcutr(),
@@ -201,6 +213,11 @@ const commands = {
     const found = node.getConnections().map(({ remotePeer, remoteAddr }) => [remotePeer, remoteAddr].map(String))
     return { connections: found }
   },
+  async addresses (of) {
+    const { addresses } = await node.peerStore.get(peerIdFromString(of))
+    return { addresses: addresses.map(({ multiaddr }) => String(multiaddr)) }
+  },
+  async punching () { return { punching } },
   async reservations () { return { reservations: [...node.services.relay.reservations.keys()].map(String) } }
 }
 for await (const line of createInterface({ input: process.stdin })) {
