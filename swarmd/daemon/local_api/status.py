@@ -47,7 +47,7 @@ class StatusBoard:
             for key, value in flatten(config).items()
             if key in LIMITS or key.startswith(("limits.", "when."))
         }
-        self.model: Mapping[str, Any] = {"name": config.model.name}
+        self.model: Mapping[str, Any] = {"model": config.model.name}
         self.round = 0
         self.saved = 0  # rounds in a checkpoint; kill -9 loses later ones
         self.verifier_pid: int | None = None

@@ -39,7 +39,7 @@ def model_words(model: Mapping[str, Any]) -> str:
         else None
     )
     lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
-    parts = [model.get("name") or model.get("model"), size, model.get("device"), model.get("dtype"), lora]
+    parts = [model.get("model"), size, model.get("device"), model.get("dtype"), lora]
     return printable(" ".join(str(part) for part in parts if part))
 
 

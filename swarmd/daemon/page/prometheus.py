@@ -51,7 +51,7 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
                 {
                     "name": str(document.get("name")),
                     "peer": str(document.get("peer_id")),
-                    "model": str(model.get("name")),
+                    "model": str(model.get("model")),
                     "swarm": str((document.get("swarm") or {}).get("name")),
                 },
                 1,

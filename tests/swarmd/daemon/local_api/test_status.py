@@ -12,6 +12,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status import KEPT_REWARDS, StatusBoard, peers_document
 from swarmd.daemon.local_api.status_words import status_lines
+from swarmd.daemon.page.prometheus import exposition
 
 ME = Identity.from_seed(bytes(32)).peer_id
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
@@ -103,6 +104,13 @@ def test_the_document_has_the_present_and_the_history() -> None:
     assert "peers    2 heard, 1 connected" in lines and "offers   one every 40 s" in lines
     assert "offers   one with each round" in status_lines(document(board()))
     assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
+
+
+def test_the_model_has_one_name_before_and_after_it_is_loaded() -> None:
+    of = board()
+    assert 'model="tiny"' in exposition(document(of)) and "model    tiny" in status_lines(document(of))
+    of.resumed(link.TrainerReady({"model": "tiny", "device": "cpu"}, 0, []))
+    assert 'model="tiny"' in exposition(document(of)) and "model    tiny cpu" in status_lines(document(of))
 
 
 def test_an_author_of_bad_rollouts_is_shown_as_one() -> None:
