@@ -49,16 +49,15 @@ class QuestionFile:
         PluginRefused with the lines that are wrong.
         """
         self._same = same or same_answer
-        lines = _parsed(content)
-        self.specialties = tuple(sorted({line.specialty for _, line in lines}))
+        lines: dict[str, list[tuple[float, str, str]]] = {}
+        for line in _parsed(content):
+            row = _place(line.question), line.question, _answer(line)
+            lines.setdefault(line.specialty, []).append(row)
+        self.specialties = tuple(sorted(lines))
         self._training: dict[str, Sequence[tuple[str, str]]] = {}
         self._held_out: dict[str, Sequence[tuple[str, str]]] = {}
         for specialty in self.specialties:
-            rows = sorted(
-                (_place(line.question), line.question, _answer(line))
-                for _, line in lines
-                if line.specialty == specialty
-            )
+            rows = sorted(lines[specialty])
             if len(rows) < 2:
                 raise PluginRefused(
                     f"specialty {specialty} has 1 question; it needs 2, as one of each specialty is held out."
@@ -77,10 +76,10 @@ class QuestionFile:
         return float(self._same(facts, answer))
 
 
-def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
-    """Parse the lines that are not blank; return them with their line numbers."""
+def _parsed(content: bytes) -> Sequence[_Line]:
+    """Parse the lines that are not blank."""
     decode = msgspec.json.Decoder(_Line).decode
-    good: list[tuple[int, _Line]] = []
+    good: list[_Line] = []
     bad: list[str] = []
     seen: dict[tuple[str, str], int] = {}
     for number, text in enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
@@ -101,7 +100,7 @@ def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             bad.append(f"line {number}: {error}")
             continue
-        good.append((number, line))
+        good.append(line)
     if bad:
         more = f"; and {len(bad) - _MAX_MISTAKES} lines more" if len(bad) > _MAX_MISTAKES else ""
         raise PluginRefused("; ".join(bad[:_MAX_MISTAKES]) + more)

@@ -5,6 +5,7 @@ Those of the hub are read from its cache, which is laid out here as the hub's cl
 
 import json
 import random
+import time
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -104,6 +105,14 @@ def test_specialties_gsm8k_answers_and_small_files() -> None:
     assert file.specialties == ("math", "questions")
     both = [file.generate("math", 5), file.generate("math", HELD_OUT + 5)]
     assert sorted(both) == [("q0", "0"), ("q1", "2")]  # at least one question on each side
+
+
+def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
+    """The plug-in's limit of specialties is told, not that the file took too long."""
+    many = content(*({"question": f"q{n}", "answer": 1, "specialty": f"s{n // 2}"} for n in range(20_000)))
+    begun = time.process_time()
+    assert len(QuestionFile(many).specialties) == 10_000
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(
