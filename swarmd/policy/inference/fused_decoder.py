@@ -2,7 +2,7 @@
 
 transformers' own modules take some seventy operations and a dozen calls of Python a layer; here it is about
 twenty. Where few rows are left, their number is what a step costs, on a CPU and on a GPU alike. The results
-are the same (tests/swarmd/policy/test_decode.py).
+are the same (tests/swarmd/policy/test_engine.py).
 """
 
 from collections.abc import Callable

@@ -4,9 +4,7 @@ Nothing is half written.
 """
 
 import json
-import os
 import runpy
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from judge.verified.weights_check import check_adapter_config
-from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
+from swarmd.errors import ConfigError, NoModel, Unreachable
 from swarmd.policy.export import (
-    FILES,
     CannotExport,
     NotUploaded,
     Origin,
@@ -33,8 +30,6 @@ from swarmd.policy.export import (
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.policy_files import CheckpointUnfit
-from swarmd.trainer.checkpoint import Checkpoints, RunState
-from swarmd.trainer.snapshot import NothingSaved, metrics_behind, read_snapshot
 from tests.loopback import Handler, listening
 from tests.swarmd.policy.conftest import answered, edit_json, files_of, make_model, open_policy
 
@@ -266,60 +261,6 @@ def test_figures_of_runs_with_gaps() -> None:
     )
     assert (only_others.reward_first, only_others.external_share) == (None, 1.0)
     assert figures_of([line(7)]).reward_first == figures_of([line(7)]).reward_last == pytest.approx(0.7)
-
-
-# The newest whole checkpoint, read without the lock.
-
-
-def save_round(state_dir: Path, number: int, weights: bytes) -> Path:
-    files = [("policy.json", b"{}"), ("weights.safetensors", weights)]
-    return Checkpoints(state_dir / "checkpoints").save(
-        RunState(number, 0, (3, (), None), (3, (), None), (), ()), files
-    )
-
-
-def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> None:
-    with pytest.raises(NothingSaved, match="swarmd join"):
-        read_snapshot(tmp_path, FILES)
-    save_round(tmp_path, 1, b"one")
-    save_round(tmp_path, 2, b"two")
-    # A conversation reads each newer checkpoint, and never the figures: they may be gigabytes.
-    (tmp_path / "metrics.jsonl").mkdir()
-    run = read_snapshot(tmp_path, FILES)
-    (tmp_path / "metrics.jsonl").rmdir()
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line(n)) + "\n" for n in (1, 2, 3)))
-    assert (run.round, run.files["weights.safetensors"]) == (2, b"two")
-    assert [x["round"] for x in metrics_behind(tmp_path, run)] == [1, 2]
-
-
-def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:
-    save_round(tmp_path, 1, b"one")
-    newest = save_round(tmp_path, 2, b"two")
-    (newest / "weights.safetensors").write_bytes(b"tvo")
-    assert read_snapshot(tmp_path, FILES).round == 1
-    assert newest.is_dir()
-    (tmp_path / "checkpoints" / "round-00000001" / "manifest.json").unlink()
-    with pytest.raises(
-        SwarmdError, match=r"is whole.*round-00000002: weights\.safetensors is not what was written"
-    ):
-        read_snapshot(tmp_path, FILES)
-
-
-def test_a_checkpoint_removed_during_export_is_replaced_by_a_newer(tmp_path: Path) -> None:
-    first = save_round(tmp_path, 1, b"one") / "weights.safetensors"
-    first.unlink()
-    os.mkfifo(first)  # whose reader waits for the node
-
-    def node() -> None:
-        with first.open("wb"):
-            save_round(tmp_path, 2, b"two")
-            save_round(tmp_path, 3, b"three")  # and the first is gone
-
-    thread = threading.Thread(target=node)
-    thread.start()
-    run = read_snapshot(tmp_path, FILES)
-    thread.join()
-    assert (run.round, run.files["weights.safetensors"]) == (3, b"three")
 
 
 # To the hub: against one of our own on loopback.

@@ -1,7 +1,6 @@
 """A base in 4 bits under an adapter: sampler, learner and export see the same weights, a quarter as large."""
 
 import importlib.util
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
 from swarmd.policy.export import export
 from swarmd.policy.inference.engine import NoEngine
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.fit import NAMED, fit
+from swarmd.policy.models.fit import NAMED
 from swarmd.policy.models.lora import FourBitLinear, folded, lora_layers
 from swarmd.policy.models.memory_plan import Workload, make_plan
 from tests.swarmd.policy.conftest import (
     BITSANDBYTES,
-    QWEN_05B,
     answered,
     config_of,
     files_of,
@@ -96,16 +93,6 @@ def test_layers_are_unpacked_one_at_a_time_in_an_update_too() -> None:
     assert not make_plan(shape, "bfloat16", 16, 10**12, work).checkpointing
     for asked in (work, replace(work, micro_batch_tokens=64)):
         assert make_plan(shape, "nf4", 16, 10**12, asked).checkpointing
-
-
-def test_a_model_that_is_too_large_is_offered_in_4_bits(tmp_path: Path) -> None:
-    """Qwen2.5-0.5B's configuration; nothing but that is needed to say so."""
-    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
-    work = Workload(questions=1, completions=2, new_tokens=64)
-    config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16", lora="on")
-    whole = fit(config, work, lambda _: 10**12).plan
-    with pytest.raises(NoModel, match=r"would fit: this model with model\.dtype = 'nf4'"):
-        fit(config, work, lambda _: whole.least).require()
 
 
 def test_where_it_cannot_be_had_it_is_refused_before_loading(

@@ -234,7 +234,6 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: type[Hub],
     with killed_after(
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path))
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "downloading owner/large: 0 of 25 MB\n"
         wait_until(lambda: there(tmp_path) > 10_000_000)
         process.kill()
@@ -271,7 +270,6 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: type[Hub], tmp_path: Path) -> No
     with killed_after(
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     ) as process:
-        assert process.stderr is not None
         said = next(line for line in process.stderr if "downloading" in line)
         assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)
         download = control.call(tmp_path / "state", "status")["download"]

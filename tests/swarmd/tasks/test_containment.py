@@ -126,7 +126,6 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
         assert sum(reason is GradeReason.TIMEOUT for reason in ended) >= (2 if left_out != "no-hook" else 3)
         assert verifier.restarts == restarts and len(descendants(verifier.pid)) == 1
         right = tasks.task(TaskRef("binary_matrix", 1))
-        assert right is not None
         assert verifier.score(
             [(right.ref, [Completion(f"<answer>{right.entry['answer']}</answer>", True)])]
         ) == [(1.0,)]

@@ -29,12 +29,12 @@ from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 
 def join(
-    swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig
+    swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig, **sent: int
 ) -> tuple[RoundParts, LanguagePolicy, QueuedMember]:
     """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
     member = memory_member(swarm, number, map(float, itertools.count(1_700_000_000)).__next__)
     policy = LanguagePolicy.open(settings, seed=number)
-    exchange = RolloutExchange(member, "tiny", TINY_9)
+    exchange = RolloutExchange(member, settings.model.name, TINY_9, **sent)
     return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
 
 

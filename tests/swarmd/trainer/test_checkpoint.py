@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from swarmd.trainer.checkpoint import (
     Timetable,
     folder_bytes,
 )
+from swarmd.trainer.snapshot import metrics_behind, read_snapshot
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 from tests.processes import killed_after
 
@@ -332,6 +334,49 @@ def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is
 def test_saving_on_a_really_full_device(tmp_path: Path) -> None:
     with pytest.raises(DiskFull):
         Checkpoints(tmp_path).save(state(1), [("/dev/full", b"x" * 100_000)])
+
+
+# Read without the lock, to export or to answer.
+
+
+def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> None:
+    for number in (1, 2):
+        Checkpoints(tmp_path / "checkpoints").save(state(number), policy(f"of {number}"))
+    # A conversation reads each newer checkpoint, and never the figures: they may be gigabytes.
+    (tmp_path / "metrics.jsonl").mkdir()
+    run = read_snapshot(tmp_path, ["policy.bin"])
+    (tmp_path / "metrics.jsonl").rmdir()
+    (tmp_path / "metrics.jsonl").write_text('{"round":1}\n{"round":2}\n{"round":3}\n')
+    assert (run.round, run.files["policy.bin"]) == (2, b"of 2")
+    assert [line["round"] for line in metrics_behind(tmp_path, run)] == [1, 2]
+
+
+def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) -> None:
+    older, newest = (Checkpoints(tmp_path / "checkpoints").save(state(n), policy()) for n in (1, 2))
+    (newest / "policy.bin").write_bytes(b"weightz")
+    assert read_snapshot(tmp_path, ["policy.bin"]).round == 1 and newest.is_dir()
+    (older / "manifest.json").unlink()
+    said = r"is whole.*round-00000002: policy\.bin is not what was written"
+    with pytest.raises(SwarmdError, match=said):
+        read_snapshot(tmp_path, ["policy.bin"])
+
+
+def test_a_checkpoint_removed_while_it_is_read_is_replaced_by_a_newer(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    first = checkpoints.save(state(1), policy()) / "policy.bin"
+    first.unlink()
+    os.mkfifo(first)  # whose reader waits for the node
+
+    def node() -> None:
+        with first.open("wb"):
+            for number in (2, 3):  # and the first is gone
+                checkpoints.save(state(number), policy(f"of {number}"))
+
+    thread = threading.Thread(target=node)
+    thread.start()
+    run = read_snapshot(tmp_path, ["policy.bin"])
+    thread.join()
+    assert (run.round, run.files["policy.bin"]) == (3, b"of 3")
 
 
 @pytest.mark.slow

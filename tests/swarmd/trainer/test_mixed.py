@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import QueuedMember
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.local_api.status_words import round_sentence
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -23,11 +22,11 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import identity, memory_member
-from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task
 from tests.swarmd.policy.conftest import ALL_FAMILIES, CHAT, SPECIALS, make_model
+from tests.swarmd.trainer.conftest import join
 
 pytestmark = pytest.mark.slow
 
@@ -55,33 +54,18 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def policy_of(model: Path | str, new_tokens: int, specialty: str) -> tuple[LanguagePolicy, NodeConfig]:
+def joined(
+    swarm: MemorySwarm, number: int, verifier: Verifier, model: Path | str, *, new_tokens: int = 24
+) -> tuple[RoundParts, LanguagePolicy]:
     sections = {
         "model": {"name": str(model), "device": "cpu", "system_prompt": ""},
         "generate": {"max_new_tokens": new_tokens},
         "swarm": {"curriculum": "tiny-9"},
-        "tasks": {"specialties": (specialty,)},
+        "tasks": {"specialties": ("basic_arithmetic",)},
         "gate": {"mode": "off"},
         "train": {} if model == "tiny" else {"learning_rate": 0.01},
     }
-    config = NodeConfig.model_validate(sections)
-    return LanguagePolicy.open(config, 1), config
-
-
-def join(
-    swarm: MemorySwarm,
-    number: int,
-    verifier: Verifier,
-    model: Path | str,
-    *,
-    new_tokens: int = 24,
-    specialty: str = "basic_arithmetic",
-) -> tuple[RoundParts, LanguagePolicy]:
-    policy, config = policy_of(model, new_tokens, specialty)
-    clock = itertools.count(1_700_000_000)
-    member = memory_member(swarm, number, lambda: float(next(clock)))
-    exchange = RolloutExchange(member, config.model.name, TINY_9, whole=2**18)
-    return build(config, number, member.identity.peer_id, exchange, policy, verifier), policy
+    return join(swarm, number, verifier, NodeConfig.model_validate(sections), whole=2**18)[:2]
 
 
 def teach_the_form(policy: LanguagePolicy) -> None:
@@ -105,7 +89,7 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
     verifier: Verifier, other: Path
 ) -> None:
     swarm = MemorySwarm()
-    (ours, tiny), (theirs, strange) = join(swarm, 1, verifier, "tiny"), join(swarm, 2, verifier, other)
+    (ours, tiny), (theirs, strange) = joined(swarm, 1, verifier, "tiny"), joined(swarm, 2, verifier, other)
     assert type(tiny.network) is not type(strange.network)
     teach_the_form(strange)
     reports = [[run_round(t, node) for node in (ours, theirs)] for t in range(1, 7)]
@@ -123,8 +107,7 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(
 
 def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
     """Play the round in which the node hears these rollouts of a peer."""
-    clock = itertools.count(1_700_000_000)
-    peer: QueuedMember = memory_member(swarm, 8, lambda: float(next(clock)))
+    peer = memory_member(swarm, 8, map(float, itertools.count(1_700_000_000)).__next__)
     sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]
     RolloutExchange(peer, "another", TINY_9, whole=2**18).share(sent, 1)
     report = run_round(1, node)
@@ -152,7 +135,7 @@ def test_a_right_answer_longer_than_ours_may_be_is_dropped_counted_and_told(
     ]
     for model, room, unfit in (("tiny", 16, {ANSWER_TOO_LONG: 1}), (other, 200, {})):
         swarm = MemorySwarm()
-        node, _ = join(swarm, 1, verifier, model, new_tokens=room)
+        node, _ = joined(swarm, 1, verifier, model, new_tokens=room)
         report = heard(node, swarm, *long, *short)
         assert (report.unfit, report.external, report.zero_advantage_dropped) == (unfit, 2 - len(unfit), 0)
         line = metrics_line(report, NodeReport(0.0, 1, None, 0.0, 0.0, None, None, None))
@@ -165,12 +148,12 @@ def test_text_that_the_tokenizer_cannot_encode_is_dropped(verifier: Verifier, na
     foreign = (tasks[0], [right(tasks[0], before="∴ "), WRONG])
     plain = (tasks[1], [right(tasks[1]), WRONG])
     swarm = MemorySwarm()
-    report = heard(join(swarm, 1, verifier, narrow)[0], swarm, foreign, plain)
+    report = heard(joined(swarm, 1, verifier, narrow)[0], swarm, foreign, plain)
     assert (report.unfit, report.external) == ({UNKNOWN_CHARACTERS: 1}, 1)
 
 
 def test_a_question_longer_than_our_context_is_dropped(verifier: Verifier, narrow: Path) -> None:
     (task,) = CurriculumTasks(TINY_9, ("arc_1d",)).draw(1, random.Random(5))
     swarm = MemorySwarm()
-    report = heard(join(swarm, 1, verifier, narrow)[0], swarm, (task, [right(task), WRONG]))
+    report = heard(joined(swarm, 1, verifier, narrow)[0], swarm, (task, [right(task), WRONG]))
     assert len(task.question) > 128 and (report.unfit, report.external) == ({QUESTION_TOO_LONG: 1}, 0)
