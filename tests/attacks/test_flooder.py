@@ -145,10 +145,8 @@ def test_a_flooder_is_cut_off_and_costs_the_others_nothing(
 ) -> None:
     result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds)
     assert result.never == 0  # within 2 s where the machine has nothing else to do
-    assert result.written_first < nodes * RATE * 2
-    assert result.let_in_again == 0
-    assert result.honest_lost <= result.honest_sent // 30
-    assert result.restarts == 0
+    assert result.written_first < nodes * RATE * 2 and result.let_in_again == 0
+    assert result.honest_lost <= result.honest_sent // 30 and result.restarts == 0
 
 
 @pytest.mark.parametrize("amount", [READ_COST, ENTRY_COST, 100 * MESSAGE_ID_COST])
@@ -171,8 +169,7 @@ def test_with_p2pd_a_flooder_is_cut_off_each_time_it_returns(kind: str, tmp_path
     result = attack(tmp_path, "hivemind", kind, calm=0.0, seconds=5.0)
     assert result.never == 0
     assert result.written_again < RATE * 5  # it is let in again and again: p2pd keeps nobody out
-    assert result.honest_lost <= result.honest_sent // 10
-    assert result.restarts == 0
+    assert result.honest_lost <= result.honest_sent // 10 and result.restarts == 0
 
 
 ATTACK = Attack(

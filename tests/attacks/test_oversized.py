@@ -138,8 +138,7 @@ def test_longer_rollouts_get_no_larger_share_of_a_batch(verifier: Verifier) -> N
     """The whole figure, with what is learnt: `python -m benchmarks.attack oversized`."""
     result = play(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
     show("oversized", result)
-    assert result.of_external > 0.3
-    assert result.of_completions <= 1.01 * result.of_rollouts
+    assert result.of_external > 0.3 and result.of_completions <= 1.01 * result.of_rollouts
 
 
 def attack(folder: Path, rounds: int = 60, seeds: int = 3) -> dict[str, float]:

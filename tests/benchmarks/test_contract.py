@@ -26,9 +26,7 @@ def last_line(
 
 
 def check(found: dict[str, Any]) -> None:
-    assert found["schema"] == 1
-    assert found["ours"] > 0
-    assert found["peer"] > 0
+    assert found["schema"] == 1 and found["ours"] > 0 and found["peer"] > 0
     assert found["ratio"] == pytest.approx(found["peer"] / found["ours"])  # of one pair
     assert found["work"]["size"] == "1.25m"
 
@@ -93,8 +91,7 @@ def test_a_sweep_leaves_out_sizes_beyond_time_or_memory(
     ]
     found = last_line(sweep.main, argv, capsys)
     first, second = found["cells"]
-    assert first["decode"]["ratio"] > 0
-    assert first["update"] is None
+    assert first["decode"]["ratio"] > 0 and first["update"] is None
     assert second == {"size": "1.25m", "tokens": 2, "decode": None, "update": None}
     assert picture.stat().st_size > 1000
 

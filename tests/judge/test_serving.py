@@ -177,8 +177,7 @@ def test_sigterm_ends_the_judge_cleanly(tmp_path: Path) -> None:
         half_open = socket.create_connection(address(ready))
         half_open.sendall(b"POST /v1/eval")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
-        assert process.stderr is not None and process.stderr.read() == ""
+        assert process.wait(TIMEOUT_S) == 0 and process.stderr is not None and process.stderr.read() == ""
         half_open.close()
 
 
@@ -189,8 +188,7 @@ def test_a_request_under_way_that_takes_too_long_is_told_that_the_judge_stops(tm
         )
         assert slow.recv(4_096).startswith(b"HTTP/1.1 100 ")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
-        assert process.stderr is not None
+        assert process.wait(TIMEOUT_S) == 0 and process.stderr is not None
         (said,) = process.stderr.read().splitlines()
         assert "timeout graceful shutdown exceeded" in said
         answer = slow.makefile("rb").read()

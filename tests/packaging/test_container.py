@@ -87,8 +87,7 @@ def test_the_images_own_command_lines_are_real() -> None:
     lines = dict(instructions())
     node_config(json.loads(lines["CMD"]))
     health = json.loads(lines["HEALTHCHECK"].partition("CMD ")[2])
-    assert health[:2] == ["swarmd", "status"]
-    assert parse(health)["state_dir"] == Path("/state")
+    assert (health[:2], parse(health)["state_dir"]) == (["swarmd", "status"], Path("/state"))
 
 
 def test_the_swarm_of_the_paper() -> None:

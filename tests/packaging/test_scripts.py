@@ -248,8 +248,7 @@ def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
     failed = run_setup(checkout, SWARMD_PIP_ARGS="--verbose")
     assert failed.returncode == 1 and "the installation failed" in failed.stderr
     (checkout.parent / "fails").unlink()
-    assert run_setup(checkout).returncode == 0
-    assert len(asked(checkout)) == 3
+    assert (run_setup(checkout).returncode, len(asked(checkout))) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +266,7 @@ def test_no_python_and_no_compiler_are_one_clear_line(
     checkout: Path, bare_path: Path, environment: Mapping[str, str], said: str
 ) -> None:
     told = run_setup(checkout, PATH=str(bare_path), **environment)
-    assert told.returncode == 1
-    assert told.stderr.startswith(said) and told.stderr.count("\n") == 1
+    assert told.returncode == 1 and told.stderr.startswith(said) and told.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

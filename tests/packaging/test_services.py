@@ -86,8 +86,7 @@ def test_the_agent_starts_a_node_the_parser_accepts() -> None:
 
 def test_the_agent_is_kept_alive_only_after_failures_and_left_time_to_stop() -> None:
     keys = agent()
-    assert keys["Label"] == AGENT.stem
-    assert keys["KeepAlive"] == {"SuccessfulExit": False}
+    assert (keys["Label"], keys["KeepAlive"]) == (AGENT.stem, {"SuccessfulExit": False})
     assert keys["RunAtLoad"] is True
     assert isinstance(keys["ExitTimeOut"], int) and keys["ExitTimeOut"] > GRACE_S
     assert keys["Umask"] == 0o077

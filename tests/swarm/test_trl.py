@@ -44,8 +44,7 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     assert any("one<|e" in row for row in found["once"]["rows"])
     # Cut off here, so masked as our own is
     assert found["twice"]["rows"][2:] == found["short"]["rows"][2:] == ["", ""]
-    assert found["once"]["old"] is None
-    assert found["twice"]["old"] == [found["twice"]["shapes"][2], True]
+    assert found["once"]["old"] is None and found["twice"]["old"] == [found["twice"]["shapes"][2], True]
     assert found["rewards"] == [1.0, 0.0]
 
 

@@ -220,8 +220,7 @@ def test_open_questions_after_a_restart(database: str) -> None:
     with closing(opened(database)) as store:
         assert Reader(store.database).record(ALICE) == before
         # The open question is void: not the peer's fault
-        assert the(Reader(store.database).record(ALICE)).unanswered == 0
-        assert store.sequence(ALICE) == 5
+        assert (the(Reader(store.database).record(ALICE)).unanswered, store.sequence(ALICE)) == (0, 5)
         with pytest.raises(SQLAlchemyError):
             store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
 

@@ -243,8 +243,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
 )
 def test_each_mistake_says_where_and_what(tmp_path: Path, text: str | bytes, said: str) -> None:
     told = "\n".join(mistakes(text, tmp_path))
-    assert said in told
-    assert told.startswith(str(tmp_path / "node.toml"))
+    assert said in told and told.startswith(str(tmp_path / "node.toml"))
 
 
 def test_good_bootstrap_addresses_pass() -> None:
@@ -275,8 +274,7 @@ def test_a_line_is_named_only_where_it_is_sure(tmp_path: Path) -> None:
 
 def test_a_file_of_nothing_but_mistakes_is_told_in_a_page(tmp_path: Path) -> None:
     told = mistakes("".join(f"k{number} = 1\n" for number in range(5000)), tmp_path)
-    assert len(told) == 41
-    assert told[-1] == "… and 4960 mistakes more"
+    assert (len(told), told[-1]) == (41, "… and 4960 mistakes more")
 
 
 STRAY = [

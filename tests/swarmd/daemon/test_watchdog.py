@@ -76,8 +76,7 @@ def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(d
 
 
 def test_a_trainer_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
-    assert daemon.wait(60) is not None
-    assert daemon.wait(1, 1, [ALIVE]) is None
+    assert daemon.wait(60) is not None and daemon.wait(1, 1, [ALIVE]) is None
 
 
 def test_a_node_that_rests_between_rounds_is_not_stuck_and_one_that_hangs_still_is(tmp_path: Path) -> None:

@@ -34,8 +34,7 @@ def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
     (a, from_a), (_, from_b), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
     from_a.share(rollouts(a, 1, 2), round_number=5)
     for exchange in (from_b, from_c):
-        assert exchange.collect() == (rollouts(a, 1, 2), {})
-        assert exchange.collect() == ([], {})
+        assert exchange.collect() == (rollouts(a, 1, 2), {}) and exchange.collect() == ([], {})
         assert exchange.authors[a.identity.peer_id] == (5, "model-1")
     assert from_a.collect() == ([], {})
 
@@ -71,8 +70,7 @@ def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None
     swarm = MemorySwarm()
     (_, from_a), _ = join(swarm, 1), join(swarm, 2)
     swarm.inject(b"noise")
-    assert from_a.collect() == ([], {Reason.MALFORMED.value: 1})
-    assert from_a.collect() == ([], {})
+    assert from_a.collect() == ([], {Reason.MALFORMED.value: 1}) and from_a.collect() == ([], {})
 
 
 def test_more_rollouts_than_a_body_may_hold_are_offered_however_small_they_are() -> None:

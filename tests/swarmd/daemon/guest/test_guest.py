@@ -110,8 +110,7 @@ async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path:
     await Played(tmp_path).guest.on_pause({})
     node = Played(tmp_path)
     node.clock.now += 40 * 86_400
-    assert node.see() == ["user"]
-    assert node.told == [link.Pause("you paused it", "swarmd resume")]
+    assert (node.see(), node.told) == (["user"], [link.Pause("you paused it", "swarmd resume")])
     await node.guest.on_resume({})
     assert node.guest.pauses == [] and Played(tmp_path).see() == []
 
@@ -149,8 +148,7 @@ async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -
     await node.guest.on_pause({})
     assert node.see(on_battery=True, idle=0.0) == ["user", "battery", "active"]
     await node.guest.on_resume({})
-    assert node.see(on_battery=True, idle=0.0) == []
-    assert node.see(on_battery=True, idle=999.0) == []
+    assert (node.see(on_battery=True, idle=0.0), node.see(on_battery=True, idle=999.0)) == ([], [])
     assert node.see(on_battery=True, idle=0.0) == ["active"]  # it had ended, and holds again
     assert node.see(on_battery=False, idle=999.0) == [] and node.see(on_battery=True, idle=999.0) == [
         "battery"
