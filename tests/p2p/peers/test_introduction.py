@@ -1,6 +1,5 @@
 """What a peer says of itself when asked, and what becomes of answers that are none."""
 
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,19 +82,14 @@ def test_any_bytes_parse_as_an_answer_or_none(message: bytes) -> None:
     assert said is None or isinstance(said.ahead, float)
 
 
-def test_silent_peers_are_left_out_and_old_versions_kept() -> None:
-    async def main() -> None:
-        swarm, clock = MemorySwarm(), Clock()
-        us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))
-        other.answers[PeerRequest.INTRODUCTION] = introducer()
-        gone = PeerId("12D3KooWGone")
-        said = await ask(
-            us.engine.request, [gone, old.identity.peer_id, other.identity.peer_id], TOPIC.name, clock
-        )
-        assert (
-            gone not in said
-            and said[old.identity.peer_id] is None
-            and said[other.identity.peer_id] is not None
-        )
-
-    trio.run(main)
+async def test_silent_peers_are_left_out_and_old_versions_kept() -> None:
+    swarm, clock = MemorySwarm(), Clock()
+    us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))
+    other.answers[PeerRequest.INTRODUCTION] = introducer()
+    gone = PeerId("12D3KooWGone")
+    said = await ask(
+        us.engine.request, [gone, old.identity.peer_id, other.identity.peer_id], TOPIC.name, clock
+    )
+    assert (
+        gone not in said and said[old.identity.peer_id] is None and said[other.identity.peer_id] is not None
+    )

@@ -3,7 +3,6 @@
 The figures are for people only: capped, bounded, and used for no decision.
 """
 
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,79 +28,66 @@ def author(swarm: MemorySwarm, number: int, shared: int) -> tuple[Member, Acknow
     return member, gave
 
 
-def test_an_author_hears_how_many_of_its_rollouts_were_used_and_by_how_many() -> None:
-    async def main() -> None:
-        swarm = MemorySwarm()
-        anne, gave = author(swarm, 1, shared=10)
-        users = [memory_member(swarm, number, Clock()) for number in (2, 3, 4)]
-        told = [Acknowledger(user.engine.request, user.engine.connected, Clock()) for user in users]
-        for acknowledger, uses in zip(told, (3, 1, 0), strict=True):
-            acknowledger.used([anne.identity.peer_id] * uses)
-            await acknowledger.tell()
-            await acknowledger.tell()  # nothing new
-        assert gave.document() == {"rollouts": 10, "used": 4, "by": 2}
-        told[2].used([anne.identity.peer_id])
-        await told[2].tell()
-        assert gave.document() == {"rollouts": 10, "used": 5, "by": 3}
-
-    trio.run(main)
-
-
-def test_untold_counts_wait_and_nobody_is_dialled() -> None:
-    async def main() -> None:
-        asked: list[PeerId] = []
-        connected: list[PeerId] = []
-
-        async def ask(peer: PeerId, _question: bytes, _limit: int) -> bytes:
-            asked.append(peer)
-            return HEARD
-
-        acknowledger = Acknowledger(ask, lambda: connected, Clock())
-        many = [identity(number).peer_id for number in range(MAX_PEERS + 10)]
-        acknowledger.used([*many, *many[-3:]])
+async def test_an_author_hears_how_many_of_its_rollouts_were_used_and_by_how_many() -> None:
+    swarm = MemorySwarm()
+    anne, gave = author(swarm, 1, shared=10)
+    users = [memory_member(swarm, number, Clock()) for number in (2, 3, 4)]
+    told = [Acknowledger(user.engine.request, user.engine.connected, Clock()) for user in users]
+    for acknowledger, uses in zip(told, (3, 1, 0), strict=True):
+        acknowledger.used([anne.identity.peer_id] * uses)
         await acknowledger.tell()
-        assert not asked
-        connected += many
+        await acknowledger.tell()  # nothing new
+    assert gave.document() == {"rollouts": 10, "used": 4, "by": 2}
+    told[2].used([anne.identity.peer_id])
+    await told[2].tell()
+    assert gave.document() == {"rollouts": 10, "used": 5, "by": 3}
+
+
+async def test_untold_counts_wait_and_nobody_is_dialled() -> None:
+    asked: list[PeerId] = []
+    connected: list[PeerId] = []
+
+    async def ask(peer: PeerId, _question: bytes, _limit: int) -> bytes:
+        asked.append(peer)
+        return HEARD
+
+    acknowledger = Acknowledger(ask, lambda: connected, Clock())
+    many = [identity(number).peer_id for number in range(MAX_PEERS + 10)]
+    acknowledger.used([*many, *many[-3:]])
+    await acknowledger.tell()
+    assert not asked
+    connected += many
+    await acknowledger.tell()
+    assert len(asked) == AT_ONCE and set(asked) >= set(many[-3:])  # of whom most was used
+    for _ in range(MAX_PEERS):
         await acknowledger.tell()
-        assert len(asked) == AT_ONCE and set(asked) >= set(many[-3:])  # of whom most was used
-        for _ in range(MAX_PEERS):
-            await acknowledger.tell()
-        assert sorted(asked) == sorted(many[10:])  # those used first were forgotten
-
-    trio.run(main)
+    assert sorted(asked) == sorted(many[10:])  # those used first were forgotten
 
 
-def test_an_author_may_be_forgotten_while_it_is_told() -> None:
-    async def main() -> None:
-        few, many = [
-            [identity(number).peer_id for number in numbers]
-            for numbers in (range(2), range(2, MAX_PEERS + 2))
-        ]
-        asked: list[PeerId] = []
+async def test_an_author_may_be_forgotten_while_it_is_told() -> None:
+    few, many = [
+        [identity(number).peer_id for number in numbers] for numbers in (range(2), range(2, MAX_PEERS + 2))
+    ]
+    asked: list[PeerId] = []
 
-        async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-            asked.append(peer)
-            acknowledger.used(many)
-            return HEARD
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        asked.append(peer)
+        acknowledger.used(many)
+        return HEARD
 
-        acknowledger = Acknowledger(ask, lambda: few, Clock())
-        acknowledger.used(few)
-        await acknowledger.tell()
-        assert sorted(asked) == sorted(few)
-
-    trio.run(main)
+    acknowledger = Acknowledger(ask, lambda: few, Clock())
+    acknowledger.used(few)
+    await acknowledger.tell()
+    assert sorted(asked) == sorted(few)
 
 
-def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_blames_nobody() -> None:
-    async def main() -> None:
-        swarm, clock = MemorySwarm(), Clock()
-        old, us = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
-        acknowledger = Acknowledger(us.engine.request, us.engine.connected, clock)
-        acknowledger.used([old.identity.peer_id])
-        await acknowledger.tell()
-        assert old.score(us.identity.peer_id) == 0.0 and not old.rejected
-
-    trio.run(main)
+async def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_blames_nobody() -> None:
+    swarm, clock = MemorySwarm(), Clock()
+    old, us = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
+    acknowledger = Acknowledger(us.engine.request, us.engine.connected, clock)
+    acknowledger.used([old.identity.peer_id])
+    await acknowledger.tell()
+    assert old.score(us.identity.peer_id) == 0.0 and not old.rejected
 
 
 def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() -> None:
