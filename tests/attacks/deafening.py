@@ -28,6 +28,7 @@ from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
+from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of, subscribe, swallow
 
 KEYS, RATE, CONNECTIONS = 120, 1500.0, 15
@@ -137,17 +138,14 @@ async def run(given: Any) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.deafening", "sends frames of wrong clocks; give it only your own nodes")
-    parser.add_argument("--keys", type=int, default=KEYS)
-    parser.add_argument("--rate", type=float, default=RATE, help="frames a second, to each victim")
-    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="to each victim")
-    parser.add_argument(
-        "--skew", type=float, default=SKEW, help="seconds that clocks are wrong by, at most; 0: all are right"
-    )
-    parser.add_argument(
-        "--machines", action="store_true", help="each connection comes from a loopback address of its own"
-    )
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=1)
+    defaults = {"keys": KEYS, "rate": RATE, "connections": CONNECTIONS, "skew": SKEW, "machines": False}
+    about = {
+        "rate": "frames a second, to each victim",
+        "connections": "to each victim",
+        "skew": "seconds that clocks are wrong by, at most; 0: all are right",
+        "machines": "each connection comes from a loopback address of its own",
+    }
+    declare(parser, defaults | {"seconds": 600.0, "seed": 1}, {}, about)
     trio.run(run, parser.parse_args())
 
 

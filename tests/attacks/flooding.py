@@ -33,6 +33,7 @@ from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
 from swarmd.testing import TIMEOUT_S
+from tests.attacks.harness import REDIALS, declare
 from tests.attacks.nodes import key_of, subscribe, swallow
 
 KINDS = {
@@ -152,32 +153,19 @@ async def attack_all(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.flooding", "floods nodes with messages; give it only your own")
-    parser.add_argument(
-        "--kind",
-        choices=KINDS,
-        default="frames",
-        help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
-    )
-    parser.add_argument("--rate", type=float, default=10_000.0, help="messages a second to each victim")
-    parser.add_argument("--batch", type=int, default=100, help="messages in one RPC")
-    parser.add_argument("--messages", type=int, default=10_000, help="different ones; then the first again")
-    parser.add_argument(
-        "--redial",
-        choices=["none", "same", "fresh"],
-        default="same",
-        help="dial again, with the same key or a new one",
-    )
-    parser.add_argument(
-        "--pause", type=float, default=0.2, help="seconds between the end of one connection and the next dial"
-    )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=TIMEOUT_S,
-        help="seconds of the first connection, where it is not hung up on",
-    )
-    parser.add_argument("--seconds", type=float, default=10.0, help="after it, in which it dials again")
-    parser.add_argument("--seed", type=int, default=1)
+    defaults = {"kind": "frames", "rate": 10_000.0, "batch": 100, "messages": 10_000, "redial": "same"}
+    defaults |= {"pause": 0.2, "patience": TIMEOUT_S, "seconds": 10.0, "seed": 1}
+    about = {
+        "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
+        "rate": "messages a second to each victim",
+        "batch": "messages in one RPC",
+        "messages": "different ones; then the first again",
+        "redial": "dial again, with the same key or a new one",
+        "pause": "seconds between the end of one connection and the next dial",
+        "patience": "seconds of the first connection, where it is not hung up on",
+        "seconds": "after it, in which it dials again",
+    }
+    declare(parser, defaults, {"kind": KINDS, "redial": REDIALS}, about)
     trio.run(attack_all, parser.parse_args())
 
 

@@ -23,6 +23,7 @@ from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
 from p2p.topic import Topic
+from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of, subscribe, swallow
 
 
@@ -75,11 +76,8 @@ async def run(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.halving", "begins what it does not finish; give it only your own nodes")
-    parser.add_argument("--connections", type=int, default=6)
-    parser.add_argument("--streams", type=int, default=64, help="of each connection")
-    parser.add_argument("--size", type=int, default=300_000, help="bytes announced")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=3)
+    defaults = {"connections": 6, "streams": 64, "size": 300_000, "seconds": 30.0, "seed": 3}
+    declare(parser, defaults, {}, {"streams": "of each connection", "size": "bytes announced"})
     trio.run(run, parser.parse_args())
 
 

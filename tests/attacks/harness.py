@@ -9,12 +9,13 @@ import argparse
 import dataclasses
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 ENGINES = ("libp2p", "hivemind")
+REDIALS = ("none", "same", "fresh")  # of who was hung up on: with the same key or a new one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,23 +31,32 @@ class Attack:
         """Play it with these options."""
         summary = (inspect.getmodule(self.play).__doc__ or "").partition("\n\n")[0]  # type: ignore[union-attr]
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks.attack {name}", description=summary)
-        for option in list(inspect.signature(self.play).parameters.values())[1:]:
-            many = isinstance(option.default, tuple)
-            kind = type(option.default[0] if many else option.default)
-            how = (
-                {"action": "store_true"}
-                if kind is bool
-                else {"type": kind, "action": "append" if many else "store"}
-            )
-            if kind is not bool and option.name in self.choices:
-                how["choices"] = self.choices[option.name]
-            told = f"{self.about.get(option.name, '')} (default: {option.default})".strip().replace("%", "%%")
-            parser.add_argument(f"--{option.name}", help=told, **how)
+        taken = list(inspect.signature(self.play).parameters.values())[1:]
+        declare(parser, {option.name: option.default for option in taken}, self.choices, self.about)
         given = {
             name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, False)
         }
         with tempfile.TemporaryDirectory() as folder:
             return figures_of(self.play(Path(folder), **given))
+
+
+def declare(
+    parser: argparse.ArgumentParser,
+    defaults: Mapping[str, Any],
+    choices: Mapping[str, Iterable[str]],
+    about: Mapping[str, str],
+) -> None:
+    """Make each default an option of its type; True and False are a switch, a tuple may be given again."""
+    for name, default in defaults.items():
+        many = isinstance(default, tuple)
+        kind = type(default[0] if many else default)
+        how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
+        if kind is not bool:
+            how |= {"action": "append"} if many else {"default": default}
+        if kind is not bool and name in choices:
+            how["choices"] = choices[name]
+        told = f"{about.get(name, '')} (default: {default})".strip().replace("%", "%%")
+        parser.add_argument(f"--{name}", help=told, **how)
 
 
 def figures_of(result: Any) -> Mapping[str, Any]:

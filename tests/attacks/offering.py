@@ -25,6 +25,7 @@ from p2p.member import Member
 from p2p.topic import Topic
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
+from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of
 
 KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all keys together
@@ -87,10 +88,9 @@ async def run(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.offering", "offers what it has not; give it only your own nodes")
-    parser.add_argument("--how", choices=["deny", "gone", "fresh"], default="deny")
-    parser.add_argument("--rate", type=float, default=RATE, help="offers a second")
-    parser.add_argument("--ids", type=int, default=IDS, help="in each")
-    parser.add_argument("--seed", type=int, default=2)
+    defaults = {"how": "deny", "rate": RATE, "ids": IDS, "seed": 2}
+    about = {"rate": "offers a second", "ids": "in each"}
+    declare(parser, defaults, {"how": ["deny", "gone", "fresh"]}, about)
     given = parser.parse_args()
     given.engine = "libp2p"
     trio.run(run, given)

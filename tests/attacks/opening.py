@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import multiaddr
 import trio
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.peer.id import ID
 from libp2p.stream_muxer.yamux.yamux import (
     FLAG_FIN,
     FLAG_RST,
@@ -34,9 +33,11 @@ from libp2p.stream_muxer.yamux.yamux import (
 )
 
 from benchmarks.probe import options, say
+from p2p.address import parse_bootstrap
 from p2p.engines.libp2p.stack import make_host
 from p2p.identity import Identity
 from swarmd.testing import until
+from tests.attacks.harness import REDIALS, declare
 from tests.attacks.nodes import key_of
 
 
@@ -81,13 +82,12 @@ def opening(kind: str, number: int) -> bytes:
 
 async def connect(address: str, identity: Identity) -> Any:
     """A connection that has got as far as yamux, to read and write its frames. Raises where it is refused."""
-    target = info_from_p2p_addr(multiaddr.Multiaddr(address))
-    host, port = (target.addrs[0].value_for_protocol(name) for name in ("ip4", "tcp"))
-    upgrader = make_host(identity).get_network().upgrader
-    raw = RawConnection(TrioTCPStream(await trio.open_tcp_stream(host, int(port))), True)
+    peer, endpoint = parse_bootstrap(address)
+    upgrader, target = make_host(identity).get_network().upgrader, ID.from_string(peer)
+    raw = RawConnection(TrioTCPStream(await trio.open_tcp_stream(endpoint.host, endpoint.port)), True)
     try:
-        secured = await upgrader.upgrade_security(raw, True, target.peer_id)
-        return (await upgrader.upgrade_connection(secured, target.peer_id)).secured_conn
+        secured = await upgrader.upgrade_security(raw, True, target)
+        return (await upgrader.upgrade_connection(secured, target)).secured_conn
     except BaseException:
         with trio.CancelScope(shield=True):
             await raw.close()
@@ -146,13 +146,13 @@ async def open_connections(
     source: str | None = None,
 ) -> None:
     """Open one connection after the other. source: the address that they come from."""
-    target = info_from_p2p_addr(multiaddr.Multiaddr(address))
-    host, port = (target.addrs[0].value_for_protocol(name) for name in ("ip4", "tcp"))
+    _, endpoint = parse_bootstrap(address)
+    host, port = endpoint.host, endpoint.port
     for _ in range(limit):
         count.dials += 1
         try:
             if kind == "hello":
-                async with await trio.open_tcp_stream(host, int(port), local_address=source) as stream:
+                async with await trio.open_tcp_stream(host, port, local_address=source) as stream:
                     if not await stream.receive_some(1):
                         raise ConnectionError
             else:
@@ -184,17 +184,14 @@ def main() -> None:
     parser = options(
         "tests.attacks.opening", "opens streams and connections without end; give it only your own node"
     )
-    parser.add_argument("--kind", choices=[*STREAMS, *CONNECTIONS], default="unknown")
-    parser.add_argument(
-        "--redial",
-        choices=["none", "same", "fresh"],
-        default="same",
-        help="dial again, with the same key or a new one",
-    )
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=float("inf"), help="streams a second")
-    parser.add_argument("--limit", type=int, default=100_000, help="streams of one connection")
-    parser.add_argument("--seed", type=int, default=1)
+    defaults = {"kind": "unknown", "redial": "same", "seconds": 10.0, "rate": float("inf"), "limit": 100_000}
+    about = {
+        "redial": "dial again, with the same key or a new one",
+        "rate": "streams a second",
+        "limit": "streams of one connection",
+    }
+    choices = {"kind": [*STREAMS, *CONNECTIONS], "redial": REDIALS}
+    declare(parser, defaults | {"seed": 1}, choices, about)
     trio.run(attack, parser.parse_args())
 
 

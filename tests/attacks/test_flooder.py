@@ -28,7 +28,7 @@ from p2p.engines.libp2p.metering import (
 )
 from swarmd.testing import TIMEOUT_S
 from tests.attacks.flooding import KINDS
-from tests.attacks.harness import ENGINES, Attack, show
+from tests.attacks.harness import ENGINES, REDIALS, Attack, show
 from tests.attacks.nodes import attacker, cpu, probe_swarm
 
 RATE = 10_000  # messages a second, to each node
@@ -175,7 +175,7 @@ def test_with_p2pd_a_flooder_is_cut_off_each_time_it_returns(kind: str, tmp_path
 ATTACK = Attack(
     attack,
     {"never": 0, "cut_off": 2.0, "let_in_again": 0, "cost": 0.05, "honest_lost": 0},
-    choices={"engine": ENGINES, "kind": list(KINDS), "redial": ["none", "same", "fresh"]},
+    choices={"engine": ENGINES, "kind": list(KINDS), "redial": REDIALS},
     about={
         "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
         "redial": "with the same key or with new ones",

@@ -30,7 +30,7 @@ from p2p.engines.libp2p.metering import (
 )
 from p2p.engines.libp2p.network import ARRIVALS_PER_S, GROUP_FACTOR
 from swarmd.testing import TIMEOUT_S
-from tests.attacks.harness import ENGINES, Attack, show
+from tests.attacks.harness import ENGINES, REDIALS, Attack, show
 from tests.attacks.nodes import attacker, cpu, key_of, probe_swarm
 from tests.attacks.opening import CONNECTIONS, STREAMS, Count, open_connections, open_streams
 from tests.p2p.real import heard, real_member
@@ -143,7 +143,7 @@ def attack(
 ATTACK = Attack(
     attack,
     {"cost": 0.08},
-    choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS], "redial": ["none", "same", "fresh"]},
+    choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS], "redial": REDIALS},
     about={
         "kind": "what it does on each stream; connect, hello: connections, with the handshake or without",
         "redial": "with the same key or with new ones",

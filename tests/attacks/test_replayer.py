@@ -11,45 +11,21 @@ Restarts are clean or by SIGKILL; a power cut is no other, as all that is on dis
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
-from p2p.types import PeerId, Verdict
-from swarmd.testing import NOW, TOPIC, Clock, memory_member
+from swarmd.testing import NOW, TOPIC
 from tests.attacks.harness import Attack, show
+from tests.p2p.admission.test_memory import Life
 
 AUTHORS, FRAMES = 100, 10_000
 DURATION = 200.0  # seconds in which they are sent
 
 
-@dataclass
-class Victim:
-    folder: Path
-    clock: Clock = field(default_factory=Clock)
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        self.member = memory_member(
-            MemorySwarm(), Identity.from_seed(b"v" * 32), self.clock, folder=self.folder
-        )
-
-    def restart(self, how: str) -> None:
-        if how == "clean":
-            self.member._recall.close()
-        self.start()
-
-    def deliver(self, frame: bytes, via: PeerId | None) -> bool:
-        return self.member.deliver(frame, via) is Verdict.ACCEPT
-
-
-def record(victim: Victim, rng: random.Random) -> list[bytes]:
+def record(victim: Life, rng: random.Random) -> list[bytes]:
     """Return what the attacker heard, all of it let in by the victim when it was new."""
     authors = [
         (Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0]))
@@ -65,17 +41,17 @@ def record(victim: Victim, rng: random.Random) -> list[bytes]:
         )
     for n, frame in enumerate(frames):
         victim.clock.now = NOW + 300 + DURATION * n / FRAMES
-        assert victim.deliver(frame, None)
+        assert victim.hears(frame)
     victim.member.received()
     return frames
 
 
-def replay(victim: Victim, frames: Sequence[bytes], rng: random.Random) -> int:
+def replay(victim: Life, frames: Sequence[bytes], rng: random.Random) -> int:
     """Return how many of the frames are let in again."""
     accepted = 0
     for n, frame in enumerate(rng.sample(frames, len(frames))):
         via = peer_id_of(rng.randbytes(32)) if n % 100 == 0 else None
-        accepted += victim.deliver(frame, via)
+        accepted += victim.hears(frame, via)
     return accepted
 
 
@@ -83,17 +59,19 @@ def replays(folder: Path, seed: int = 1) -> dict[str, int]:
     """Return what was let in a second time, by when it was sent again."""
     rng = random.Random(seed)
     results: dict[str, int] = {}
-    victim = Victim(folder)
+    victim = Life(folder, NOW)
     frames = record(victim, rng)
     end = victim.clock.now
     results["at once"] = replay(victim, frames, rng)
     for how in ("clean", "SIGKILL"):
-        victim.restart(how)
+        if how == "clean":
+            victim.end()
+        victim = Life(folder, end)
         results[f"after a restart ({how})"] = replay(victim, frames, rng)
     for minutes in (3, 30):
         victim.clock.now = end + 60 * minutes
         results[f"after {minutes} minutes"] = replay(victim, frames, rng)
-    victim.restart("SIGKILL")
+    victim = Life(folder, victim.clock.now)
     results["after 30 minutes and a restart"] = replay(victim, frames, rng)
     victim.clock.now = end
     results["with our clock set back"] = replay(victim, frames, rng)

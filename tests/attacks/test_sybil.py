@@ -25,10 +25,10 @@ from statistics import fmean
 
 import pytest
 
-from p2p.engines.memory import MemoryEngine, MemorySwarm
+from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.types import Handlers, Peer, PeerId
+from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -40,6 +40,7 @@ from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks import test_sybil_offers
 from tests.attacks.harness import Attack, Shares, show, worst
+from tests.p2p.admission.test_reputation import Placed
 
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
@@ -55,19 +56,6 @@ def texts(number: object, *, useful: bool) -> list[str]:
 
 def rewards(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
     return [tuple(float(c.text.startswith("right")) for c in completions) for _, completions in items]
-
-
-class Placed(MemoryEngine):
-    """A memory engine that says where its peers are."""
-
-    def __init__(
-        self, swarm: MemorySwarm, where: Mapping[PeerId, str], me: PeerId, handlers: Handlers
-    ) -> None:
-        super().__init__(swarm, me, handlers)
-        self.where = where
-
-    def peers(self) -> Sequence[Peer]:
-        return [Peer(peer, address, "inbound", 0.0) for peer, address in self.where.items()]
 
 
 class Listened(RolloutExchange):
@@ -107,7 +95,7 @@ class World:
             }
         self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity.from_seed(b"v" * 32)
         self.victim = memory_member(
-            self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, me.peer_id)
+            self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, [], me.peer_id)
         )
         config = NodeConfig.model_validate({"round": {"completions": COMPLETIONS}, "gate": {"mode": "off"}})
         self.exchange = Listened(self.victim, "played", TINY_9)

@@ -69,25 +69,6 @@ def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() ->
     assert sum(b.rejected.values()) == 7
 
 
-def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
-    swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2)
-    frames: list[bytes] = []
-
-    def overhear(frame: bytes, via: PeerId | None) -> Verdict:
-        assert via == a.identity.peer_id
-        frames.append(frame)
-        return Verdict.ACCEPT
-
-    swarm.join(Identity.from_seed(bytes([9]) * 32).peer_id, Handlers(overhear, lambda peer, question: b""))
-    a.publish("rollouts", b"body")
-    late = member(MemorySwarm(), 3)
-    assert late.deliver(frames[0], None) is Verdict.ACCEPT
-    assert late.deliver(frames[0], None) is Verdict.IGNORE
-    assert late.deliver(frames[0][:-1], None) is Verdict.REJECT
-    assert b.deliver(frames[0], None) is Verdict.IGNORE
-
-
 def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
     clock, swarm = Clock(), MemorySwarm()
     us, via = (
@@ -173,16 +154,6 @@ async def test_connected_members_are_asked_for_a_blob_after_its_author() -> None
     asked.clear()
     swarm.partition([b.identity.peer_id])
     assert await a.fetch(want) == blob and asked == [author, holder]
-
-
-def test_each_refusal_is_reported_once() -> None:
-    swarm = MemorySwarm()
-    a = member(swarm, 1)
-    swarm.inject(b"noise")
-    swarm.inject(b"more noise")
-    assert (a.refused(), a.refused()) == ({Reason.MALFORMED: 2}, {})
-    swarm.inject(b"and more")
-    assert a.refused() == {Reason.MALFORMED: 1}
 
 
 def test_the_first_bytes_of_questions_never_change() -> None:

@@ -24,8 +24,8 @@ class Life:
         self.clock = Clock(now)
         self.member = memory_member(MemorySwarm(), ME, self.clock, folder=folder)
 
-    def hears(self, frame: bytes) -> bool:
-        return self.member.deliver(frame, None) is Verdict.ACCEPT
+    def hears(self, frame: bytes, via: PeerId | None = None) -> bool:
+        return self.member.deliver(frame, via) is Verdict.ACCEPT
 
     def end(self) -> None:
         self.member._recall.close()

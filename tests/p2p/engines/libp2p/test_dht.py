@@ -1,5 +1,6 @@
 """The DHT of the libp2p engine: what one peer may have of it. Real hosts over loopback."""
 
+from functools import partial
 from typing import Any
 
 import base58
@@ -34,8 +35,17 @@ KEY = b"\x12\x20" + bytes(32)
 NO_ADDRESS = Multiaddr(b"\x36\x02\xff\xff")  # a name that is not UTF-8
 
 
+FIND = partial(Message, type=Message.MessageType.FIND_NODE, key=bytes(34))  # a question
+
+
 def addresses(count: int) -> list[Multiaddr]:
     return [Multiaddr(f"/ip4/11.0.{n // 256}.{n % 256}/tcp/4001") for n in range(count)]
+
+
+def signed(peer: ID, where: list[Multiaddr], number: int) -> bytes:
+    """Return the hostile peer's own word of where it is."""
+    key = create_new_key_pair(bytes([66]) * 32).private_key
+    return bytes(seal_record(PeerRecord(peer, where, seq=number), key).marshal_envelope())
 
 
 async def ask(stack: Stack, target: Any, message: Message) -> Message | None:
@@ -53,6 +63,18 @@ async def ask(stack: Stack, target: Any, message: Message) -> Message | None:
         return None
 
 
+def answering(reply: Message) -> Any:
+    """Answer each question with this, as to that question."""
+
+    async def answer(stream: Any) -> None:
+        question = Message()
+        question.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
+        reply.type, reply.key = question.type, question.key
+        await stream.write(encode_varint_prefixed(reply.SerializeToString()))
+
+    return answer
+
+
 async def test_no_values_are_stored_for_others(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
@@ -64,24 +86,13 @@ async def test_no_values_are_stored_for_others(nursery: trio.Nursery) -> None:
 
 async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
     """The limit holds for addresses that it signs and for those that others tell."""
-    keys = create_new_key_pair(bytes([66]) * 32)
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
-        signed = seal_record(PeerRecord(me, addresses(150), seq=2**62), keys.private_key).marshal_envelope()
-        await ask(
-            stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
-        )
+        await ask(stack, target, FIND(senderRecord=signed(me, addresses(150), 2**62)))
         assert len(store.addrs(me)) <= MAX_ADDRESSES and len(store.get_peer_record(me).record().addrs) == 150
-        larger = seal_record(
-            PeerRecord(me, addresses(1000), seq=2**62 + 1), keys.private_key
-        ).marshal_envelope()
-        assert (
-            await ask(
-                stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=larger)
-            )
-            is None
-        )
+        larger = FIND(senderRecord=signed(me, addresses(1000), 2**62 + 1))
+        assert await ask(stack, target, larger) is None
         assert len(store.get_peer_record(me).record().addrs) == 150
         other = ID(KEY)
         for n in range(3):
@@ -137,19 +148,12 @@ async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
 
 async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:
     """Made text where members are looked at, they ended the engine."""
-    keys, (good,) = create_new_key_pair(bytes([66]) * 32), addresses(1)
+    (good,) = addresses(1)
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
-        signed = seal_record(
-            PeerRecord(me, [NO_ADDRESS, good], seq=2**62), keys.private_key
-        ).marshal_envelope()
-        assert (
-            await ask(
-                stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)
-            )
-            is not None
-        )
+        record = signed(me, [NO_ADDRESS, good], 2**62)
+        assert await ask(stack, target, FIND(senderRecord=record)) is not None
         assert store.addrs(me) == [good]
     assert bounded([NO_ADDRESS, Multiaddr(b""), good]) == [good]
 
@@ -234,19 +238,11 @@ async def test_no_long_id_that_a_peer_names_is_made_text(
 
 
 async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nursery: trio.Nursery) -> None:
-    asked = trio.Event()
-
-    async def answer(stream: Any) -> None:
-        question = Message()
-        question.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
-        reply = Message(type=question.type, key=question.key, providerPeers=[LIAR], closerPeers=[LIAR])
-        await stream.write(encode_varint_prefixed(reply.SerializeToString()))
-        asked.set()
-
+    reply = Message(providerPeers=[LIAR], closerPeers=[LIAR])
     member, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
-        stack.host.set_stream_handler(PROTOCOL_ID, answer)
-        assert await engine.find(member.topic) == [] and asked.is_set()
+        stack.host.set_stream_handler(PROTOCOL_ID, answering(reply))
+        assert await engine.find(member.topic) == [] and reply.key  # it was asked
         assert max(made_text) <= MAX_ID_BYTES
 
 
@@ -268,26 +264,18 @@ async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
         id=ID.from_pubkey(create_new_key_pair(bytes([68]) * 32).public_key).to_bytes(),
         addrs=[victim.to_bytes()],
     )
-
-    async def answer(stream: Any) -> None:
-        question = Message()
-        question.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
-        reply = Message(type=question.type, key=question.key, closerPeers=[named])
-        await stream.write(encode_varint_prefixed(reply.SerializeToString()))
-
     member, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
-        stack.host.set_stream_handler(PROTOCOL_ID, answer)
+        stack.host.set_stream_handler(PROTOCOL_ID, answering(Message(closerPeers=[named])))
         await engine.find(member.topic)
     assert dialled.is_set() == (theirs == "127.0.0.1")
 
 
 async def test_streams_without_a_question_take_no_place_from_others(nursery: trio.Nursery) -> None:
     _, _, address = await started(nursery, 1)
-    question = Message(type=Message.MessageType.FIND_NODE, key=bytes(34))
     async with hostile_peer(address) as (stack, target), hostile_peer(address, 67) as (other, _):
         silent = [await stack.host.new_stream(target, [PROTOCOL_ID]) for _ in range(20)]
-        assert await ask(other, target, question) is not None
+        assert await ask(other, target, FIND()) is not None
         assert len(silent) == 20
 
 

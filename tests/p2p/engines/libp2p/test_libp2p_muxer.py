@@ -60,6 +60,14 @@ class Secured:
         await trio.aclose_forcefully(self._stream)
 
 
+async def opened(nursery: trio.Nursery, ours: Any, theirs: Any, initiator: bool = False) -> tuple[Muxer, Any]:
+    """Our muxer, and the other end of its connection."""
+    muxer = Muxer(Secured(ours, initiator), ID(b"peer"), is_initiator=initiator)
+    nursery.start_soon(muxer.start)
+    await muxer.event_started.wait()
+    return muxer, theirs
+
+
 async def test_the_reader_of_a_connection_never_waits_for_a_write(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -94,14 +102,12 @@ async def test_the_reader_of_a_connection_never_waits_for_a_write(
 async def test_a_peer_that_provokes_replies_and_reads_none_is_cut_off(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    ours, theirs = trio.testing.lockstep_stream_pair()
-    muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
+    muxer, theirs = await opened(nursery, *trio.testing.lockstep_stream_pair())
 
     async def ping() -> None:
         for n in range(10 * MAX_OWED_BYTES // HEADER_SIZE):
             await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, n))
 
-    nursery.start_soon(muxer.start)
     with trio.fail_after(WRITE_TIMEOUT_S / 2), pytest.raises(trio.BrokenResourceError):
         await ping()
     with trio.fail_after(1):
@@ -111,8 +117,7 @@ async def test_a_peer_that_provokes_replies_and_reads_none_is_cut_off(
 async def test_replies_go_out_before_later_writes(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    ours, theirs = trio.testing.lockstep_stream_pair()
-    muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
+    muxer, theirs = await opened(nursery, *trio.testing.lockstep_stream_pair())
     numbers = itertools.count(1)
 
     async def ping() -> None:
@@ -127,8 +132,6 @@ async def test_replies_go_out_before_later_writes(
         await trio.testing.wait_all_tasks_blocked()
         return [(kind, length) for _, kind, _, _, length in struct.iter_unpack(YAMUX_HEADER_FORMAT, data)]
 
-    nursery.start_soon(muxer.start)
-    await muxer.event_started.wait()
     with trio.fail_after(0.4):  # before a ping of its own
         for _ in range(3):  # the first is being written
             await ping()
@@ -170,16 +173,14 @@ async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     """However many wait for their turn."""
-    ours, theirs = trio.testing.lockstep_stream_pair()
-    muxer, written = Muxer(Secured(ours, True), ID(b"peer"), is_initiator=True), list[int]()
+    muxer, theirs = await opened(nursery, *trio.testing.lockstep_stream_pair(), initiator=True)
+    written: list[int] = []
 
     async def write() -> None:
         stream = await muxer.open_stream()
         await stream.write(b"x" * 1000)
         written.append(stream.stream_id)
 
-    nursery.start_soon(muxer.start)
-    await muxer.event_started.wait()
     async with trio.open_nursery() as writing:
         for _ in range(4):
             writing.start_soon(write)
@@ -259,17 +260,8 @@ async def test_no_data_follows_the_end_of_its_stream(limited: tuple[Secured, Any
 # A peer that keeps to no window, and one that never ends a stream.
 
 
-async def opened(nursery: trio.Nursery) -> tuple[Muxer, Any]:
-    """Our muxer, and the other end of its connection."""
-    ours, theirs = trio.testing.memory_stream_pair()
-    muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
-    nursery.start_soon(muxer.start)
-    await muxer.event_started.wait()
-    return muxer, theirs
-
-
 async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(nursery: trio.Nursery) -> None:
-    muxer, theirs = await opened(nursery)
+    muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     frame, flags, sent = bytes(WINDOW), FLAG_SYN, 0
     with pytest.raises(trio.BrokenResourceError):
         while sent < 2 * MAX_BUFFERED_BYTES:
@@ -282,7 +274,7 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(nursery: trio.Nur
 
 
 async def test_a_peer_that_ends_none_of_its_streams_is_cut_off(nursery: trio.Nursery) -> None:
-    muxer, theirs = await opened(nursery)
+    muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     closed = 0
     for stream in range(1, 4 * MAX_HALF_CLOSED_STREAMS, 2):
         await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, FLAG_SYN, stream, 0))
