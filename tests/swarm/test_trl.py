@@ -34,8 +34,8 @@ def test_a_trainer_takes_others_groups_in_place_of_those_without_a_gradient(
     assert all(reason in said for reason, said in zip(why, found["refused"], strict=True))
     for batch in (found["once"], found["twice"], found["short"]):
         assert batch["replaced"] >= 1 and batch["items"] and batch["learned"] and batch["loss"]
-        assert batch["shapes"][0] == batch["shapes"][1] and batch["shapes"][2] == batch["shapes"][3]
-        assert [shape[0] for shape in batch["shapes"]] == [8] * 4
+        prompts, _, completions, _ = batch["shapes"]
+        assert batch["shapes"] == [prompts] * 2 + [completions] * 2 and prompts[0] == completions[0] == 8
         # The two right answers first, ended; advantages are over all five: (1 - 0.4) / 0.49
         assert batch["advantages"] == [1.224, 1.224, 0.0, 0.0]
         assert all(row.endswith("</answer><|endoftext|>") for row in batch["rows"][:2])

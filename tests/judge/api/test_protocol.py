@@ -50,10 +50,10 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     )
     found = checked(graded)
     assert found is not None
-    assert found["judge"] == document["judge"] == (await court.http.get("/v1/judge")).json()["judge"]
-    assert found["answers"] == [hashlib.sha256(text.encode()).hexdigest() for text in ("x", right, "y")]
-    assert found["rewards"] == graded["rewards"] and found["peer"] == peer.identity.peer_id
-    assert {name: found[name] for name in ASKER} == ASKER and found["round"] == 3
+    assert document["judge"] == (await court.http.get("/v1/judge")).json()["judge"]
+    answers = [hashlib.sha256(text.encode()).hexdigest() for text in ("x", right, "y")]
+    said = {"judge": document["judge"], "peer": peer.identity.peer_id, "round": 3, **ASKER}
+    assert found | said | {"answers": answers, "rewards": graded["rewards"]} == found
     row = await standing(court, peer)
     assert row["said"] == {name: value for name, value in ASKER.items() if name != "model"}
     assert row["pass_at"] == {

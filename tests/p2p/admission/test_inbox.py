@@ -1,4 +1,5 @@
 import random
+from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,11 +9,11 @@ from p2p.admission.replays import AHEAD_S, FRAMES
 from p2p.envelope import MAX_FRAME_BYTES, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
-from p2p.types import Envelope, Reason, Verdict
+from p2p.types import Envelope, PeerId, Reason, Verdict
+from swarmd.testing import NOW, TOPIC
 
-SWARM = Topic("main", "0123456789abcdef").swarm_id
+SWARM = TOPIC.swarm_id
 ME, A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
-NOW = 1_700_000_000.0
 
 
 def inbox(not_before: float = 0.0, **limits: float) -> Inbox:
@@ -29,6 +30,13 @@ def forged(author: Identity, sequence: int, at: float = NOW) -> bytes:
 
 def reason(outcome: Envelope | Reason) -> Reason | None:
     return outcome if isinstance(outcome, Reason) else None
+
+
+def reasons(
+    box: Inbox, frames: Iterable[bytes], now: float, via: PeerId | None = None
+) -> list[Reason | None]:
+    """Why each of the frames is refused; None: it is let in."""
+    return [reason(box.receive(one, now, via)) for one in frames]
 
 
 def test_each_rule_refuses_and_counts() -> None:
@@ -75,7 +83,7 @@ def test_what_an_author_sends_ahead_of_time_makes_only_its_own_frames_old() -> N
 def test_of_two_nodes_with_one_key_both_are_heard() -> None:
     """The later one's numbers are from its clock, and so larger."""
     box = inbox()
-    assert [reason(box.receive(frame(A, n, NOW), NOW)) for n in (10**12, 5, 10**12 + 1, 6)] == [None] * 4
+    assert reasons(box, [frame(A, n) for n in (10**12, 5, 10**12 + 1, 6)], NOW) == [None] * 4
 
 
 def test_a_restart_admits_no_replays() -> None:
@@ -87,42 +95,33 @@ def test_a_restart_admits_no_replays() -> None:
 
 def test_a_clock_that_was_ahead_at_the_start_makes_nobody_old() -> None:
     box, later = inbox(not_before=NOW + 7200), NOW + AHEAD_S
-    assert reason(box.receive(frame(A, 1, NOW + 1), NOW)) is Reason.OLD
-    assert reason(box.receive(frame(A, 2, later), later)) is None
-    assert reason(box.receive(frame(A, 3, later - 1), later)) is Reason.OLD
+    assert reasons(box, [frame(A, 1, NOW + 1)], NOW) == [Reason.OLD]
+    assert reasons(box, [frame(A, 2, later), frame(A, 3, later - 1)], later) == [None, Reason.OLD]
 
 
 def test_quota_in_frames_and_in_bytes() -> None:
     box = inbox(frames_burst=10, frames_per_second=2)
-    outcomes = [reason(box.receive(frame(A, n), NOW)) for n in range(12)]
-    assert outcomes == [None] * 10 + [Reason.OVER_QUOTA] * 2
-    assert reason(box.receive(frame(B, 1), NOW)) is None  # another author is not touched
-    assert [reason(box.receive(frame(A, 20 + n, NOW + 1), NOW + 1)) for n in range(3)] == [
-        None,
-        None,
-        Reason.OVER_QUOTA,
-    ]
+    # Another author is not touched
+    frames = [*(frame(A, n) for n in range(12)), frame(B, 1)]
+    assert reasons(box, frames, NOW) == [None] * 10 + [Reason.OVER_QUOTA] * 2 + [None]
+    later = [frame(A, 20 + n, NOW + 1) for n in range(3)]
+    assert reasons(box, later, NOW + 1) == [None, None, Reason.OVER_QUOTA]
     box = inbox(bytes_burst=100_000, bytes_per_second=1000)
-    outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW)) for n in range(5)]
-    assert outcomes == [None] * 3 + [Reason.OVER_QUOTA] * 2
+    large = [frame(A, n, body=bytes([n]) * 32_000) for n in range(5)]
+    assert reasons(box, large, NOW) == [None] * 3 + [Reason.OVER_QUOTA] * 2
     assert Reason.OVER_QUOTA.verdict is Verdict.IGNORE
 
 
 def test_a_connection_has_a_quota_of_its_own() -> None:
     box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
-    outcomes = [reason(box.receive(f, NOW, B.peer_id)) for f in frames]
-    assert outcomes == [None] * 600 + [Reason.FLOODING] * 100 and Reason.FLOODING.verdict is Verdict.IGNORE
+    assert reasons(box, frames, NOW, B.peer_id) == [None] * 600 + [Reason.FLOODING] * 100
     # What one could not pay for, another may bring
-    assert reason(box.receive(frames[600], NOW, ME.peer_id)) is None
-    assert reason(box.receive(frames[601], NOW)) is None
-    assert [reason(box.receive(f, NOW + 0.0125, B.peer_id)) for f in frames[602:605]] == [
-        None,
-        None,
-        Reason.FLOODING,
-    ]
+    assert reasons(box, frames[600:601], NOW, ME.peer_id) + reasons(box, frames[601:602], NOW) == [None] * 2
+    assert reasons(box, frames[602:605], NOW + 0.0125, B.peer_id) == [None, None, Reason.FLOODING]
     box = inbox(via_bytes_burst=100_000, via_bytes_per_second=1000)
-    outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW, B.peer_id)) for n in range(5)]
-    assert outcomes == [None] * 3 + [Reason.FLOODING] * 2
+    large = [frame(A, n, body=bytes([n]) * 32_000) for n in range(5)]
+    assert reasons(box, large, NOW, B.peer_id) == [None] * 3 + [Reason.FLOODING] * 2
+    assert Reason.FLOODING.verdict is Verdict.IGNORE
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integers(0, 2)), max_size=80)

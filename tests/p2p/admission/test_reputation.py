@@ -25,11 +25,10 @@ from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
 from p2p.member import QueuedMember
-from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verdict
-from tests.p2p.real import real_engine
+from swarmd.testing import NOW
+from tests.p2p.real import TOPIC, real_engine
 
-NOW = 1_700_000_000.0
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
 
 
@@ -188,7 +187,6 @@ class Life:
             await self.member.run()
 
 
-TOPIC = Topic("main", "0123456789abcdef")
 ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 

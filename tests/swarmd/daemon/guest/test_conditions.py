@@ -25,10 +25,14 @@ def kinds(of: PauseConditions, facts: MachineFacts, now: float = NOON) -> list[s
 
 def test_by_default_a_battery_alone_pauses() -> None:
     busy = MachineFacts(on_battery=False, idle=0.0, load=1.0, metered=True, temperature=120.0)
-    assert kinds(PauseConditions(WhenConfig()), busy) == []
-    assert kinds(PauseConditions(WhenConfig()), replace(busy, on_battery=True)) == ["battery"]
-    assert kinds(PauseConditions(WhenConfig(battery="train")), replace(busy, on_battery=True)) == []
-    assert kinds(PauseConditions(WhenConfig(metered="pause")), busy) == ["metered"]
+    unplugged = replace(busy, on_battery=True)
+    for when, facts, found in (
+        (WhenConfig(), busy, []),
+        (WhenConfig(), unplugged, ["battery"]),
+        (WhenConfig(battery="train"), unplugged, []),
+        (WhenConfig(metered="pause"), busy, ["metered"]),
+    ):
+        assert kinds(PauseConditions(when), facts) == found
 
 
 def test_unknown_facts_pause_nothing() -> None:

@@ -25,15 +25,11 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     ledger.add(ONE)
     ledger.add(Usage(1.0, energy_wh=0.5))
     shown = ledger.document()
-    assert shown["today"]["cpu_seconds"] == shown["month"]["cpu_seconds"] == 11.0
-    assert (shown["today"]["energy_wh"], shown["total"]["bytes_up"], shown["total"]["bytes_written"]) == (
-        0.5,
-        2000,
-        8192,
-    )
-    assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000] and shown["days"][1] == shown["today"]
-    assert ledger.this_month.bytes_moved == 3000
-    assert (shown["month"]["helped"], shown["total"]["helped"]) == (3, 6)
+    today, month, total = shown["today"], shown["month"], shown["total"]
+    assert (today["cpu_seconds"], today["energy_wh"], shown["days"][1]) == (11.0, 0.5, today)
+    assert (month["cpu_seconds"], month["helped"], ledger.this_month.bytes_moved) == (11.0, 3, 3000)
+    assert (total["bytes_up"], total["bytes_written"], total["helped"]) == (2000, 8192, 6)
+    assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000]
     assert (
         "today 0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written; in all"
         in cost_words(shown)

@@ -26,7 +26,7 @@ def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
     return StatusBoard(config, Path("/state"), ME, Topic("main", "0123456789abcdef"), engine)
 
 
-def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
+def document(of: StatusBoard, rejected: dict[Reason, int] | None = None, **told: Any) -> dict[str, Any]:
     rest: dict[str, Any] = {
         "peers": 0,
         "connected": 0,
@@ -35,10 +35,9 @@ def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict
         "guest": {},
         "judge": None,
         "offers": {"every": None},
+        "trainer": {"pid": 1, "restarts": 0},
     }
-    return of.document(
-        rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, given=GIVEN, **rest
-    )
+    return of.document(rejected=rejected or {}, exchange=EXCHANGE, given=GIVEN, **rest | told)
 
 
 def test_refusals_come_with_reason_and_remedy() -> None:
@@ -75,35 +74,18 @@ def test_the_document_has_the_present_and_the_history() -> None:
     of.say("restarting", "it was lost", "wait")
     for number in range(1, KEPT_REWARDS + 3):
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
-    shown = of.document(
-        peers=2,
-        connected=1,
-        addresses=["/ip4/192.0.2.1/tcp/1"],
-        rejected={},
-        trainer={"pid": 9, "restarts": 3},
-        exchange=EXCHANGE,
-        offers={"every": 40.0},
-        given=GIVEN,
-        isolation={},
-        guest={},
-        judge={"score": 0.5},
-    )
-    assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
-    assert shown["round"] == KEPT_REWARDS + 2 and shown["last"] == {
-        "round": KEPT_REWARDS + 2,
-        "reward_mean": (KEPT_REWARDS + 2) / 1000,
-    }
-    assert shown["rewards"] == [n / 1000 for n in range(3, KEPT_REWARDS + 3)]
-    assert shown["trainer"] == {"pid": 9, "restarts": 3, "verifier_pid": 42}
-    assert (shown["judge"], shown["peers"], shown["addresses"]) == (
-        {"score": 0.5},
-        2,
-        ["/ip4/192.0.2.1/tcp/1"],
-    )
+    told = {"peers": 2, "connected": 1, "addresses": ["/ip4/192.0.2.1/tcp/1"], "judge": {"score": 0.5}}
+    shown = document(of, trainer={"pid": 9, "restarts": 3}, offers={"every": 40.0}, **told)
+    last = {"round": KEPT_REWARDS + 2, "reward_mean": (KEPT_REWARDS + 2) / 1000}
+    history = {"round": last["round"], "last": last}
+    history["rewards"] = [n / 1000 for n in range(3, KEPT_REWARDS + 3)]
+    of_us = {"peer_id": ME, "state_dir": "/state", "pid": os.getpid()}
+    of_us |= {"state": "restarting", "cause": "it was lost", "remedy": "wait"}
+    of_us["trainer"] = {"pid": 9, "restarts": 3, "verifier_pid": 42}
+    assert shown | told | history | of_us == shown
     lines = status_lines(shown | {"last": None, "judge": None})
     assert "peers    2 heard, 1 connected" in lines and "offers   one every 40 s" in lines
     assert "offers   one with each round" in status_lines(document(board()))
-    assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
 
 
 def test_the_model_has_one_name_before_and_after_it_is_loaded() -> None:
