@@ -6,10 +6,11 @@ Real members, rounds, verifier and updates; time is played.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
@@ -26,6 +27,7 @@ from swarmd.trainer.node import build
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Rollout, RoundReport, Scored
+from tests.attacks.harness import show
 
 ROUND = 30.0  # seconds that a round lasts on the members' clock
 LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
@@ -48,6 +50,22 @@ class OneByOne(RolloutExchange):
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         for rollout in rollouts:
             super().share([rollout], round_number)
+
+
+R = TypeVar("R")
+
+
+def over_seeds(
+    name: str, kinds: Iterable[str], seeds: int, play: Callable[[Verifier, str, int], R]
+) -> dict[str, list[R]]:
+    """Play each kind with each seed, and show what came of it."""
+    found: dict[str, list[R]] = {kind: [] for kind in kinds}
+    with Verifier(TINY_9.name) as verifier:
+        for seed in range(1, seeds + 1):
+            for kind, results in found.items():
+                results.append(play(verifier, kind, seed))
+                show(f"{name}, seed {seed}, {kind}", results[-1])
+    return found
 
 
 @dataclass

@@ -30,7 +30,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from tests.attacks.harness import Attack, show
-from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, settings
+from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, over_seeds, settings
 from tests.swarmd.tasks import hostile
 
 LIARS = 0.3
@@ -220,12 +220,11 @@ def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
 
 def learnt(folder: Path, honest: int = 7, rounds: int = 60, seeds: int = 3) -> dict[str, float]:
     liars = round(honest * LIARS / (1 - LIARS))
-    results: dict[str, list[Result]] = {HONEST: [], "sly": [], "bold": []}
-    with Verifier(TINY_9.name) as verifier:
-        for seed in range(1, seeds + 1):
-            for kind, before in results.items():
-                before.append(attack(verifier, 0 if kind == HONEST else liars, honest, rounds, seed, kind))
-                show(f"liar, {liars} of {liars + honest} nodes, seed {seed}, {kind}", before[-1])
+
+    def play(verifier: Verifier, kind: str, seed: int) -> Result:
+        return attack(verifier, 0 if kind == HONEST else liars, honest, rounds, seed, kind)
+
+    results = over_seeds(f"liar, {liars} of {liars + honest} nodes", [HONEST, "sly", "bold"], seeds, play)
     clean = fmean(result.reward for result in results.pop(HONEST))
     lost = {
         f"reward_lost, {kind}": 1 - fmean(result.reward for result in of) / clean

@@ -9,10 +9,10 @@ network groups tell nobody apart.
 from pathlib import Path
 from statistics import fmean
 
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
-from tests.attacks.harness import Attack, show
-from tests.attacks.test_singles import NOBODY, play
+from tests.attacks.harness import Attack
+from tests.attacks.learners import over_seeds
+from tests.attacks.test_singles import NOBODY, Result, play
 
 HONEST, LOUD, EACH = 4, 2, 10
 FAIR = LOUD / (HONEST - 1 + LOUD)  # of what an honest node takes of others
@@ -30,13 +30,10 @@ def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) 
 
 
 def attack(folder: Path, rounds: int = 40, seeds: int = 3) -> dict[str, float]:
-    found = []
-    with Verifier(TINY_9.name) as verifier:
-        for seed in range(1, seeds + 1):
-            for kind in (NOBODY, "easy groups"):
-                found.append(play(verifier, kind, rounds, seed, honest=HONEST, keys=LOUD, each=EACH))
-                show(f"loud, seed {seed}, {kind}", found[-1])
-    clean, attacked = found[::2], found[1::2]
+    def one(verifier: Verifier, kind: str, seed: int) -> Result:
+        return play(verifier, kind, rounds, seed, honest=HONEST, keys=LOUD, each=EACH)
+
+    clean, attacked = over_seeds("loud", [NOBODY, "easy groups"], seeds, one).values()
     return {
         "share_over_fair": fmean(result.crowd for result in attacked) - FAIR,
         "reward_lost": (

@@ -25,7 +25,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
 from tests.attacks.harness import Attack, show
-from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, settings
+from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, over_seeds, settings
 
 DRAWN = 400  # tasks, to find those that share one answer
 
@@ -147,12 +147,11 @@ def attack(folder: Path, rounds: int = 60, seeds: int = 3) -> dict[str, float]:
         "one author, 8": (1, COMPLETIONS),
         "one author, 64": (1, MAX_COMPLETIONS),
     }
-    found: dict[str, list[Result]] = {kind: [] for kind in kinds}
-    with Verifier(TINY_9.name) as verifier:
-        for seed in range(1, seeds + 1):
-            for kind, (authors, many) in kinds.items():
-                found[kind].append(play(verifier, authors, many, rounds, seed=seed))
-                show(f"oversized, seed {seed}, {kind}", found[kind][-1])
+
+    def one(verifier: Verifier, kind: str, seed: int) -> Result:
+        return play(verifier, *kinds[kind], rounds, seed=seed)
+
+    found = over_seeds("oversized", kinds, seeds, one)
     clean, small, large = (fmean(result.reward for result in results) for results in found.values())
     more = max(result.of_tokens / result.of_rollouts for result in found["one author, 64"])
     return {"reward_lost": 1 - large / clean, "lost_to_size": 1 - large / small, "tokens_over_rollouts": more}

@@ -24,7 +24,7 @@ from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.harness import Attack, show
-from tests.attacks.learners import COMPLETIONS, LOCAL, OneByOne, Swarm, settings
+from tests.attacks.learners import COMPLETIONS, LOCAL, OneByOne, Swarm, over_seeds, settings
 
 # Of the nine the one that tiny-latent learns first, by an answer that says nothing: P ∨ Q
 EASY = "propositional_logic"
@@ -159,12 +159,10 @@ def test_single_right_answers_are_trained_on_and_wrong_ones_never(verifier: Veri
 def learnt(
     folder: Path, rounds: int = 80, seeds: int = 3, keys: int = 3, manner: tuple[str, ...] = tuple(MANNERS)
 ) -> dict[str, object]:
-    found: dict[str, list[Result]] = {}
-    with Verifier(TINY_9.name) as verifier:
-        for seed in range(1, seeds + 1):
-            for kind in {NOBODY: None, **dict.fromkeys(manner)}:
-                found.setdefault(kind, []).append(play(verifier, kind, rounds, seed, keys=keys))
-                show(f"singles, seed {seed}, {kind}", found[kind][-1])
+    def one(verifier: Verifier, kind: str, seed: int) -> Result:
+        return play(verifier, kind, rounds, seed, keys=keys)
+
+    found = over_seeds("singles", dict.fromkeys([NOBODY, *manner]), seeds, one)
     means = {
         kind: {name: fmean(asdict(result)[name] for result in of) for name in asdict(of[0])}
         for kind, of in found.items()

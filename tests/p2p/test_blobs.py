@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs import ID_BYTES, MAX_CONTENT_BYTES, BadBlob, BlobStore, content_id, pack, unpack
+from p2p.blobs import MAX_CONTENT_BYTES, BadBlob, BlobStore, pack, unpack
 
 ZERO = bytes(1)
 
@@ -17,11 +17,6 @@ ZERO = bytes(1)
 @given(st.binary(min_size=1, max_size=5000))
 def test_packed_content_comes_back(content: bytes) -> None:
     assert unpack(pack(content)) == content
-
-
-def test_an_id_is_of_the_bytes_that_travel() -> None:
-    blob = pack(b"one")
-    assert len(content_id(blob)) == ID_BYTES and content_id(blob) != content_id(pack(b"two"))
 
 
 def test_more_than_a_receiver_takes_is_not_packed() -> None:

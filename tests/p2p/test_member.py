@@ -1,12 +1,10 @@
 import itertools
 import random
 
-import pytest
-
 from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs import Fetcher, Want, content_id, pack
 from p2p.engines.memory import MemoryEngine, MemorySwarm
-from p2p.envelope import MAX_BODY_BYTES, seal
+from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import UNKNOWN_BURST, UNKNOWN_RATE, QueuedMember
 from p2p.topic import Topic
@@ -89,15 +87,6 @@ def test_kinds_that_we_do_not_know_are_passed_on_at_a_low_rate() -> None:
     assert passed_on("offer", 20) == 20
     clock.now += 1
     assert passed_on("later", 30) == min(30, UNKNOWN_RATE)
-
-
-def test_frames_that_nobody_would_admit_are_not_sent() -> None:
-    a = member(MemorySwarm(), 1)
-    a.publish("rollouts", bytes(MAX_BODY_BYTES))
-    with pytest.raises(ValueError):
-        a.publish("rollouts", bytes(MAX_BODY_BYTES + 300))
-    with pytest.raises(ValueError):
-        a.publish("Not a kind", b"")
 
 
 def history(seed: int) -> list[list[bytes]]:

@@ -2,20 +2,13 @@
 understand.
 """
 
-import os
 import plistlib
 import re
 import shlex
-import shutil
-import subprocess
 from collections import defaultdict
-from pathlib import Path
-
-import pytest
 
 from swarmd.daemon.daemon import GRACE_S
 from swarmd.state.service import UNITS
-from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import node_config
 
 UNIT, AGENT = UNITS / "swarmd.service", UNITS / "org.swarmd.node.plist"
@@ -64,22 +57,6 @@ def test_the_unit_waits_for_the_round_restarts_where_that_helps_and_has_few_righ
     assert unit | wanted == unit
     # CUDA and torch compile at run time, and the GPU is a device:
     assert not unit.keys() & {"Service.MemoryDenyWriteExecute", "Service.PrivateDevices"}
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    copy = tmp_path / UNIT.name  # with a program that is there: `verify` looks for it
-    copy.write_text(
-        re.sub("^ExecStart=.*$", "ExecStart=/bin/sh", UNIT.read_text(encoding="utf-8"), flags=re.MULTILINE),
-        encoding="utf-8",
-    )
-    (tmp_path / "run").mkdir(mode=0o700)
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
-    command = ["systemd-analyze", "--user", "verify", str(copy)]
-    checked = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_the_agent_starts_a_node_the_parser_accepts() -> None:

@@ -140,13 +140,6 @@ def test_a_withdrawn_question_is_forgotten() -> None:
     assert judge.close(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
 
 
-def test_same_seed_same_questions() -> None:
-    one, two = sessions(), sessions()
-    assert [ask(one, PeerId(str(i)), 0.0) for i in range(5)] == [
-        ask(two, PeerId(str(i)), 0.0) for i in range(5)
-    ]
-
-
 @pytest.mark.parametrize(
     ("host", "network"),
     [

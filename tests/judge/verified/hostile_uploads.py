@@ -243,27 +243,26 @@ def _slow(shapes: Shapes, rng: random.Random, number: int) -> Any:
 
 def _strange(shapes: Shapes, rng: random.Random, number: int) -> bytes:
     def change(header: dict[str, Any], name: str) -> None:
-        entry = header[name]
+        of_the_tensor: list[dict[str, Any]] = [
+            {"dtype": "F64"},
+            {"dtype": "PICKLE"},
+            {"shape": [2**31, 2**33]},
+            {"more": {"__reduce__": "os.system"}},
+            {"data_offsets": header[name]["data_offsets"][:1]},
+        ]
+        beside_it: list[dict[str, Any]] = [
+            {"__metadata__": {"x": {"y": 1}}},
+            {"__metadata__": {f"k{i}": "v" * 100 for i in range(2_000)}},
+            {f"t{i}": {} for i in range(20_000)},
+        ]
         if number == 0:
-            entry["dtype"] = "F64"
-        elif number == 1:
-            entry["dtype"] = "PICKLE"
-        elif number == 2:
-            entry["shape"] = [2**31, 2**33]
-        elif number == 3:
-            entry["more"] = {"__reduce__": "os.system"}
-        elif number == 4:
             header["../../../etc/passwd"] = header.pop(name)
-        elif number == 5:
-            header["__metadata__"] = {"x": {"y": 1}}
-        elif number == 6:
-            header["__metadata__"] = {f"k{i}": "v" * 100 for i in range(2_000)}
-        elif number == 7:
-            header.update({f"t{i}": {} for i in range(20_000)})
-        elif number == 8:
-            entry["data_offsets"] = entry["data_offsets"][:1]
+        elif number == 1:
+            del header[name]["shape"]
+        elif number < 7:
+            header[name] |= of_the_tensor[number - 2]
         else:
-            del entry["shape"]
+            header |= beside_it[number - 7]
 
     return _changed(shapes, change, rng)
 

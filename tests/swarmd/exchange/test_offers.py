@@ -175,11 +175,6 @@ def test_one_rollout_is_chosen_of_each_author_and_task() -> None:
     assert sorted(o.author for o in on_offer.choose(9, random.Random(0), uniform)) == sorted([ME, OTHER])
 
 
-def test_offers_that_are_not_for_training_are_ignored() -> None:
-    on_offer = board()
-    assert on_offer.add([offered(ME, 1), offered(ME, 1000)]) == 1 and len(on_offer.offered) == 1
-
-
 def test_old_offers_are_taken_down() -> None:
     on_offer = board(kept_rounds=2)
     on_offer.add([offered(ME, 1)])

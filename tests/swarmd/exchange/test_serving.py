@@ -48,13 +48,6 @@ def test_a_serving_author_is_set_aside_after_three_refusals() -> None:
     assert serving.serves(A) and not serving.doubtful(A) and chosen(serving, items, 16, 60.0) == {A, B}
 
 
-def test_fetches_that_failed_together_count_once() -> None:
-    serving = Serving(4)
-    assert not any(serving.failed(A, SOFT, 1.0, 2.0) for _ in range(4)) and chosen(
-        serving, offered(A, 1), 1, 2.0
-    ) == {A}
-
-
 def test_credit_changes_no_choice_while_all_serve() -> None:
     serving, items = Serving(4), offered(A, *range(8)) + offered(B, *range(8))
     serving.served(A, 0.0)
