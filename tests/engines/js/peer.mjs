@@ -7,8 +7,8 @@
 // from a port that it listens on.
 //
 // It joins, says who it is and who it met, and then does what each line of its input says: publish, share,
-// provide, find, ask, askAt, connections, reservations, addresses, punching. It prints one JSON document a line.
-// It relays, and is reached through relays and by hole punching.
+// provide, find, ask, askAt, connections, reservations, addresses, subscribers, punching. It prints one JSON
+// document a line. It relays, and is reached through relays and by hole punching.
 import { readFileSync } from 'node:fs'
 import { createHash } from 'node:crypto'
 import { createInterface } from 'node:readline'
@@ -133,7 +133,6 @@ const checked = await checkVectors()
 const key = await generateKeyPairFromSeed('Ed25519', sha256(listen))
 const node = await createLibp2p({
   start: false,
-  connectionMonitor: { enabled: false }, // It pings, too, and only one may at a time.
   logger: { forComponent: name => name === 'libp2p:dcutr' ? noted : unheard },
   privateKey: key,
   addresses: { listen: listen.split(','), announce: announce ? [announce] : [] },
@@ -170,13 +169,11 @@ pubsub.subscribe(topic)
 const { remotePeer } = await node.dial(multiaddr(address))
 const { detail } = await identified
 await grafted
-say({
-  me: node.peerId.toString(),
-  checked,
-  agent: detail.agentVersion,
-  protocols: detail.protocols,
-  ping_ms: await node.services.ping.ping(remotePeer)
+await node.services.ping.ping(remotePeer).catch(error => {
+  // Its own monitor pings at this moment, and ends the connection where no answer comes.
+  if (error.name !== 'TooManyOutboundProtocolStreamsError') throw error
 })
+say({ me: node.peerId.toString(), checked, protocols: detail.protocols })
 
 const cid = CID.createV1(0x55, multihash.create(0x12, sha256(`swarmd:${topic}`)))
 const body = unhex(stored('rollouts').good[0].body)
@@ -218,6 +215,7 @@ const commands = {
     return { addresses: addresses.map(({ multiaddr }) => String(multiaddr)) }
   },
   async punching () { return { punching } },
+  async subscribers () { return { subscribers: pubsub.getSubscribers(topic).map(String) } },
   async reservations () { return { reservations: [...node.services.relay.reservations.keys()].map(String) } }
 }
 for await (const line of createInterface({ input: process.stdin })) {
