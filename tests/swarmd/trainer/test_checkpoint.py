@@ -102,6 +102,13 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert rng.random() == random.Random(3).random()
 
 
+def test_the_two_newest_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (8, 9, 10, 11):
+        checkpoints.save(state(number), policy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000010", "round-00000011"]
+
+
 def test_a_rounds_name_is_given_to_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Power lost at any moment.
 
