@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Path, Request, Response
@@ -15,14 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
 from judge.api import reading, verified
-from judge.api.reading import OPEN, REFUSED, host_of, service_of
+from judge.api.reading import OPEN, REFUSED, host_of, service_of, signer_of
 from judge.api.replies import GradeReply, QuestionsReply
-from judge.api.requests import AnswersBody, Body, QuestionsBody, described, verify_request
+from judge.api.requests import AnswersBody, Body, QuestionsBody, described
 from judge.errors import FAULT, OWN_ROLLOUTS, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.pages import routes
 from judge.pages.routes import refused_page
-from judge.store.store import Grade
 from judge.types import Signed, network_of
 from p2p.rate_limit import TokenBuckets
 from swarmd.tasks.sandbox.client import Completion
@@ -70,10 +69,11 @@ async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> R
     signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
     _pay(request, len(body))
     given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
-    graded = await service_of(request).answer(signed, id, given)
-    service, scores = service_of(request), graded.evaluation.scores
+    service = service_of(request)
+    grade, graded = await service.answer(signed, id, given)
+    scores = graded.scores
     found = {"rewards": [s.reward for s in scores], "reasons": [s.reason.value for s in scores]}
-    return JSONResponse({**_fields(graded.grade), **found, **service.receipt(graded.evaluation)})
+    return JSONResponse({**asdict(grade), **found, **service.receipt(graded)})
 
 
 async def _refused(request: Request, error: Refused) -> Response:
@@ -185,16 +185,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     except ClientDisconnect:
         # Nobody is there to read the refusal.
         raise Refused(TOO_SLOW) from None
-    scope = request.scope
-    target = scope["raw_path"].decode("latin-1") + (
-        "?" + scope["query_string"].decode("latin-1") if scope["query_string"] else ""
-    )
-    outcome = verify_request(
-        request.method, target, scope["headers"], bytes(body), service_of(request).settings.origin
-    )
-    if isinstance(outcome, Refusal):
-        raise Refused(outcome)
-    return outcome, bytes(body)
+    return signer_of(request, bytes(body)), bytes(body)
 
 
 def _pay(request: Request, size: int) -> None:
@@ -224,7 +215,3 @@ def _parse(kind: type[B], body: bytes) -> B:
         raise Refused(
             Refusal(422, f"{where}: {first['msg']}", "docs/judge-protocol.md gives the form of each request.")
         ) from None
-
-
-def _fields(grade: Grade) -> dict[str, Any]:
-    return {field.name: getattr(grade, field.name) for field in fields(grade)}

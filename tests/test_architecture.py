@@ -18,7 +18,7 @@ PACKAGES = ("swarmd", "p2p", "judge")
 # Between the packages: whose modules may be imported. The empty prefix is the whole package.
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
-    ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types", "p2p.rate_limit"],
+    ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types", "p2p.rate_limit", "p2p.latest"],
     ("judge", "swarmd"): [
         "swarmd.tasks",
         "swarmd.types",
@@ -71,7 +71,7 @@ LAYERS = {
     "judge": [
         "errors types",
         "config",
-        "logs figures",
+        "figures",
         "store",
         "verified",
         "evaluation",

@@ -25,6 +25,7 @@ from judge.api.replies import (
     RefusalReply,
     WindowsReply,
 )
+from judge.api.requests import verify_request
 from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.intervals import Interval, always
@@ -43,7 +44,7 @@ from judge.figures.leaderboard import (
 )
 from judge.figures.overlap import new_texts
 from judge.store.reader import DAY
-from judge.types import GradedEvaluation, network_of
+from judge.types import GradedEvaluation, Signed, network_of
 from p2p.identity import nickname
 
 # How long a reader does not ask for a page again.
@@ -200,13 +201,13 @@ async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -
 @readable(router, "/v1/comparison", reply=ComparisonReply)
 async def comparison(request: Request, model: ModelName = None) -> Response:
     """Compare nodes of one model that share with those that do not, over normalised rounds."""
-    return JSONResponse(await service_of(request).comparison(model))
+    return JSONResponse(await service_of(request).comparisons.get(model))
 
 
 @readable(router, "/v1/learnt", reply=LearntReply)
 async def learnt(request: Request) -> Response:
     """Return which nodes of the board say that they trained on whose rollouts, the best 30 of each side."""
-    found = await service_of(request).learnt()
+    found = await service_of(request).learnt.get(None)
     teachers = [_named(standing) for standing in found.teachers]
     learners = []
     for standing, (*counts, others) in zip(found.learners, found.counts, strict=True):
@@ -218,10 +219,11 @@ async def learnt(request: Request) -> Response:
 @readable(router, "/v1/peers/{peer}", reply=PeerReply)
 async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
     """Return one peer: its figures, and its questions with the answers, the newest first."""
-    standing = await service_of(request).standing(peer)
+    service = service_of(request)
+    standing = await service.read(service.reader.standing, peer)
     if standing is None:
         raise Refused(NO_SUCH_PEER)
-    history, more = await service_of(request).history(peer, before or NEWEST, limit)
+    history, more = await service.read(service.reader.history, peer, before or NEWEST, limit)
     return JSONResponse(
         {"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more}
     )
@@ -234,7 +236,7 @@ async def windows(request: Request, before: Before = None) -> Response:
     Anyone can check that no question was chosen.
     """
     service = service_of(request)
-    found = await service.windows(before or NEWEST)
+    found = await service.read(service.reader.windows, before or NEWEST)
     more = found[-1].number if found and found[-1].number > 1 else None
     document = {"windows": [window.document() for window in found], "more_before": more}
     return JSONResponse(
@@ -246,8 +248,8 @@ async def windows(request: Request, before: Before = None) -> Response:
 async def evaluation(request: Request, id: PathName) -> Response:
     """Return one answered question: the signed receipt, the answers, and the window it is of."""
     service = service_of(request)
-    found = await service.evaluation(id)
-    shown = await service.graded(id)
+    found = await service.read(service.reader.evaluation, id)
+    shown = await service.read(service.reader.counted, id)
     if found is None or shown is None:
         raise Refused(NO_SUCH_ANSWER)
     if not all_shown(found, shown):
@@ -271,6 +273,18 @@ async def healthz(request: Request) -> Response:
 def service_of(request: Request) -> JudgeService:
     service: JudgeService = request.app.state.service
     return service
+
+
+def signer_of(request: Request, body: bytes | str) -> Signed:
+    """Return who signed a request with this body (`verify_request`). Raises Refused."""
+    scope = request.scope
+    query = scope["query_string"].decode("latin-1")
+    target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+    origins = service_of(request).settings.origin
+    outcome = verify_request(request.method, target, scope["headers"], body, origins)
+    if isinstance(outcome, Refusal):
+        raise Refused(outcome)
+    return outcome
 
 
 def host_of(request: Request) -> str:

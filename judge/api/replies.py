@@ -39,6 +39,10 @@ Digest = Annotated[
 ]
 
 
+class Document(BaseModel):
+    schema_: Schema = Field(alias="schema")
+
+
 class QuestionReply(BaseModel):
     evaluation: Id
     question: Annotated[str, Field(examples=["Calculate 7 - 3 * 2."])]
@@ -87,8 +91,7 @@ class CurriculumReply(BaseModel):
     digest: Digest
 
 
-class JudgeReply(BaseModel):
-    schema_: Schema = Field(alias="schema")
+class JudgeReply(Document):
     judge: PeerName
     curriculum: CurriculumReply
     questions: Annotated[int, Field(description="that may be asked for at once", examples=[8])]
@@ -166,8 +169,7 @@ class BoardPeerReply(PeerFields):
     rank_to: Annotated[int, Field(description="to here", examples=[4])]
 
 
-class LeaderboardReply(BaseModel):
-    schema_: Schema = Field(alias="schema")
+class LeaderboardReply(Document):
     curriculum: CurriculumReply
     window: Annotated[int, Field(description="the score is of the last so many questions", examples=[100])]
     listed_answers: Annotated[int, Field(description="answers that a peer needs to be listed", examples=[10])]
@@ -222,8 +224,7 @@ class HistoryReply(BaseModel):
     external: int | None = None
 
 
-class PeerReply(PeerFields):
-    schema_: Schema = Field(alias="schema")
+class PeerReply(PeerFields, Document):
     evaluations: list[HistoryReply]
     more_before: Annotated[int | None, Field(description="the next page's `before`", examples=[112])]
 
@@ -279,8 +280,7 @@ class AnytimeReply(BaseModel):
     horizons: list[HorizonReply]
 
 
-class ComparisonReply(BaseModel):
-    schema_: Schema = Field(alias="schema")
+class ComparisonReply(Document):
     model: Annotated[str | None, Field(examples=["tiny"])]
     models: list[ModelArmsReply]
     level: Annotated[float, Field(examples=[0.05])]
@@ -307,10 +307,9 @@ class LearnerReply(LearntPeerReply):
     others: Annotated[int, Field(description="rollouts of all other authors that it names", examples=[3])]
 
 
-class LearntReply(BaseModel):
+class LearntReply(Document):
     """Every count is the learner's own word."""
 
-    schema_: Schema = Field(alias="schema")
     learners: list[LearnerReply]
     teachers: list[LearntPeerReply]
 
@@ -327,16 +326,14 @@ class WindowReply(BaseModel):
     seed: Annotated[str | None, Field(description="null until it is revealed", examples=["41c0…"])]
 
 
-class WindowsReply(BaseModel):
-    schema_: Schema = Field(alias="schema")
+class WindowsReply(Document):
     judge: PeerName
     curriculum: Digest
     windows: list[WindowReply]
     more_before: Annotated[int | None, Field(examples=[3])]
 
 
-class EvaluationReply(BaseModel):
-    schema_: Schema = Field(alias="schema")
+class EvaluationReply(Document):
     receipt: Receipt
     signature: Signature
     answers: list[AnswerTextReply]
@@ -356,8 +353,7 @@ class VerifiableModelReply(BaseModel):
     tensors: Annotated[int, Field(examples=[38])]
 
 
-class VerifiableReply(BaseModel):
-    schema_: Schema = Field(alias="schema")
+class VerifiableReply(Document):
     judge: PeerName
     models: Annotated[
         dict[str, VerifiableModelReply],
@@ -379,8 +375,7 @@ class VerifiedQuestionReply(BaseModel):
     ended: bool
 
 
-class VerificationReply(VerifiedScore):
-    schema_: Schema = Field(alias="schema")
+class VerificationReply(VerifiedScore, Document):
     place: Annotated[int | None, Field(description="in the queue", examples=[1])]
     source: Annotated[str | None, Field(description="where it was fetched from")] = None
     specialties: Annotated[

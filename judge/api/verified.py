@@ -9,13 +9,12 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from judge import config
-from judge.api.reading import REFUSED, PathName, host_of, readable, service_of
+from judge.api.reading import REFUSED, PathName, host_of, readable, service_of, signer_of
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
-from judge.api.requests import signing_headers, verify_request
+from judge.api.requests import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.verification import found
-from judge.types import Signed
 from judge.verified.tier import OFF, RevisionQuery, UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
@@ -56,7 +55,7 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     """Upload weights: the body is a safetensors file."""
     service = service_of(request)
     tier = _tier(service)
-    signed = _signer(request, declared.sha256)
+    signed = signer_of(request, declared.sha256)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
     if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
@@ -75,7 +74,7 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
 async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
     """Name weights on the hub, which the judge fetches. There is no body."""
     tier = _tier(service_of(request))
-    queued = await tier.name(_signer(request, b""), host_of(request), declared)
+    queued = await tier.name(signer_of(request, b""), host_of(request), declared)
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
@@ -88,7 +87,7 @@ async def verification(
     The first `after` questions are left out.
     """
     service = service_of(request)
-    kept = await service.read(service.records.find, id)
+    kept = await service.read(service.reader.verified.find, id)
     if kept is None:
         raise Refused(
             Refusal(
@@ -121,15 +120,6 @@ async def verification(
         end = after + len(page)
         document |= {"questions": page, "more_after": end if page and end < len(answers) else None}
     return JSONResponse(document)
-
-
-def _signer(request: Request, body: bytes | str) -> Signed:
-    scope = request.scope
-    target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
-    signed = verify_request("POST", target, scope["headers"], body, service_of(request).settings.origin)
-    if isinstance(signed, Refusal):
-        raise Refused(signed)
-    return signed
 
 
 def _tier(service: JudgeService) -> VerifiedTier:

@@ -5,15 +5,14 @@ While a task plug-in is slow, or hangs, everything else is answered.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from judge import config
-from judge.errors import BUSY, FAULT, Refused
-from judge.logs import survived
+from judge.errors import BUSY, FAULT, Refused, survived
 from judge.types import QuestionWindow
+from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.held_out import Regenerating
@@ -52,7 +51,7 @@ class WindowQuestions:
         """Ask questions of this window from now on."""
         self.window = window
         self._made = {window.number: self._made.get(window.number, {})}
-        self._places: OrderedDict[PeerId, int] = OrderedDict()
+        self._places: Latest[PeerId, int] = Latest(self._remembered)
 
     def ask_from(self, peer: PeerId, window: int | None, asked: int) -> None:
         """Note how many questions of this window the peer was asked, as the store has it."""
@@ -64,9 +63,6 @@ class WindowQuestions:
         place, window = self._places.get(peer, 0), self.window
         task = self.task(window, self._next(peer))
         self._places[peer] = place + 1
-        self._places.move_to_end(peer)
-        while len(self._places) > self._remembered:
-            self._places.popitem(last=False)
         return Drawn(task, window, place)
 
     def unmade(self, peer: PeerId) -> tuple[QuestionWindow, int] | None:

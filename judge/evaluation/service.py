@@ -12,11 +12,10 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from judge import config
 from judge.config import JudgeSettings
@@ -30,10 +29,10 @@ from judge.errors import (
     NotTogether,
     Refusal,
     Refused,
+    survived,
 )
 from judge.evaluation import receipts
 from judge.evaluation.questions import QuestionThread, WindowQuestions
-from judge.evaluation.recent import Recent
 from judge.evaluation.sessions import Room, Sequences, Sessions
 from judge.figures.comparison import comparison_document
 from judge.figures.leaderboard import (
@@ -41,14 +40,11 @@ from judge.figures.leaderboard import (
     BoardView,
     LeaderboardPage,
     LearntMatrix,
-    Standing,
     SwarmHealth,
 )
-from judge.logs import survived
 from judge.store.database import FAILURES, Database
 from judge.store.reader import Reader
 from judge.store.store import AskedElsewhere, Grade, PeerStanding, Store, StoreWriter
-from judge.store.verifications import VerificationRecords
 from judge.store.windows import dated_ahead
 from judge.types import (
     GradedEvaluation,
@@ -70,20 +66,40 @@ from p2p.types import PeerId
 from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import find_curriculum
-from swarmd.tasks.sandbox.client import Completion, ScoredAnswer, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.sandbox.client import Completion, Mark, ScoredAnswer, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """Keeps answers for some seconds. Used from one event loop."""
+
+    def __init__(
+        self, make: Callable[[K], Awaitable[V]], seconds: float, most: int, clock: Callable[[], float]
+    ) -> None:
+        self._make, self._seconds, self._most, self._clock = make, seconds, most, clock
+        self._kept: dict[K, tuple[float, V]] = {}
+        self._lock = asyncio.Lock()
+
+    def kept(self, key: K) -> bool:
+        """Return whether the answer is kept and need not be worked out."""
+        return key in self._kept and 0 <= self._clock() - self._kept[key][0] < self._seconds
+
+    async def get(self, key: K) -> V:
+        async with self._lock:
+            now = self._clock()
+            self._kept = {of: kept for of, kept in self._kept.items() if 0 <= now - kept[0] < self._seconds}
+            if key not in self._kept:
+                self._kept[key] = (now, await self._make(key))
+                while len(self._kept) > self._most:
+                    del self._kept[next(iter(self._kept))]
+            return self._kept[key][1]
+
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class GradedAnswers:
-    """What the judge found, and the content of its receipt."""
-
-    grade: Grade
-    evaluation: GradedEvaluation
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +175,7 @@ class JudgeService:
         """
         # `store`, `reader` and `mark` are each used from one thread of this service's own from now on.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
-        self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = (
+        self._store, self.reader, self._mark, self._monotonic, self.now, self._rng = (
             store,
             reader,
             mark,
@@ -183,16 +199,18 @@ class JudgeService:
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
+        # What is worked out once for all readers.
         self.boards = Recent[BoardView, LeaderboardPage](
             partial(self.read, reader.board), config.LEADERBOARD_S, keep, monotonic
         )
-        self._healths = Recent[None, SwarmHealth](
+        self.healths = Recent[None, SwarmHealth](
             lambda _: self.read(reader.health, wall()), config.LEADERBOARD_S, 1, monotonic
         )
-        self._learnt = Recent[None, LearntMatrix](
+        self.learnt = Recent[None, LearntMatrix](
             lambda _: self.read(reader.learnt), config.LEADERBOARD_S, 1, monotonic
         )
-        self._comparisons = Recent[str | None, Mapping[str, Any]](
+        # Swarm and solo by model; None: of the one with most peers on its smaller side.
+        self.comparisons = Recent[str | None, Mapping[str, Any]](
             self._compared, config.COMPARISON_S, keep, monotonic
         )
         # When the database was last probed, and whether it could be written.
@@ -207,11 +225,6 @@ class JudgeService:
     def key(self) -> PeerId:
         """The peer id of the key that signs the receipts."""
         return self._key.peer_id
-
-    @property
-    def records(self) -> VerificationRecords:
-        """The records of uploaded weights, also where none is taken any more."""
-        return self._reader.verified
 
     async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
         """Return the peer's open questions, with new ones up to as many as it asks for.
@@ -284,7 +297,7 @@ class JudgeService:
             try:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
-                at = self._wall()
+                at = self.now()
                 await self.write(
                     self._store.asked, outcome.question, signed.sequence, at, not known, wish.learnt
                 )
@@ -293,8 +306,10 @@ class JudgeService:
                 self._sessions.withdraw(outcome.question)
                 raise error if isinstance(error, Refused) else Refused(ASKED_ELSEWHERE) from None
 
-    async def answer(self, signed: Signed, id: str, answers: Sequence[Completion]) -> GradedAnswers:
-        """Score and record the answers to a question.
+    async def answer(
+        self, signed: Signed, id: str, answers: Sequence[Completion]
+    ) -> tuple[Grade, GradedEvaluation]:
+        """Score and record the answers to a question; return the grade, and what its receipt says.
 
         The time of the call counts, however long scoring takes. Raises Refused.
         """
@@ -309,26 +324,18 @@ class JudgeService:
             raise Refused(question)
         try:
             scores = await self._marked(question, answers)
-            at, took = self._wall(), now - question.asked
+            at, took = self.now(), now - question.asked
             grade = await self.write(self._store.graded, question, answers, scores, took, signed.sequence, at)
         except Refused:
             self._sessions.give_up(question)
             raise
         q = question
         graded = GradedQuestion(q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at)
-        return GradedAnswers(grade, GradedEvaluation(graded, answers, scores))
+        return grade, GradedEvaluation(graded, answers, scores)
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
         """Sign the receipt, each time the same, letter for letter."""
         return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
-
-    async def evaluation(self, id: str) -> GradedEvaluation | None:
-        """Return an answered question, for anyone to check."""
-        return await self.read(self._reader.evaluation, id)
-
-    async def windows(self, before: int) -> Sequence[QuestionWindow]:
-        """Return the windows with a number below `before`, the newest first; a page of them."""
-        return await self.read(self._reader.windows, before)
 
     def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
         seconds = int(self.settings.window)
@@ -338,7 +345,7 @@ class JudgeService:
 
     async def _turn_windows(self) -> None:
         """Open the next window when it is time, and reveal the last one's seed when nothing of it is open."""
-        now = self._wall()
+        now = self.now()
         ahead = not self.settings.shared and dated_ahead(self._next_window, now, int(self.settings.window))
         if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
             window, self._next_window, self._hidden_windows = await self.write(self._turned, now)
@@ -368,7 +375,7 @@ class JudgeService:
 
     async def _void_abandoned(self) -> None:
         # After a failure the end of a question may not have been written.
-        now, failed = self._wall(), self._failed > -math.inf
+        now, failed = self.now(), self._failed > -math.inf
         if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_S:
             grace = self.settings.deadline + config.ABANDONED_S
             await self.write(
@@ -378,17 +385,10 @@ class JudgeService:
 
     async def heed_moderation(self) -> None:
         """Take over which keys the operator has banned."""
-        self._banned = await self.read(self._reader.banned)
-
-    async def comparison(self, model: str | None) -> Mapping[str, Any]:
-        """Compare swarm and solo of a model; None: of the one with most peers on its smaller side."""
-        return await self._comparisons.get(model)
+        self._banned = await self.read(self.reader.banned)
 
     async def _compared(self, model: str | None) -> Mapping[str, Any]:
-        return await asyncio.to_thread(comparison_document, await self.read(self._reader.arms, model))
-
-    async def graded(self, id: str) -> Mapping[str, Any] | None:
-        return await self.read(self._reader.counted, id)
+        return await asyncio.to_thread(comparison_document, await self.read(self.reader.arms, model))
 
     def question(self, specialty: str, n: int) -> Task | None:
         """Make the task again; None for own tasks, whose plug-in is not run for readers."""
@@ -398,33 +398,13 @@ class JudgeService:
         assert isinstance(self._tasks, CurriculumTasks)
         return solution(self._tasks, task)
 
-    async def swarm(self) -> SwarmHealth:
-        return await self._healths.get(None)
-
-    async def learnt(self) -> LearntMatrix:
-        """Return which nodes of the board say that they learnt from which."""
-        return await self._learnt.get(None)
-
-    async def standing(self, peer: str) -> Standing | None:
-        return await self.read(self._reader.standing, peer)
-
-    async def history(
-        self, peer: str, before: int, limit: int
-    ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """Return a page of a peer's answers, and where the next page begins."""
-        return await self.read(self._reader.history, peer, before, limit)
-
-    def now(self) -> float:
-        """Return the seconds since the epoch by the judge's own clock."""
-        return self._wall()
-
     async def health(self) -> Mapping[str, int]:
         """Return load figures. Raises Refused if the database cannot be written."""
         async with self._probe_lock:
             now = self._monotonic()
             if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_S:
                 try:
-                    await self.write(self._store.probe, self._wall())
+                    await self.write(self._store.probe, self.now())
                     self._probed = (now, True)
                 except Refused:
                     self._probed = (now, False)

@@ -31,6 +31,7 @@ from judge.errors import (
 )
 from judge.evaluation.questions import Drawn
 from judge.types import UNNAMED, Attributes, OpenQuestion, Requester, Signed
+from p2p.latest import Latest
 from p2p.types import PeerId
 
 REMEMBERED_CLOSED = 10_000
@@ -66,7 +67,7 @@ class Sessions:
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of peers without a record
         self._held: Counter[Requester] = Counter()
         self._of_peer: dict[PeerId, list[str]] = {}
-        self._closed: OrderedDict[str, tuple[PeerId, Refusal]] = OrderedDict()
+        self._closed: Latest[str, tuple[PeerId, Refusal]] = Latest(REMEMBERED_CLOSED)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -164,8 +165,6 @@ class Sessions:
         if not self._held[question.asker]:
             del self._held[question.asker]
         self._closed[question.id] = (question.peer, why)
-        while len(self._closed) > REMEMBERED_CLOSED:
-            self._closed.popitem(last=False)
 
 
 class Sequences:
@@ -175,8 +174,7 @@ class Sequences:
     """
 
     def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
-        self._remembered = remembered
-        self._highest: OrderedDict[PeerId, int] = OrderedDict()
+        self._highest: Latest[PeerId, int] = Latest(remembered)
 
     def knows(self, peer: PeerId) -> bool:
         return peer in self._highest
@@ -195,7 +193,4 @@ class Sequences:
                 extra=(("sequence", highest),),
             )
         self._highest[signed.peer] = signed.sequence
-        self._highest.move_to_end(signed.peer)
-        while len(self._highest) > self._remembered:
-            self._highest.popitem(last=False)
         return None

@@ -87,7 +87,6 @@ TIERS = MappingProxyType(
         ),
     }
 )
-SORTS = ("rank", "score", "questions", "reward", "seen", "new")
 # More rounds an hour are not believed of a node.
 MAX_ROUNDS_PER_HOUR = 36_000.0
 
@@ -162,7 +161,7 @@ class BoardView:
     model: str = ""
     tier: str = ""  # one of TIERS
     seen_since: float = 0.0  # seconds since the epoch
-    sort: str = "rank"  # one of SORTS
+    sort: str = "rank"  # as BoardQuery has it (judge/api/reading.py)
     curves: int = 0  # points of each peer's curve; 0: no curves
     whole: bool = False  # whether to add the newest answers by specialty
 

@@ -58,14 +58,6 @@ def lines(text: str, most: int) -> Markup:
     return Markup("\n") + escape(kept)
 
 
-def percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def iso(at: float) -> str:
     return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(at))
 
@@ -102,8 +94,8 @@ def _environment() -> Environment:
     environment.filters |= {
         "cut": cut,
         "lines": lines,
-        "percent": percent,
-        "number": number,
+        "percent": "{:.0%}".format,
+        "number": "{:,.0f}".format,
         "iso": iso,
         "ago": ago,
         "nickname": nickname,

@@ -156,7 +156,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "csv_link": _link("/leaderboard.csv", asked),
         "charted": [(views.shown_name(s.record), s.record.curve) for s in first],
         "quarters": views.quarters,
-        "health": await service.swarm() if front else None,
+        "health": await service.healths.get(None) if front else None,
         "swarm": invited,
     }
 
@@ -178,11 +178,11 @@ async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Respo
 @page("/nodes/{peer}")
 async def node(request: Request, peer: PathName, before: Before = None) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    standing = await service.standing(peer)
+    standing = await service.read(service.reader.standing, peer)
     if standing is None:
         raise Refused(NO_SUCH_PEER)
     record = standing.record
-    rows, more = await service.history(peer, before or NEWEST, ANSWERS_SHOWN)
+    rows, more = await service.read(service.reader.history, peer, before or NEWEST, ANSWERS_SHOWN)
     tasks = [service.question(row["specialty"], row["n"]) for row in rows]
     history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
     return "node.html", {
@@ -200,7 +200,8 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
 
 @readable(router, "/nodes/{peer}/badge.svg", documented=False)
 async def badge(request: Request, peer: PathName) -> Response:
-    standing = await service_of(request).standing(peer)
+    service = service_of(request)
+    standing = await service.read(service.reader.standing, peer)
     if standing is None:
         raise Refused(NO_SUCH_PEER)
     score = standing.record.score
@@ -219,10 +220,13 @@ async def badge(request: Request, peer: PathName) -> Response:
 @page("/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    found = await service.graded(id)
+    found = await service.read(service.reader.counted, id)
     if found is None:
         raise Refused(NO_SUCH_QUESTION)
-    task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
+    task, graded = (
+        service.question(found["specialty"], found["n"]),
+        await service.read(service.reader.evaluation, id),
+    )
     receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, found) else None
     answers = (
         []
@@ -242,7 +246,7 @@ async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, 
 
 @page("/compare")
 async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
-    found = await service_of(request).comparison(model or None)
+    found = await service_of(request).comparisons.get(model or None)
     shown = {
         "arms": views.arms(found),
         "rows": views.comparison_rows(found),
@@ -254,14 +258,14 @@ async def compare(request: Request, model: ModelName = None) -> tuple[str, Mappi
 
 @page("/swarm")
 async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
-    health = await service_of(request).swarm()
+    health = await service_of(request).healths.get(None)
     hours = [(strftime("%H:%M", gmtime(begin)), many) for begin, many in health.hours]
     return "swarm.html", {"health": health, "hours": hours, "titles": GROUP_TITLES}
 
 
 @page("/learnt")
 async def learnt(request: Request) -> tuple[str, Mapping[str, Any]]:
-    found = await service_of(request).learnt()
+    found = await service_of(request).learnt.get(None)
     learners, teachers = (
         [
             rendering.cut(f"{s.rank} {rendering.visible(views.shown_name(s.record))}", drawing.MATRIX_LETTERS)
@@ -320,7 +324,7 @@ async def metrics(request: Request) -> Response:
 
 async def _metrics(request: Request) -> str:
     service = service_of(request)
-    health, load = await service.swarm(), await service.health()
+    health, load = await service.healths.get(None), await service.health()
     figures = (
         ("nodes_listed", "gauge", "nodes on the leaderboard", health.listed),
         ("nodes_unlisted", "gauge", "nodes with too few answers for it", health.unlisted),

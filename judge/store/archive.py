@@ -4,7 +4,7 @@ import csv
 import itertools
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,12 @@ from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, metadata, peers
 from swarmd.tasks.answers import added
-from swarmd.tasks.sandbox.client import Completion, ScoredAnswer, TaskRef
+from swarmd.tasks.sandbox.client import Completion, Mark, TaskRef
 
 # Rows that are read at a time.
 ROWS = 500
 _ORDERED = select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)
 SCORED = (peers.c.recent_n, peers.c.recent_right)
-
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ _ADDED = (
     )
 )
 _PLACE = select(arm_bins.c.peers).where(*_BIN)
-_SHOWN = select(progress.c.model).where(moderation.not_hidden(progress.c.peer))
+_SHOWN = select(progress.c.model).where(progress.c.peer.not_in(moderation.HIDDEN_PEERS))
 
 
 def counted(db: Connection, peer: str, attributes: Attributes, reward: float) -> None:

@@ -278,17 +278,13 @@ def _migrate(connection: Connection, name: str, may_make: bool) -> None:
 
 
 def _known(connection: Connection, name: str) -> str | None:
-    version = _version(connection)
+    """Return the schema's version; None where there is none yet. Raises DatabaseUnusable for another's."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
     if version not in (None, HEAD):
         raise DatabaseUnusable(
             f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
             "run that version, or give another one with --database"
         )
     return version
-
-
-def _version(connection: Connection) -> str | None:
-    """Return the schema's version; None where there is none yet."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable, JudgeError
@@ -26,8 +26,9 @@ _later = table.alias()
 _newest = (
     ~select(_later.c.number).where(_later.c.peer == table.c.peer, _later.c.number > table.c.number).exists()
 )
-_hidden = select(table.c.peer).where(table.c.act.in_(("hide", "ban")), _newest)
-_banned = select(table.c.peer).where(table.c.act == "ban", _newest)
+# The peers whose words are not shown, and those whose key is refused: subqueries.
+HIDDEN_PEERS = select(table.c.peer).where(table.c.act.in_(("hide", "ban")), _newest)
+BANNED_PEERS = select(table.c.peer).where(table.c.act == "ban", _newest)
 
 
 class NothingToModerate(JudgeError):
@@ -75,16 +76,8 @@ def history(database: Path | str) -> Sequence[ModerationEntry]:
 
 
 def banned(db: Connection) -> frozenset[str]:
-    return frozenset(db.scalars(_banned))
+    return frozenset(db.scalars(BANNED_PEERS))
 
 
 def hidden(db: Connection) -> frozenset[str]:
-    return frozenset(db.scalars(_hidden))
-
-
-def not_banned(peer: ColumnElement[str]) -> ColumnElement[bool]:
-    return peer.not_in(_banned)
-
-
-def not_hidden(peer: ColumnElement[str]) -> ColumnElement[bool]:
-    return peer.not_in(_hidden)
+    return frozenset(db.scalars(HIDDEN_PEERS))

@@ -60,7 +60,7 @@ GROUPS = ("model", "version", "sharing", "hardware", "strategy")
 GROUP_ROWS = 8
 HOUR, DAY = 3_600, 86_400
 
-listed = enough & moderation.not_banned(peers.c.peer)
+listed = enough & peers.c.peer.not_in(moderation.BANNED_PEERS)
 _SCORES = (
     select(peers.c.recent_right, peers.c.recent_n, func.count())
     .where(listed)
@@ -75,7 +75,7 @@ _TOTALS = select(
 _RANKED = (
     select(peers.c.peer, func.row_number().over(order_by=_BEST_FIRST).label("rank")).where(listed).subquery()
 )
-_SHOWN_NAMES = moderation.not_hidden(peers.c.peer)
+_SHOWN_NAMES = peers.c.peer.not_in(moderation.HIDDEN_PEERS)
 _FREQUENT = (
     select(peers.c.model)
     .where(listed, _SHOWN_NAMES)
@@ -176,15 +176,6 @@ class Reader:
                 for rows in (learners, teachers)
             ]
         return LearntMatrix(both[0], both[1], counts)
-
-    def record(self, peer: str) -> Record | None:
-        with self._database.begin() as db:
-            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            return (
-                None
-                if row is None
-                else _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db))
-            )
 
     def standing(self, peer: str) -> Standing | None:
         """Return a peer with its rank, which is 0 where it is not listed."""

@@ -137,8 +137,8 @@ def test_numbers_of_a_peer_that_is_answered_at_both(judges: TwoJudges) -> None:
             numbers.append(json.loads(graded["receipt"])["number"])
     assert sorted(numbers) == list(range(1, 9))
     with closing(Reader(Database(judges.address, alone=False))) as reader:
-        record = reader.record(peer.identity.peer_id)
-        assert record is not None and record.answered == 8
+        standing = reader.standing(peer.identity.peer_id)
+        assert standing is not None and standing.record.answered == 8
 
 
 def test_only_postgresql_may_be_shared(judges: TwoJudges, tmp_path: Path) -> None:

@@ -40,8 +40,19 @@ from swarmd.tasks.sandbox.pipe import (
 from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
 
-__all__ = ["Completion", "GradeReason", "ScoredAnswer", "TaskRef", "Verifier", "VerifierFailed", "describe"]
+__all__ = [
+    "Completion",
+    "GradeReason",
+    "Mark",
+    "ScoredAnswer",
+    "TaskRef",
+    "Verifier",
+    "VerifierFailed",
+    "describe",
+]
 
+# Scores completions, each item's in turn, as `Verifier.judge` does.
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 COMMAND = (sys.executable, "-m", Curriculum.module)
 ATTEMPTS = 3
 # Answers in one request, and where one is longer than MAX_OWN_ANSWER_CHARACTERS.

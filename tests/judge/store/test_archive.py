@@ -90,13 +90,13 @@ def test_a_backup_serves_as_the_same_judge(database: str, tmp_path: Path, verifi
     with closing(Store(database, CURRICULUM)) as store:  # the judge goes on
         rows = archive.backup(database, copy)
         before = [
-            (Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1))
+            (Reader(store.database).standing(peer), Reader(store.database).history(peer, 2**63 - 1))
             for peer in (ALICE, BOB)
         ]
     assert rows == 1 + 2 + 10
     with closing(Store(copy, CURRICULUM)) as store:
         assert [
-            (Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1))
+            (Reader(store.database).standing(peer), Reader(store.database).history(peer, 2**63 - 1))
             for peer in (ALICE, BOB)
         ] == before
         evaluate(store, 11, 1.0, PeerId("carol"))

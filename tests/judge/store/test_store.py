@@ -52,6 +52,11 @@ def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, mod
     )
 
 
+def record_of(reader: Reader, peer: str) -> Record | None:
+    standing = reader.standing(peer)
+    return standing and standing.record
+
+
 def the(record: Record | None) -> Record:
     assert record is not None
     return record
@@ -68,7 +73,7 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
         100.0,
     )
     evaluate(store, 1_000, 1.0, BOB)
-    alice = the(Reader(store.database).record(ALICE))
+    alice = the(record_of(Reader(store.database), ALICE))
     assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (
         300,
         100.0,
@@ -87,7 +92,7 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
     assert newest[0] | kept == newest[0]
     assert [row["number"] for row in Reader(store.database).history(ALICE, before=299, limit=1)[0]] == [298]
     assert (store.sequence(ALICE), store.sequence(PeerId("nobody"))) == (601, -1)
-    assert Reader(store.database).record("nobody") is None
+    assert record_of(Reader(store.database), "nobody") is None
 
 
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
@@ -115,7 +120,7 @@ def test_an_evaluation_is_graded_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
         store.graded(question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
-    assert the(Reader(store.database).record(ALICE)).answered == 1  # undone as a whole
+    assert the(record_of(Reader(store.database), ALICE)).answered == 1  # undone as a whole
     with pytest.raises(SQLAlchemyError):
         store.asked(question(1), 10, 10.0)
     evaluate(store, 2, 1.0)  # and the next one goes on
@@ -125,19 +130,19 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     evaluate(store, 1, 1.0)
     store.asked(question(2), 4, 2.0)
     store.lapsed([question(2)])
-    record = the(Reader(store.database).record(ALICE))
+    record = the(record_of(Reader(store.database), ALICE))
     assert (record.answered, record.unanswered, record.reward, record.score) == (1, 1, 1.0, ScoreTally(1, 2))
     assert record.curve == [(1, 1.0), (2, 1.0)]
     with pytest.raises(SQLAlchemyError):
         store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
     store.lapsed([question(2)])
-    assert Reader(store.database).record(ALICE) == record  # nothing counts twice
+    assert record_of(Reader(store.database), ALICE) == record  # nothing counts twice
     newest, _ = Reader(store.database).history(ALICE, 2**63 - 1)
     kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
     assert newest[0]["reason"] == "not answered in time"
     evaluate(store, 3, 1.0)
-    assert the(Reader(store.database).record(ALICE)).score == ScoreTally(2, 3)
+    assert the(record_of(Reader(store.database), ALICE)).score == ScoreTally(2, 3)
 
 
 def test_the_board_lists_and_orders_peers(database: str) -> None:
@@ -216,11 +221,11 @@ def test_open_questions_after_a_restart(database: str) -> None:
     with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
         store.asked(question(2), 5, 5.0)
-        before = Reader(store.database).record(ALICE)
+        before = record_of(Reader(store.database), ALICE)
     with closing(opened(database)) as store:
-        assert Reader(store.database).record(ALICE) == before
+        assert record_of(Reader(store.database), ALICE) == before
         # The open question is void: not the peer's fault
-        assert (the(Reader(store.database).record(ALICE)).unanswered, store.sequence(ALICE)) == (0, 5)
+        assert (the(record_of(Reader(store.database), ALICE)).unanswered, store.sequence(ALICE)) == (0, 5)
         with pytest.raises(SQLAlchemyError):
             store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
 
@@ -256,7 +261,7 @@ def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
         reasons = [RIGHT if place >= 4 - right else WRONG for place in range(4)]
         assert store.graded(asked, answers, reasons, 0.5, 10 + number, 0.0).reward == float(right == 4)
     evaluate(store, 4, 1.0)
-    alice = the(Reader(store.database).record(ALICE))
+    alice = the(record_of(Reader(store.database), ALICE))
     assert alice.score == ScoreTally(2, 4) and alice.pass_at == {
         1: (pytest.approx(5 / 12), 3),
         2: (pytest.approx(0.5), 3),
@@ -277,7 +282,7 @@ def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(stor
         )
     assert (found.total, found.score) == (1.0, 0.1)
     reader = Reader(store.database)
-    alice = the(reader.record(ALICE))
+    alice = the(record_of(reader, ALICE))
     assert (alice.reward, alice.score.right, alice.pass_at[2]) == (1.0, 1.0, (0.0, 10))
     evaluation = reader.evaluation(f"{3:032x}")
     assert evaluation is not None and list(evaluation.scores) == [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)]
@@ -296,9 +301,9 @@ def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
     }
     store.asked(replace(question(1), attributes=Attributes(1, "tiny", **said)), 1, 0.0)  # type: ignore[arg-type] # numbers and texts
     store.graded(question(1), [ANSWER], [RIGHT], 0.5, 2, 0.0)
-    assert the(Reader(store.database).record(ALICE)).said == said
+    assert the(record_of(Reader(store.database), ALICE)).said == said
     evaluate(store, 2, 1.0)
-    assert the(Reader(store.database).record(ALICE)).said == {}
+    assert the(record_of(Reader(store.database), ALICE)).said == {}
     (newest, first), _ = Reader(store.database).history(ALICE, 2**63 - 1)
     assert first.items() >= said.items() and not said.keys() & newest.keys()
 
