@@ -139,13 +139,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     try:
         trio.run(main)
     except BaseExceptionGroup as group:
-        operator = group.subgroup(OperatorError)
-        if operator is None:
+        error: BaseException | None = group.subgroup(OperatorError)
+        if error is None:
             raise
-        raise _first(operator) from None
-
-
-def _first(group: BaseExceptionGroup[OperatorError]) -> OperatorError:
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("an exception group is never empty")
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -4,14 +4,12 @@
 runs, a member started for the survey alone.
 """
 
-import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
@@ -23,6 +21,7 @@ from p2p.netgroup import only_here
 from p2p.peers import introduction
 from p2p.peers.introduction import HELPING, Introduced
 from p2p.peers.listen import has_route
+from p2p.peers.mdns import own_networks
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation import Facts, another, certain
@@ -53,7 +52,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         "listen": list(config.swarm.listen),
         "ports": ports,
         "addresses": list(member.addresses()),
-        "own": own_addresses(),
+        "own": sorted(own_networks()),
         "relays": list(getattr(member.engine, "relayed", ())),
         "peers": {
             "connected": len(peers),
@@ -242,19 +241,3 @@ def listen_ports(addresses: Sequence[str]) -> list[int]:
         if (endpoint := parse_endpoint(address)) is not None
     ]
     return list(dict.fromkeys(endpoint.port for _, endpoint in sorted(endpoints, key=lambda pair: pair[0])))
-
-
-def own_addresses() -> list[str]:
-    """Return this machine's IP addresses, without loopback and link-local ones."""
-    found = {
-        item.address.split("%")[0]
-        for items in psutil.net_if_addrs().values()
-        for item in items
-        if item.family.name in _FAMILIES
-    }
-    return sorted(
-        text for text in found if not (ip := ipaddress.ip_address(text)).is_loopback and not ip.is_link_local
-    )
-
-
-_FAMILIES = ("AF_INET", "AF_INET6")

@@ -49,6 +49,11 @@ PAUSE_FILE: Final = "pause.json"
 REMEDY: Final = "swarmd resume"
 
 
+_METERED = PauseCause(
+    "metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE
+)
+
+
 class Guest:
     """Keeps the node to its limits and pauses it.
 
@@ -86,7 +91,7 @@ class Guest:
         self._measure, self._unknown = measure or probes.measure, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
         self._energy, self._on_gpu = EnergyMeter(gpus.watts), on_gpu
-        self._share, self._budget = self._share_of(config.limits), self._budget_of(config.limits)
+        self._adopt(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
         self._helped, self._helped_before = helped, 0
@@ -100,19 +105,16 @@ class Guest:
 
     def keep_to(self, limits: LimitsConfig) -> None:
         """Change the limits from now on."""
-        self._share, self._budget = self._share_of(limits), self._budget_of(limits)
+        self._adopt(limits)
         self._traffic.limit(*(rate(text) if text else None for text in (limits.up, limits.down)))
         self._resting = False
         self._limit_traffic()
         self._decide()
 
-    def _share_of(self, limits: LimitsConfig) -> CpuShare | None:
+    def _adopt(self, limits: LimitsConfig) -> None:
         share = percent(limits.cpu)
-        return CpuShare(share * (psutil.cpu_count() or 1), self._clock()) if share < 1 else None
-
-    @staticmethod
-    def _budget_of(limits: LimitsConfig) -> int | None:
-        return size(limits.month) if limits.month else None
+        self._share = CpuShare(share * (psutil.cpu_count() or 1), self._clock()) if share < 1 else None
+        self._budget = size(limits.month) if limits.month else None
 
     def begin(self) -> None:
         """Apply the limits before the member runs: with its budget used up, it does not even connect."""
@@ -173,12 +175,7 @@ class Guest:
     def _decide(self) -> None:
         facts, now = self._facts or MachineFacts(), self._clock()
         held = self._conditions.check(facts, now)
-        away = [
-            PauseCause(
-                "metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE
-            )
-        ]
-        away = away if self._leaves_when_metered and facts.metered else []
+        away = [_METERED] if self._leaves_when_metered and facts.metered else []
         self._set_aside &= {each.kind for each in [*held, *away]}
         asked = self._asked.now()
         self.pauses = [

@@ -128,7 +128,7 @@ class _Receipt(msgspec.Struct, frozen=True):
     commitment: str
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class JudgeRefusal(msgspec.Struct, frozen=True):
     error: str = ""
     remedy: str = ""
     sequence: Annotated[int, msgspec.Meta(ge=-1, lt=2**63 - 2**32)] = -1
@@ -217,14 +217,10 @@ class JudgeClient:
                 told.
         """
         self.origin = judge_origin(url)
-        self._identity, self._digest, self._clock, self._timeouts = (
-            identity,
-            curriculum_digest,
-            clock,
-            timeouts,
-        )
+        self._identity, self._digest, self.now, self._timeouts = identity, curriculum_digest, clock, timeouts
         self._nanoseconds, self._sequence = nanoseconds, 0
-        self._failures, self._again_at = 0, -math.inf
+        # Calls that failed in a row.
+        self.failures, self._again_at = 0, -math.inf
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
@@ -234,17 +230,9 @@ class JudgeClient:
         # out.
         self.scorer = ""
 
-    def now(self) -> float:
-        return self._clock()
-
-    @property
-    def failures(self) -> int:
-        """Return how many calls failed in a row."""
-        return self._failures
-
     def wait(self) -> float:
         """Return the seconds until it is worth asking again; 0.0: now."""
-        return max(0.0, self._again_at - self._clock())
+        return max(0.0, self._again_at - self.now())
 
     async def ask(self, round_number: int, model: str) -> Question | NotJudged:
         """Ask for a question; the judge repeats the one before, where that is still open.
@@ -252,7 +240,7 @@ class JudgeClient:
         Never raises for what a judge does.
         """
         if wait := self.wait():
-            cause = f"the judge failed {self._failures} times in a row"
+            cause = f"the judge failed {self.failures} times in a row"
             return NotJudged(cause, f"nothing to do; it is asked again in {math.ceil(wait)} s")
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
@@ -265,7 +253,7 @@ class JudgeClient:
             return self._failed(asked)
         first = asked.evaluations[0]
         return Question(
-            first.evaluation, first.question, self._clock() + first.seconds, asked.judge, first.commitment
+            first.evaluation, first.question, self.now() + first.seconds, asked.judge, first.commitment
         )
 
     async def check(self) -> NotJudged | None:
@@ -310,7 +298,7 @@ class JudgeClient:
             return self._failed(self._lie("a grade that cannot be"))
         if not self._stands(grade, question, text):
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
-        self._failures = 0
+        self.failures = 0
         receipt = {"receipt": grade.receipt, "signature": grade.signature}
         return Graded(
             grade.reward,
@@ -337,8 +325,8 @@ class JudgeClient:
         )
 
     def _failed(self, silence: NotJudged) -> NotJudged:
-        self._failures += 1
-        self._again_at = self._clock() + backoff_seconds(self._failures, self._spread)
+        self.failures += 1
+        self._again_at = self.now() + backoff_seconds(self.failures, self._spread)
         return silence
 
     def _lie(self, what: str) -> NotJudged:
@@ -440,7 +428,7 @@ class JudgeClient:
         try:
             if status == success:
                 return msgspec.json.decode(received, type=kind)
-            refusal = msgspec.json.decode(received, type=_Refusal)
+            refusal = msgspec.json.decode(received, type=JudgeRefusal)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
             return self._lie(f"something else than the protocol says (HTTP {status})")
         # Another run of this node was ahead of our clock.

@@ -5,7 +5,7 @@ checked by signature, answers, commitment, question and score; that is pure but 
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,7 +20,7 @@ from p2p.identity import verify
 from swarmd.daemon.judging.client import RECEIPT, judge_origin
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
-from swarmd.tasks.answers import ScoredAnswer
+from swarmd.tasks.sandbox.client import Mark
 from swarmd.types import Completion, TaskRef
 
 # An evaluation of 16 long answers has a quarter.
@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES = 2 * 1024 * 1024
 ANSWER_TIMEOUT_S = 20.0
 
 K = TypeVar("K")
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**37)]  # since 1970; a later year cannot be written
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -45,9 +45,9 @@ class JudgedPeer(msgspec.Struct, frozen=True):
     model: str
     last_seen: float
     answered: _Count
-    score: _Share
-    low: _Share
-    high: _Share
+    score: Share
+    low: Share
+    high: Share
     n: _Count
     said: dict[str, Any] = {}
 
@@ -159,9 +159,6 @@ async def _exchanged(
                     raise httpx2.ReadError(f"more than {MAX_ANSWER_BYTES:,} bytes")
             return got.status_code, bytes(body)
     raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")
-
-
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[ScoredAnswer, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

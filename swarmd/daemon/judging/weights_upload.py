@@ -11,8 +11,14 @@ import httpx2
 import msgspec
 
 from p2p.identity import Identity, verify
-from swarmd.daemon.judging.client import MAX_REFUSAL_CHARACTERS, RECEIPT, judge_origin, signed_headers
-from swarmd.daemon.judging.reader import exchanged, read
+from swarmd.daemon.judging.client import (
+    MAX_REFUSAL_CHARACTERS,
+    RECEIPT,
+    JudgeRefusal,
+    judge_origin,
+    signed_headers,
+)
+from swarmd.daemon.judging.reader import Share, exchanged, read
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
 
@@ -72,15 +78,6 @@ class _Queued(msgspec.Struct, frozen=True):
     verification: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
-class _Refused(msgspec.Struct, frozen=True):
-    error: str
-    remedy: str = ""
-    sequence: Annotated[int, msgspec.Meta(ge=-1, lt=2**63 - 2**32)] = -1
-
-
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
 class VerifiedOutcome(msgspec.Struct, frozen=True):
     """A judge's answer about an upload."""
 
@@ -137,7 +134,7 @@ def upload(
         status, body = _post(origin, target, headers, pieces())
         if status == 202:
             return _decoded(body, _Queued).verification
-        refusal = _decoded(body, _Refused)
+        refusal = _decoded(body, JudgeRefusal)
         if refusal.sequence < sequence:
             raise _refused(refusal.error, refusal.remedy)
         sequence = refusal.sequence + 1  # a running node of this key is ahead of our clock

@@ -48,11 +48,45 @@ POLL_S = 0.1
 log = logging.getLogger(__name__)
 
 
-class Network:
+class ProgramNetwork:
+    """The thread through which a program is in a swarm, and what came of others for it.
+
+    changed: held while bodies are put and drained; notified of each. run: what the thread does.
+    """
+
+    def __init__(self, changed: threading.Condition, name: str, run: Callable[[], None]) -> None:
+        self._changed = changed
+        self._bodies: FairQueue[ReceivedBody] = FairQueue()
+        self.error: BaseException | None = None
+        self.ready = threading.Event()
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
+
+    @property
+    def lives(self) -> bool:
+        return self.error is None and self._thread.is_alive()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `received` would return something. Hold `changed`."""
+        return len(self._bodies) > 0
+
+    def received(self) -> Sequence[ReceivedBody]:
+        with self._changed:
+            return self._bodies.drain()
+
+    def refused(self) -> Mapping[Reason, int]:
+        return {}  # the status has them
+
+    def _put(self, body: ReceivedBody) -> None:
+        with self._changed:
+            self._bodies.put(body)
+            self._changed.notify_all()
+
+
+class Network(ProgramNetwork):
     """A member of the swarm in a thread of its own. The program's side is a `p2p.types.Transport`.
 
-    changed: held while bodies are put and drained; notified of each. talk: gets events. stop: called by this
-    thread when `swarmd stop` asks for it, or an error has ended it.
+    talk: gets events. stop: called by this thread when `swarmd stop` asks for it, or an error has ended it.
     """
 
     def __init__(
@@ -68,7 +102,8 @@ class Network:
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
         self._config, self._state, self._author = config, state, author
-        self._changed, self._talk, self._stop = changed, talk, stop
+        super().__init__(changed, "swarmd-network", self._run)
+        self._talk, self._stop = talk, stop
         self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
         self._curriculum, self.topic = curriculum, topic_of(config.swarm, curriculum)
         self.identity = Identity.load_or_create(state.path / IDENTITY_FILE)
@@ -96,13 +131,10 @@ class Network:
         self._isolation = IsolationWatch(
             self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs
         )
-        self._bodies: FairQueue[ReceivedBody] = FairQueue()
         self.waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
         self._sent_at, self._starts, self._leaving = -MIN_GAP_S, False, False
-        self.error: BaseException | None = None
         self._token: trio.lowlevel.TrioToken | None = None
-        self._scope, self._begun, self.ready = trio.CancelScope(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="swarmd-network", daemon=True)
+        self._scope, self._begun = trio.CancelScope(), threading.Event()
 
     # The program's side.
 
@@ -110,10 +142,6 @@ class Network:
         """Start the thread; `ready` is set once others can reach us, or `error` is why they cannot."""
         self._starts = True
         self._thread.start()
-
-    @property
-    def lives(self) -> bool:
-        return self.error is None and self._thread.is_alive()
 
     def offer(self, rollout: Rollout, round_number: int) -> None:
         """Send it when somebody is there to receive it and the pace allows it."""
@@ -124,10 +152,6 @@ class Network:
         """Begin another round. used: author and specialty of what was trained on in the last one."""
         self._soon(self._next_round, number, used, lead)
 
-    def received(self) -> Sequence[ReceivedBody]:
-        with self._changed:
-            return self._bodies.drain()
-
     def publish(self, kind: str, body: bytes) -> None:
         self._soon(self.member.publish, kind, body)
 
@@ -136,9 +160,6 @@ class Network:
 
     def report(self, author: PeerId, reason: Reason) -> None:
         self._soon(self.member.report, author, reason)
-
-    def refused(self) -> Mapping[Reason, int]:
-        return {}  # `document` has them
 
     def status(self) -> dict[str, Any]:
         """Return the status document, made by the network's thread while there is one."""
@@ -227,16 +248,6 @@ class Network:
     def present(self) -> int:
         """Connected peers of our swarm."""
         return self.member.engine.present(self.topic)
-
-    def _put(self, body: ReceivedBody) -> None:
-        with self._changed:
-            self._bodies.put(body)
-            self._changed.notify_all()
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `received` would return something. Hold `changed`."""
-        return len(self._bodies) > 0
 
     def _next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
         for author, specialty in used:

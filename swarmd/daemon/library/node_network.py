@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from p2p.admission.fair_queue import FairQueue
 from p2p.types import PeerId, Reason, ReceivedBody
 from swarmd import link
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.library.network import MAX_HELD, ProgramNetwork
 from swarmd.daemon.local_api import control
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.exchange.rollout_exchange import share
@@ -89,8 +89,6 @@ class Programs:
 
 
 EVERY_S = 0.5
-# Rollouts that wait for the next time; the oldest go.
-MAX_HELD = 64
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +109,7 @@ def settings_of_node(folder: Path, *, patient: bool = False) -> NodeConfig | Non
         return None  # it may be a program's folder: who opens it says so
 
 
-class NodeNetwork:
+class NodeNetwork(ProgramNetwork):
     """What `Network` is, through the node that runs in this folder."""
 
     def __init__(
@@ -123,45 +121,24 @@ class NodeNetwork:
         talk: Callable[[str], None],
         stop: Callable[[], None],
     ) -> None:
-        self._folder, self._author, self._changed, self._talk, self._stop = (
-            folder,
-            author,
-            changed,
-            talk,
-            stop,
-        )
+        super().__init__(changed, "swarmd-node", self._run)
+        self._folder, self._author, self._talk, self._stop = folder, author, talk, stop
         self._specialties = curriculum_of(config).specialties
         found = control.call(folder, "settings")
         self.peer_id, self._number = PeerId(found["peer_id"]), int(found["number"])
-        self._bodies: FairQueue[ReceivedBody] = FairQueue()
         self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=MAX_HELD)
         self._used: deque[tuple[PeerId, str]] = deque(maxlen=1024)
-        self.error: BaseException | None = None
-        self.ready, self._leaving = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="swarmd-node", daemon=True)
+        self._leaving = threading.Event()
 
     def start(self) -> None:
         self._thread.start()
         self.ready.set()
-
-    @property
-    def lives(self) -> bool:
-        return self.error is None and self._thread.is_alive()
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `received` would return something. Hold `changed`."""
-        return len(self._bodies) > 0
 
     def offer(self, rollout: Rollout, round_number: int) -> None:
         self._waiting.append((rollout, round_number))
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:  # noqa: ARG002
         self._used.extend(used)
-
-    def received(self) -> Sequence[ReceivedBody]:
-        with self._changed:
-            return self._bodies.drain()
 
     def publish(self, kind: str, body: bytes) -> None:
         self._hand_over(Shared(link.Publish(kind, body)))
@@ -171,9 +148,6 @@ class NodeNetwork:
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """Do nothing: the node's trainer gets the same, and charges its author."""
-
-    def refused(self) -> Mapping[Reason, int]:
-        return {}
 
     def status(self) -> dict[str, Any]:
         """Return the node's status document."""
@@ -210,12 +184,9 @@ class NodeNetwork:
         if used := [self._used.popleft() for _ in range(len(self._used))]:
             self._hand_over(Shared(used=used))
         found = control.call(self._folder, "received", after=self._number)
-        bodies = msgspec.convert(found["bodies"], list[ReceivedBody])
-        with self._changed:
-            self._number = int(found["number"])
-            for body in bodies:
-                self._bodies.put(body)
-            self._changed.notify_all()
+        self._number = int(found["number"])
+        for body in msgspec.convert(found["bodies"], list[ReceivedBody]):
+            self._put(body)
 
     def _hand_over(self, shared: Shared) -> None:
         control.call(self._folder, "share", **msgspec.to_builtins(shared))

@@ -171,9 +171,7 @@ def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments:
             f" silent, look into {state_dir / LOG_FILE}."
         ) from None
     except OSError:
-        if in_use(state_dir):
-            raise _between(state_dir) from None
-        raise _not_running(state_dir) from None
+        raise _absent(state_dir) from None
     return _result(state_dir, line)
 
 
@@ -221,23 +219,17 @@ def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
 
 def _socket_path(state_dir: Path) -> str:
     try:
-        path = json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"]
+        return str(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, PermissionError):
             raise NotRunning(f"{state_dir}: this state folder is another user's. Ask as that user.") from None
-        if in_use(state_dir):
-            raise _between(state_dir) from None
-        raise _not_running(state_dir) from None
-    if not isinstance(path, str):
-        raise _not_running(state_dir)
-    return path
+        raise _absent(state_dir) from None
 
 
-def _between(state_dir: Path) -> Unreachable:
-    return Unreachable(f"{state_dir}: the node is starting or stopping. Ask again in a moment.")
-
-
-def _not_running(state_dir: Path) -> NotRunning:
+def _absent(state_dir: Path) -> NotRunning | Unreachable:
+    """Return why nobody answers: no node runs here, or it is starting or stopping."""
+    if in_use(state_dir):
+        return Unreachable(f"{state_dir}: the node is starting or stopping. Ask again in a moment.")
     return NotRunning(
         f"No node is running in {state_dir}. Start one with `swarmd join`, or name another folder with"
         " --state-dir."
