@@ -165,7 +165,8 @@ def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments:
             connection.connect(path)
             connection.sendall(request)
             line = _receive_line(connection)
-    except TimeoutError:
+    except (TimeoutError, BlockingIOError):
+        # BlockingIOError: so many wait for an answer that the system lets nobody else connect.
         raise Unreachable(
             f"{state_dir}: the node runs but did not answer within {timeout:g} s. Ask again; if it stays"
             f" silent, look into {state_dir / LOG_FILE}."

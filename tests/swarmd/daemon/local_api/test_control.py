@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -166,6 +167,26 @@ def test_an_unreadable_run_file_means_not_running(tmp_path: Path, content: str) 
     (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(NotRunning):
         call(tmp_path, "status")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a connection is refused")
+def test_a_node_that_stands_still_is_not_said_to_start(tmp_path: Path) -> None:
+    with (
+        StateFolder.open(tmp_path),
+        socket.socket(socket.AF_UNIX) as listener,
+        contextlib.ExitStack() as held,
+    ):
+        listener.bind(str(tmp_path / "control"))
+        listener.listen(0)
+        (tmp_path / "run.json").write_text(json.dumps({"socket": str(tmp_path / "control")}))
+        # Those who asked before, and were not accepted either.
+        with pytest.raises(BlockingIOError):
+            while True:
+                earlier = held.enter_context(socket.socket(socket.AF_UNIX))
+                earlier.setblocking(False)
+                earlier.connect(str(tmp_path / "control"))
+        with pytest.raises(Unreachable, match="did not answer"):
+            call(tmp_path, "status", timeout=0.1)
 
 
 def test_waiting_for_the_owner_to_go(tmp_path: Path) -> None:
