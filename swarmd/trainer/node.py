@@ -168,15 +168,22 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
     )
 
 
-def resume(checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy) -> tuple[int, list[str]]:
+def resume(
+    checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy, seed: int
+) -> tuple[int, list[str]]:
     """Resume from the newest whole checkpoint; returns the rounds behind it, and notes for the operator.
 
-    (0, []) where there is none.
+    (0, []) where there is none. seed: the one configured now, which has no effect.
     """
     found = checkpoints.newest(partial(_restore, parts, policy))
     if found is None:
         return 0, []
     state, _, notes = found
+    if state.seed != seed:
+        notes.append(
+            f"seed {seed} has no effect: the random choices go on from the checkpoint, as seed {state.seed}"
+            " began them. Start anew in another folder with --state-dir to use it"
+        )
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 

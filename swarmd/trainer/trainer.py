@@ -354,7 +354,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
         parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
-        behind, notes = resume(checkpoints, parts, policy)
+        behind, notes = resume(checkpoints, parts, policy, start.seed)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.TrainerReady(dict(policy.description), behind, [*notes, *metrics.notes]))
         timetable = Timetable(

@@ -326,7 +326,7 @@ def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(run_state(0, 2, author), policy.files())
     first = [report for t in (1, 2) if (run_round(t, author), report := run_round(t, listener))]
-    assert resume(checkpoints, author, policy)[0] == 0
+    assert resume(checkpoints, author, policy, 2)[0] == 0
     again = [report for t in (1, 2) if (run_round(t, author), report := run_round(t + 2, listener))]
     assert sum(report.pool_fresh for report in first) > 0 and [report.pool_fresh for report in again] == [
         0,
@@ -362,12 +362,13 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
 
     (again, again_policy, _), (_, _, other) = swarm_of(verifier, settings, settings)
-    assert resume(checkpoints, again, again_policy)[0] == 2
+    assert resume(checkpoints, again, again_policy, 1) == (2, ["resumed after round 2"])
     assert play(again, other, (3, 4), prefix) == reports
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
     assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
     assert again.useless.state == node.useless.state and again.useless.state[PeerId("somebody")] == 3
     assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
+    assert "seed 7 has no effect" in resume(checkpoints, again, again_policy, 7)[1][0]
 
 
 def said(answer: str) -> Completion:
