@@ -28,7 +28,7 @@ from p2p.engines.libp2p.network import circuit, direct, remote_host
 from p2p.engines.libp2p.request_response import Broken
 from p2p.engines.libp2p.streams import IncomingStream, end
 from p2p.nat import MIN_PORT
-from p2p.netgroup import is_public, machine_of_host
+from p2p.netgroup import LOCAL, group_of, is_public, machine_of_host
 from p2p.rate_limit import TokenBucket, TokenBuckets, counted
 from p2p.types import PeerId
 
@@ -160,13 +160,13 @@ class Relay:
             return
         until = now + self._limits.lasts
         self._reserved[peer] = until, machine
-        addresses = [
-            address.to_bytes() for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)
-        ]
+        # js-libp2p tells others all of these, who would dial their own machines and networks at local ones.
+        ours = [address for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)]
+        told = [address for address in ours if group_of(str(address)) != LOCAL] or ours
         await _answer(
             stream,
             StatusCode.OK,
-            reservation=Reservation(expire=int(until), addrs=addresses),
+            reservation=Reservation(expire=int(until), addrs=[address.to_bytes() for address in told]),
             limit=self._limit,
         )
 

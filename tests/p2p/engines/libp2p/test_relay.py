@@ -184,6 +184,33 @@ async def test_a_reservation_is_for_the_one_that_asks_and_ends_with_its_connecti
         assert (await those.connect(asker, home))[0] is NONE
 
 
+class At:
+    """A host with these addresses."""
+
+    def __init__(self, host: Any, addresses: Sequence[str]) -> None:
+        self._host, self._addresses = host, addresses
+
+    def get_addrs(self) -> list[multiaddr.Multiaddr]:
+        return [multiaddr.Multiaddr(f"{address}/p2p/{self.get_id()}") for address in self._addresses]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+
+async def test_a_relay_names_no_local_addresses_of_its_own_where_it_has_others() -> None:
+    local, public = ["/ip4/127.0.0.1/tcp/4001", "/ip6/::1/tcp/4001"], ["/ip6/2611::1/tcp/4001"]
+    async with net() as those:
+        home = await those.peer()
+        circuit = f"/ip4/11.0.0.9/tcp/4001/p2p/{home.get_id()}/p2p-circuit"
+        for addresses, named in ((local, local), ([*local, *public, circuit], public)):
+            at = At(those.host, addresses)
+            those.host.set_stream_handler(HOP, Relay(at, those.banned.__contains__, time.time).handle)
+            stream = await home.new_stream(those.host.get_id(), [HOP])
+            await send(stream, HopMessage(type=HopMessage.RESERVE))
+            told = (await receive(stream, HopMessage)).reservation.addrs
+            assert [str(multiaddr.Multiaddr(address)).split("/p2p/")[0] for address in told] == named
+
+
 @pytest.mark.parametrize("limit", ["reservations", "reservations_of_machine"])
 async def test_reservations_are_limited(limit: str) -> None:
     async with net(**{limit: 1}) as those:
