@@ -153,8 +153,17 @@ async def attack_all(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.flooding", "floods nodes with messages; give it only your own")
-    defaults = {"kind": "frames", "rate": 10_000.0, "batch": 100, "messages": 10_000, "redial": "same"}
-    defaults |= {"pause": 0.2, "patience": TIMEOUT_S, "seconds": 10.0, "seed": 1}
+    defaults = {
+        "kind": "frames",
+        "rate": 10_000.0,
+        "batch": 100,
+        "messages": 10_000,
+        "redial": "same",
+        "pause": 0.2,
+        "patience": TIMEOUT_S,
+        "seconds": 10.0,
+        "seed": 1,
+    }
     about = {
         "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
         "rate": "messages a second to each victim",

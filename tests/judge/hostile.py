@@ -125,19 +125,21 @@ class Parsed(HTMLParser):
 
     def faults(self) -> list[str]:
         """What no page of ours has: other tags, attributes, scripts and addresses."""
-        found = [f"<{tag}>" for tag in self.tags if tag not in TAGS]
-        found += [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]
-        found += [
-            f"{name}={value}"
-            for name, value in self.attributes
-            if name in ("href", "src", "action") and value[:1] not in ("/", "#")
-        ]
-        found += [
-            f"{name}={value}"
-            for name, value in self.attributes
-            if name in ("href", "src", "action") and value[:2] == "//"
-        ]
-        found += [ascii(letter) for letter in set(self.text) if not letter.isprintable() and letter != "\n"]
+        found = (
+            [f"<{tag}>" for tag in self.tags if tag not in TAGS]
+            + [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]
+            + [
+                f"{name}={value}"
+                for name, value in self.attributes
+                if name in ("href", "src", "action") and value[:1] not in ("/", "#")
+            ]
+            + [
+                f"{name}={value}"
+                for name, value in self.attributes
+                if name in ("href", "src", "action") and value[:2] == "//"
+            ]
+            + [ascii(letter) for letter in set(self.text) if not letter.isprintable() and letter != "\n"]
+        )
         return found + ["scripts"] * (self.tags.count("script") != 1)
 
 

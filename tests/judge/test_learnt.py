@@ -82,8 +82,16 @@ def test_what_is_no_table_is_refused(learnt: object) -> None:
 
 def test_the_most_that_a_node_tells_fits_a_request() -> None:
     assert client.MAX_LEARNT == MAX_LEARNT
-    said = {"model": "\U0001f9ab" * 100, "name": "\U0001f9ab" * 40, "sharing": "swarm", "hardware": "other"}
-    said |= {"local": 65_536, "external": 65_536, "strategy": "unfiltered own-positive", "version": "v" * 20}
+    said = {
+        "model": "\U0001f9ab" * 100,
+        "name": "\U0001f9ab" * 40,
+        "sharing": "swarm",
+        "hardware": "other",
+        "local": 65_536,
+        "external": 65_536,
+        "strategy": "unfiltered own-positive",
+        "version": "v" * 20,
+    }
     body = {"round": 2**63 - 1, "curriculum": "0" * 16, "asker": said}
     body["learnt"] = dict.fromkeys(IDS[:MAX_LEARNT], 10**9)
     assert len(json.dumps(body, ensure_ascii=False).encode()) <= MAX_ASK_BYTES

@@ -25,8 +25,21 @@ from swarmd.testing import TIMEOUT_S
 from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"
-INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL"}
-INSTRUCTIONS |= {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {
+    "FROM",
+    "ARG",
+    "ENV",
+    "RUN",
+    "COPY",
+    "WORKDIR",
+    "USER",
+    "VOLUME",
+    "EXPOSE",
+    "STOPSIGNAL",
+    "HEALTHCHECK",
+    "ENTRYPOINT",
+    "CMD",
+}
 PROGRAM = (sys.executable, str(ROOT / "packaging" / "entrypoint.py"))
 ENTRY = {**os.environ, "PYTHONPATH": str(ROOT)}
 SECRET = re.compile(r"\.pem|\.key|id_rsa|password|secret|token|credential", re.IGNORECASE)

@@ -40,8 +40,15 @@ TOOLS = [
     "ln",
     "cp",
 ]
-READ = ("scripts/setup", "scripts/test", "pyproject.toml", "constraints.txt", "overrides.txt")
-READ += ("engines/vllm/pyproject.toml", "engines/hivemind/pyproject.toml")
+READ = (
+    "scripts/setup",
+    "scripts/test",
+    "pyproject.toml",
+    "constraints.txt",
+    "overrides.txt",
+    "engines/vllm/pyproject.toml",
+    "engines/hivemind/pyproject.toml",
+)
 PYTHON = """case "$*" in
     "-m venv --clear .venv") mkdir -p .venv/bin
         cp "{folder}/pip" .venv/bin/pip; ln -sf "{folder}/python" .venv/bin/python ;;

@@ -62,17 +62,17 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    expected = {
-        str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")
-    }
-    expected |= {f"{package}/py.typed" for package in PACKAGES}
-    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
-    expected |= {str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*.toml")}
-    expected |= {str(path.relative_to(ROOT)) for folder in (*PAGES, UNITS) for path in folder.iterdir()}
-    expected |= {
-        f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml",
-        "judge/judge.example.toml",
-    }
+    expected = (
+        {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+        | {f"{package}/py.typed" for package in PACKAGES}
+        | {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
+        | {str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*.toml")}
+        | {str(path.relative_to(ROOT)) for folder in (*PAGES, UNITS) for path in folder.iterdir()}
+        | {
+            f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml",
+            "judge/judge.example.toml",
+        }
+    )
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert (sorted(files - expected), sorted(expected - files)) == ([], [])
     for name in (
@@ -135,9 +135,11 @@ def test_it_is_installed_without_build_tools(built: Path, tmp_path: Path) -> Non
     )
     (wheel,) = built.glob("*.whl")
     places = {"UV_TOOL_DIR": tmp_path / "tools", "UV_TOOL_BIN_DIR": tmp_path / "commands"}
-    environment = {name: os.environ[name] for name in os.environ.keys() & {"HOME", "SSL_CERT_FILE"}}
-    environment |= {"PATH": str(tools), "UV_PYTHON": sys.executable, "UV_LINK_MODE": "copy"}
-    environment |= {name: str(folder) for name, folder in places.items()}
+    environment = (
+        {name: os.environ[name] for name in os.environ.keys() & {"HOME", "SSL_CERT_FILE"}}
+        | {"PATH": str(tools), "UV_PYTHON": sys.executable, "UV_LINK_MODE": "copy"}
+        | {name: str(folder) for name, folder in places.items()}
+    )
     command = [ROOT / "packaging" / "install.sh", "--constraints", ROOT / "constraints.txt"]
     done = subprocess.run(
         [*command, "--overrides", without, wheel],

@@ -30,9 +30,20 @@ tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
 
 
 def config(**settings: Any) -> GRPOConfig:
-    common = {"output_dir": str(FOLDER / "out"), "num_generations": 4, "max_completion_length": 16}
-    common |= {"per_device_train_batch_size": 8, "max_steps": 2, "use_cpu": True, "bf16": False}
-    common |= {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-3, "seed": 1}
+    common = {
+        "output_dir": str(FOLDER / "out"),
+        "num_generations": 4,
+        "max_completion_length": 16,
+        "per_device_train_batch_size": 8,
+        "max_steps": 2,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "learning_rate": 1e-3,
+        "seed": 1,
+    }
     return GRPOConfig(**common | settings)
 
 

@@ -406,8 +406,6 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
         "passes": {},
         "said": [],
         "history": [],
-    }
-    shown |= {
         "before": False,
         "more": None,
         "now": 3.0,

@@ -81,8 +81,6 @@ class HubWithTricks(Handler):
             "adapter": PEFT,
             "shapes": file_of({"a.weight": (3, 4), "b.bias": (5,)}),
             "moved": GOOD,
-        }
-        bodies |= {
             "html": b"<html>" * 20,
             "pickle": pickle.dumps({"a": list(range(50))}),
             "short": GOOD[:-1],

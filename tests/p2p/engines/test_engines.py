@@ -286,8 +286,9 @@ def signal_p2pd(a: Any, number: int) -> None:
     child.send_signal(number)
 
 
-BREAKS = [("libp2p", break_library, service) for service in ("router", "pubsub", "network")]
-BREAKS += [("hivemind", signal_p2pd, number) for number in (signal.SIGKILL, signal.SIGSTOP)]
+BREAKS = [("libp2p", break_library, service) for service in ("router", "pubsub", "network")] + [
+    ("hivemind", signal_p2pd, number) for number in (signal.SIGKILL, signal.SIGSTOP)
+]
 
 
 @pytest.mark.parametrize(

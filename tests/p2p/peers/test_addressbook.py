@@ -499,8 +499,10 @@ ENTRY = {
     "itself": False,
     "tried": False,
     "heard": NOW,
+    "last_success": 0,
+    "misses": 0,
+    "missed": 0,
 }
-ENTRY |= {"last_success": 0, "misses": 0, "missed": 0}
 
 
 def file(**change: Any) -> bytes:

@@ -157,7 +157,7 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(
     assert (said.code, said.out) == (2, "") and said.err.strip()
 
 
-@pytest.mark.parametrize("command", [["join", "--model"], ["leave", "--state-dir"], ["lab", "run"]])
+@pytest.mark.parametrize("command", [["leave", "--state-dir"], ["lab", "run"]])
 def test_an_unusable_path_is_reported_without_a_traceback(run: Run, command: list[str]) -> None:
     said = run(*command, "x" * 300)
     assert said.code == 2 and said.err.endswith(
@@ -248,8 +248,10 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
     right = f"<answer>{answer}</answer>"
     # A line of 1.5 MiB: twelve characters each
     longest = "\U0001f9ab" * (MAX_COMPLETION_CHARACTERS - len(right)) + right
-    texts = {"correct": [right, longest], "wrong": ["<answer>x</answer>"], "no answer": ["none"]}
-    texts |= {
+    texts = {
+        "correct": [right, longest],
+        "wrong": ["<answer>x</answer>"],
+        "no answer": ["none"],
         "too long": ["x" + longest, "x" * (MAX_LINE_CHARACTERS - 11), "x" * 3 * MAX_LINE_CHARACTERS],
         "correct again": [right],
     }
@@ -274,8 +276,20 @@ def test_help_and_version_import_nothing_heavy() -> None:
         "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in"
         " sys.modules}, file=sys.stderr)"
     )
-    heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
-    heavy |= {"fastapi", "httpx", "sqlalchemy", "asyncio"}
+    heavy = {
+        "torch",
+        "trio",
+        "libp2p",
+        "reasoning_gym",
+        "transformers",
+        "numpy",
+        "structlog",
+        "cryptography",
+        "fastapi",
+        "httpx",
+        "sqlalchemy",
+        "asyncio",
+    }
     for arguments in (["--help"], ["join", "--help"], ["doctor", "--help"], ["version", "--json"]):
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments],

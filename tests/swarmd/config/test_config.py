@@ -87,29 +87,26 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
 
 
 def test_every_key_can_be_set_by_a_variable() -> None:
-    texts = {
-        "swarm.listen": "/ip4/127.0.0.1/tcp/7",
-        "swarm.bootstrap": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}",
-        "gate.margin": "2",
-    }
-    texts |= {
-        "judge.url": "https://judge.example/",
-        "generate.engine_url": "http://127.0.0.1:8000",
-        "metrics.listen": "127.0.0.1:9464",
-    }
-    texts |= {
-        "seed": "9",
-        "train.importance_cap": "2",
-        "swarm.curriculum": "own.py",
-        "sharing.take": "own.py",
-        "metrics.report_to": "wandb",
-        "tasks.reward": "mine.py",
-    }
-    texts |= {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")} | {
-        f"limits.{name}": "1 MB/s" for name in ("up", "down")
-    }
-    texts |= {f"limits.{name}": "1 GB" for name in ("month", "state")}
-    texts |= {"when.load": "50 %", "when.gpu": "30 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
+    texts = (
+        {
+            "swarm.listen": "/ip4/127.0.0.1/tcp/7",
+            "swarm.bootstrap": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}",
+            "gate.margin": "2",
+            "judge.url": "https://judge.example/",
+            "generate.engine_url": "http://127.0.0.1:8000",
+            "metrics.listen": "127.0.0.1:9464",
+            "seed": "9",
+            "train.importance_cap": "2",
+            "swarm.curriculum": "own.py",
+            "sharing.take": "own.py",
+            "metrics.report_to": "wandb",
+            "tasks.reward": "mine.py",
+        }
+        | {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")}
+        | {f"limits.{name}": "1 MB/s" for name in ("up", "down")}
+        | {f"limits.{name}": "1 GB" for name in ("month", "state")}
+        | {"when.load": "50 %", "when.gpu": "30 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
+    )
     values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():
         kind = kind_of(NODE.keys[key])
@@ -293,8 +290,10 @@ STRAY = [
     "{a = 1}",
     "[[1]]",
     "Q",
+    "\n[modle]\n",
+    "\n[swarm.x]\n",
+    "\n[]\n",
 ]
-STRAY += ["\n[modle]\n", "\n[swarm.x]\n", "\n[]\n"]
 
 
 def _break(text: str, rng: random.Random) -> str:

@@ -50,8 +50,6 @@ NO_ANSWERS = [
     pack([JUDGE]) * (MAX_URLS + 1),
     b"\x03\xff\xff\xff",
     b"\x00",
-]
-NO_ANSWERS += [
     b"\x0cftp://a.examp",
     b"\xc9" + b"https://" + b"a" * 193,
     b"\x20https://me:secret@judge.example/",

@@ -79,8 +79,14 @@ def test_the_document_has_the_present_and_the_history() -> None:
     last = {"round": KEPT_REWARDS + 2, "reward_mean": (KEPT_REWARDS + 2) / 1000}
     history = {"round": last["round"], "last": last}
     history["rewards"] = [n / 1000 for n in range(3, KEPT_REWARDS + 3)]
-    of_us = {"peer_id": ME, "state_dir": "/state", "pid": os.getpid()}
-    of_us |= {"state": "restarting", "cause": "it was lost", "remedy": "wait"}
+    of_us = {
+        "peer_id": ME,
+        "state_dir": "/state",
+        "pid": os.getpid(),
+        "state": "restarting",
+        "cause": "it was lost",
+        "remedy": "wait",
+    }
     of_us["trainer"] = {"pid": 9, "restarts": 3, "verifier_pid": 42}
     assert shown | told | history | of_us == shown
     lines = status_lines(shown | {"last": None, "judge": None})

@@ -173,8 +173,6 @@ def test_limits_that_are_set_are_shown() -> None:
         "when.hours": ["sat", "sun"],
         "when.user": 0.0,
         "limits.gpu_memory": "100 %",
-    }
-    limits |= {
         "limits.priority": "normal",
         "checkpoint.gigabytes_a_day": 50.0,
         "when.metered": "alone",
@@ -197,8 +195,7 @@ def test_each_limit_has_a_name_of_words() -> None:
         key: value or "x"
         for key, value in flatten(NodeConfig()).items()
         if key in LIMITS or key.startswith(("limits.", "when."))
-    }
-    limits |= {
+    } | {
         "when.user": 5.0,
         "when.temperature": 80.0,
         "model.threads": 2,
