@@ -19,9 +19,9 @@ import typer
 
 from judge.config import SCHEMA, JudgeSettings, default_database, write_example
 from judge.errors import NotAlone
-from judge.evaluation.receipts import checked
 from p2p.errors import OperatorError
 from swarmd.errors import command_for
+from swarmd.tasks.held_out import checked_receipt
 from swarmd.terminal import printable, run_program, tell
 
 SCHEMA_VERSION = 1
@@ -436,7 +436,7 @@ def _verify_receipts(file: Path) -> None:
         for number, line in enumerate(lines, 1):
             why = "not signed by the judge that it names"
             try:
-                fields = checked(json.loads(line))
+                fields = checked_receipt(json.loads(line))
             except (ValueError, RecursionError):
                 # A full disk or a kill cuts a line off; the node begins the next one below it.
                 fields, why = None, "cut off or damaged: there is no receipt to check"

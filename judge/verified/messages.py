@@ -9,8 +9,6 @@ import msgspec
 
 MAX_ANSWER_CHARACTERS = 16_384
 
-Fingerprint = str
-
 
 class DescribeRequest(msgspec.Struct, tag="describe", frozen=True):
     models: tuple[str, ...]
@@ -32,7 +30,7 @@ class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
 class ModelTensors(msgspec.Struct, frozen=True):
     """Names and shapes of what is trained in a model. adapter: those of a LoRA adapter of rank 1."""
 
-    fingerprint: Fingerprint  # fingerprint of the base weights
+    fingerprint: str  # fingerprint of the base weights
     whole: dict[str, tuple[int, ...]]
     adapter: dict[str, tuple[int, ...]]
 

@@ -1,4 +1,4 @@
-"""Committed held-out questions: a window's commitment, and the question at each place of its set. Pure.
+"""What a judge is held to: commitments, the question at each place of a window's set, signed receipts. Pure.
 
 They are the same for everyone. A judge makes a random seed for each window of time and publishes the seed's
 SHA-256 before the window opens. HMAC-SHA256 (RFC 2104) of the seed gives every question, and the place in the
@@ -7,15 +7,21 @@ make the same questions. docs/judge-protocol.md has the same in words.
 """
 
 import hmac
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
+from p2p.identity import verify
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, Curriculum
 from swarmd.tasks.own import NoQuestion
 from swarmd.types import Task, TaskRef
 
 SEED_BYTES = 32
+# The domain of receipts' signatures.
+RECEIPT = b"swarmd judge receipt v1"
 # Numbers that name no task, one after another, before a specialty is given up.
 MAX_FAILURES = 16
 # Numbers tried for a text that is held out. One of sixteen is, so more are needed once in 10^14 questions.
@@ -95,3 +101,15 @@ def _number(seed: bytes, purpose: str) -> int:
     Remainders taken of them favour none by more than one in 10^9.
     """
     return int.from_bytes(hmac.digest(seed, purpose.encode(), "sha256")[:8], "big")
+
+
+def checked_receipt(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the fields of a receipt if the judge that it names has signed it, else None."""
+    try:
+        fields = json.loads(receipt["receipt"])
+        # Only one spelling of a signature is valid.
+        signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""
+        genuine = verify(fields["judge"], RECEIPT, receipt["receipt"].encode(), bytes.fromhex(signature))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return fields if genuine and isinstance(fields, dict) else None

@@ -27,12 +27,12 @@ from p2p.types import PeerId
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA
+from swarmd.tasks.held_out import RECEIPT
 from swarmd.types import Completion
 
 log = logging.getLogger(__name__)
 
 DOMAIN = b"swarmd judge request v1"
-RECEIPT = b"swarmd judge receipt v1"
 # An honest response has less than 4 KiB.
 MAX_RESPONSE_BYTES = 64 * 1024
 # The longest question of sapo-9 has about 1,000.

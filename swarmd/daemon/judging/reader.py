@@ -16,8 +16,7 @@ import httpx2
 import msgspec
 import trio
 
-from p2p.identity import verify
-from swarmd.daemon.judging.client import RECEIPT, judge_origin
+from swarmd.daemon.judging.client import judge_origin
 from swarmd.errors import Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.sandbox.client import Mark
@@ -170,14 +169,7 @@ class EvidenceCheck:
 
 def said(evaluation: PublicEvaluation) -> Mapping[str, Any] | None:
     """Return what the receipt says, or None if the judge that it names has not signed it."""
-    try:
-        fields = json.loads(evaluation.receipt)
-        genuine = verify(
-            fields["judge"], RECEIPT, evaluation.receipt.encode(), bytes.fromhex(evaluation.signature)
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return fields if genuine and isinstance(fields, dict) else None
+    return held_out.checked_receipt({"receipt": evaluation.receipt, "signature": evaluation.signature})
 
 
 def examine(

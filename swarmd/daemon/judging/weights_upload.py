@@ -13,13 +13,13 @@ import msgspec
 from p2p.identity import Identity, verify
 from swarmd.daemon.judging.client import (
     MAX_REFUSAL_CHARACTERS,
-    RECEIPT,
     JudgeRefusal,
     judge_origin,
     signed_headers,
 )
 from swarmd.daemon.judging.reader import Share, exchanged, read
 from swarmd.errors import SwarmdError, Unreachable
+from swarmd.tasks.held_out import RECEIPT
 from swarmd.terminal import printable
 
 # What is sent at once.

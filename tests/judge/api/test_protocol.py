@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from judge import cli, config
 from judge.api.requests import plain
-from judge.evaluation.receipts import checked, signed
+from judge.evaluation.receipts import signed
 from judge.figures.leaderboard import LISTED_ANSWERS
 from p2p.identity import Identity
+from swarmd.tasks.held_out import checked_receipt
 from tests.judge.conftest import Court
 from tests.judge.databases import on_each_database
 from tests.judge.test_app import asked, refused, standing
@@ -48,7 +49,7 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
         1,
         1,
     )
-    found = checked(graded)
+    found = checked_receipt(graded)
     assert found is not None
     assert document["judge"] == (await court.http.get("/v1/judge")).json()["judge"]
     answers = [hashlib.sha256(text.encode()).hexdigest() for text in ("x", right, "y")]
@@ -71,16 +72,19 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
     document = (await court.ask(peer)).json()
     graded = (await court.answer(peer, document["evaluations"][0]["evaluation"], "x")).json()
     receipt = {name: graded[name] for name in ("receipt", "signature")}
-    assert checked(receipt) is not None
+    assert checked_receipt(receipt) is not None
     rng = random.Random(1)
     for _ in range(300):
         name = rng.choice(("receipt", "signature"))
         changed = bytearray(receipt[name].encode())
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(7)
-        assert checked(receipt | {name: changed.decode("latin-1")}) is None, changed
+        assert checked_receipt(receipt | {name: changed.decode("latin-1")}) is None, changed
     mine = Identity.from_seed(bytes(32))
     forged = json.loads(signed(mine, {})["receipt"]) | {"judge": document["judge"]}
-    assert checked({"receipt": json.dumps(forged), "signature": signed(mine, forged)["signature"]}) is None
+    assert (
+        checked_receipt({"receipt": json.dumps(forged), "signature": signed(mine, forged)["signature"]})
+        is None
+    )
     for odd in (
         {},
         {"receipt": "[]", "signature": ""},
@@ -88,7 +92,7 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
         {"receipt": None, "signature": 5},
         [],
     ):
-        assert checked(odd) is None  # type: ignore[arg-type] # whatever a file holds
+        assert checked_receipt(odd) is None  # type: ignore[arg-type] # whatever a file holds
 
 
 def test_receipts_are_checked_without_a_judge(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from judge import config
 from judge.evaluation.questions import WindowQuestions
-from judge.evaluation.receipts import checked
 from judge.store.database import Database
 from judge.store.reader import Reader
 from judge.store.store import Store
@@ -28,7 +27,7 @@ from judge.types import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.held_out import commitment, place_in_set
+from swarmd.tasks.held_out import checked_receipt, commitment, place_in_set
 from swarmd.tasks.source import CurriculumTasks, Task, tasks_of
 from swarmd.testing import TIMEOUT_S
 from swarmd.types import TaskRef
@@ -230,7 +229,7 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
     document = (await court.http.get(f"/v1/evaluations/{handed['evaluation']}")).json()
     # Letter for letter
     assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])
-    said: Any = checked(document)
+    said: Any = checked_receipt(document)
     assert (
         said["commitment"] == handed["commitment"] == document["window"]["commitment"] and said["place"] == 0
     )

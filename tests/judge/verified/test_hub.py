@@ -19,11 +19,11 @@ import pytest
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.evaluation.receipts import checked
 from judge.verified.evaluator import VerifiedUnusable
 from judge.verified.hub import MAX_CONFIG_BYTES, REDIRECTS, Hub
 from judge.verified.weights_check import UnfitWeights
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.held_out import checked_receipt
 from tests.judge.conftest import eventually
 from tests.judge.peers import SigningPeer
 from tests.judge.test_app import refused
@@ -185,7 +185,7 @@ async def test_weights_of_a_commit_are_evaluated_and_named_in_the_receipt(
         sha256(file).hexdigest(),
         len(file),
     ), found
-    receipt = checked(found)
+    receipt = checked_receipt(found)
     whence = f"{hub}/{repo}/resolve/{COMMIT}/{'adapter_model' if rank else 'model'}.safetensors"
     assert (
         receipt is not None

@@ -22,7 +22,6 @@ import uvicorn
 
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.evaluation.receipts import checked
 from judge.evaluation.service import open_service
 from judge.server import JudgeServer, PatientProtocol, SlowReaders, listening_socket, url_of
 from judge.verified.evaluator import Evaluator
@@ -31,6 +30,7 @@ from swarmd.cli.app import main
 from swarmd.daemon.judging import weights_upload
 from swarmd.daemon.judging.weights_upload import UploadedWeights, UploadRefused, upload
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.held_out import checked_receipt
 from swarmd.testing import wait_until
 from tests.judge.verified.standin_worker import BASE, MODELS, SHAPES
 from tests.judge.verified.test_verified import STANDIN
@@ -125,7 +125,7 @@ async def test_verify_uploads_the_newest_checkpoint(
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["n"], found["weights"]) == ("done", 9, sha256(ADAPTER).hexdigest())
     (line,) = (node / "receipts.jsonl").read_text().splitlines()
-    receipt = checked(json.loads(line))
+    receipt = checked_receipt(json.loads(line))
     assert receipt is not None and receipt["lora_rank"] == 2 and receipt["answers"] == 2
     assert await run(found["verification"], "--judge", url, "--state-dir", str(node)) == 0
     assert "pass@1 0.0%" in capsys.readouterr().out

@@ -24,7 +24,6 @@ import pytest
 from judge import config
 from judge.api.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.config import JudgeSettings
-from judge.evaluation.receipts import checked
 from judge.evaluation.service import JudgeService, open_service
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.store.store import Store
@@ -33,6 +32,7 @@ from judge.verified.evaluator import EvaluationFailed, Evaluator
 from judge.verified.messages import AnswerRequest
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
@@ -157,7 +157,7 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     assert (found["state"], found["n"], found["tier"]) == ("done", 18, "verified")
     assert found["weights"] == sha256(GOOD).hexdigest() and found["peer"] == peer.identity.peer_id
     assert {question["specialty"] for question in found["questions"]} == set(TINY_9.specialties)
-    receipt = checked(found)
+    receipt = checked_receipt(found)
     # Known questions are in no score
     known = {"known": [1.0, 1], "other": [0.0, 1]}
     assert receipt is not None and found["benchmarks"] == receipt["benchmarks"] == known
