@@ -29,6 +29,7 @@ from swarmd.policy.models.device import (
     choose_dtype,
     free_memory,
     is_out_of_memory,
+    quick_at_bf16,
     threads_for,
 )
 from swarmd.policy.models.doctor import document, examine, explain
@@ -271,6 +272,10 @@ def test_the_dtype_is_as_configured_or_the_quicker_one(
 ) -> None:
     way = {"trained_whole": False} | way
     assert choose_dtype(asked, torch.device(device), **way, probe=lambda _: quick) == dtype
+
+
+def test_whether_this_machine_is_quick_at_bfloat16_is_measured() -> None:
+    assert quick_at_bf16(CPU) in (True, False)
 
 
 def test_float16_without_an_adapter_is_refused() -> None:

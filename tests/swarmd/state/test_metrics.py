@@ -139,7 +139,8 @@ def test_rubbish_repeated_and_later_rounds_are_mended_on_opening(
     path.write_text(there)
     with MetricsFile(path, resumed) as file:
         assert len(file.notes) == lost
-    assert path.read_text() == left
+        file.append({"round": resumed + 1})
+    assert path.read_text() == f'{left}{{"round":{resumed + 1}}}\n'
 
 
 def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
