@@ -92,10 +92,12 @@ def ragged(folders: dict[str, Path]) -> list[Row]:
 def gradients(learner: Learner, rows: list[Row]) -> tuple[dict[str, torch.Tensor], UpdateReport]:
     found: dict[str, torch.Tensor] = {}
 
-    def watch(name: str):
-        return lambda p: found.__setitem__(name, p.grad.clone())
-
-    hooks = [p.register_post_accumulate_grad_hook(watch(name)) for name, p in learner.weights.items()]
+    hooks = [
+        weight.register_post_accumulate_grad_hook(
+            lambda p, name=name: found.__setitem__(name, p.grad.clone())
+        )
+        for name, weight in learner.weights.items()
+    ]
     report = learner.step(rows)
     for hook in hooks:
         hook.remove()

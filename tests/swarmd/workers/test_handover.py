@@ -160,8 +160,9 @@ def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(
 
 
 @pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, at: int
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str, at: int
 ) -> None:
     """Prompts shared and rows padded have nothing in common but the network.
 
@@ -169,7 +170,7 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
     """
     ways = []
     for padded in (False, True):
-        policy = switching(folders["qwen2"], at)
+        policy = switching(folders[family], at)
         if padded:
             monkeypatch.setattr(decode, "adopt", lambda _: False)
         ways.append(policy.generate(QUESTIONS, 4))
@@ -178,7 +179,7 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
         for ours, theirs in zip(shared.tokens.logprobs, row.tokens.logprobs, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4)
     if at == 0:
-        changed = open_policy(folders["qwen2"], seed=3)
+        changed = open_policy(folders[family], seed=3)
         with torch.no_grad():
             for weight in changed.trained.values():
                 weight.mul_(1.5)
