@@ -216,17 +216,20 @@ def test_the_snippet_of_the_card_runs(
     assert runpy.run_path(str(tmp_path / "snippet.py"))["model"]
 
 
-def test_licence_and_base_are_those_of_the_hub() -> None:
-    figures = figures_of([])
-    known = card(Origin("Qwen/Qwen3-0.6B", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
-    assert (
-        "\nbase_model: Qwen/Qwen3-0.6B\nlicense: apache-2.0\n" in known
-        and "base model's, apache-2.0." in known
-    )
-    unknown = card(Origin("owner/model", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
-    assert (
-        "\nbase_model: owner/model\nlibrary_name" in unknown and "The licence is the base model's." in unknown
-    )
+@pytest.mark.parametrize(
+    ("base", "head", "said"),
+    [
+        (
+            "Qwen/Qwen3-0.6B",
+            "\nbase_model: Qwen/Qwen3-0.6B\nlicense: apache-2.0\n",
+            "base model's, apache-2.0.",
+        ),
+        ("owner/model", "\nbase_model: owner/model\nlibrary_name", "The licence is the base model's."),
+    ],
+)
+def test_licence_and_base_are_those_of_the_hub(base: str, head: str, said: str) -> None:
+    text = card(Origin(base, True, None, 8, False, "bfloat16", "sapo-9", "1"), figures_of([]))
+    assert head in text and said in text
 
 
 def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
