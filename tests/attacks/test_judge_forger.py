@@ -298,21 +298,14 @@ def lateness(folder: Path, answers: int) -> dict[str, int]:
         serving(folder, "--origin", ORIGIN, "--deadline", "1") as (_, ready),
         httpx2.Client(timeout=60, trust_env=False) as http,
     ):
-
-        def post(peer: SigningPeer, target: str, document: Mapping[str, Any]) -> httpx2.Response:
-            body = encode(document)
-            return http.post(
-                str(ready["url"]) + target, content=body, headers=peer.headers("POST", target, body)
-            )
-
-        peer = SigningPeer(1, ORIGIN)
-        asked = post(peer, TARGET, ASK | {"questions": 4}).json()["evaluations"]
+        peer, url = SigningPeer(1, ORIGIN), str(ready["url"])
+        asked = http.post(url + TARGET, **peer.signed(TARGET, ASK | {"questions": 4})).json()["evaluations"]
         until = time.monotonic() + max(question["seconds"] for question in asked)
         while time.monotonic() <= until:
             time.sleep(0.05)
         for number in range(answers):
             target = f"{TARGET}/{asked[number % len(asked)]['evaluation']}/answers"
-            found[post(peer, target, GIVEN).status_code // 100] += 1
+            found[http.post(url + target, **peer.signed(target, GIVEN)).status_code // 100] += 1
     return {"late": answers, "accepted": found[2], "server_errors": found[5]}
 
 

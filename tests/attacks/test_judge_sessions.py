@@ -5,7 +5,6 @@ many networks. Peers with a record are evaluated throughout; at the end one with
 network of its own.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,12 +34,9 @@ class Town:
     async def post(
         self, peer: SigningPeer, network: int, target: str, document: Mapping[str, Any]
     ) -> httpx2.Response:
-        body = json.dumps(document).encode()
-        headers = {
-            **peer.headers("POST", target, body),
-            "x-forwarded-for": f"198.{network // 256}.{network % 256}.7",
-        }
-        return await self._http.post(self._url + target, content=body, headers=headers)
+        request = peer.signed(target, document)
+        request["headers"]["x-forwarded-for"] = f"198.{network // 256}.{network % 256}.7"
+        return await self._http.post(self._url + target, **request)
 
     async def ask(self, peer: SigningPeer, network: int) -> httpx2.Response:
         return await self.post(peer, network, "/v1/evaluations", wish())

@@ -19,7 +19,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import TIMEOUT_S, Clock
 from tests.judge.databases import KINDS, cluster
-from tests.judge.peers import ORIGIN, SigningPeer, answering, encode, wish
+from tests.judge.peers import ORIGIN, SigningPeer, answering, wish
 
 
 async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
@@ -48,8 +48,7 @@ class Court:
         return SigningPeer(self.peers)
 
     async def post(self, peer: SigningPeer, target: str, document: Any) -> httpx2.Response:
-        body = document if isinstance(document, bytes) else encode(document)
-        return await self.http.post(target, content=body, headers=peer.headers("POST", target, body))
+        return await self.http.post(target, **peer.signed(target, document))
 
     async def ask(self, peer: SigningPeer, **changed: Any) -> httpx2.Response:
         return await self.post(peer, "/v1/evaluations", wish() | changed)

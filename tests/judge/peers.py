@@ -30,6 +30,11 @@ class SigningPeer:
             "swarmd-signature": self.identity.sign(b"swarmd judge request v1", signed.encode()).hex(),
         }
 
+    def signed(self, target: str, document: Mapping[str, Any] | bytes) -> dict[str, Any]:
+        """Return what a POST of this is made of: its content and its headers."""
+        body = document if isinstance(document, bytes) else encode(document)
+        return {"content": body, "headers": self.headers("POST", target, body)}
+
 
 def encode(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode()

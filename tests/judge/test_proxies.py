@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S, wait_until
-from tests.judge.peers import SigningPeer, encode
+from tests.judge.peers import SigningPeer, answering, wish
 from tests.judge.test_serving import address, serving
 from tests.packaging.checkout import ROOT
 from tests.ports import kept_port
@@ -140,16 +139,11 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
             running(run, port, tmp_path),
             httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=TIMEOUT_S) as client,
         ):
-
-            def post(target: str, body: bytes) -> httpx2.Response:
-                return client.post(target, content=body, headers=peer.headers("POST", target, body))
-
-            wish = encode({"round": 1, "curriculum": TINY_9.digest, "asker": {"model": "tiny"}})
-            asked = post("/v1/evaluations", wish)
+            asked = client.post(ask := "/v1/evaluations", **peer.signed(ask, wish()))
             assert asked.status_code == 201, asked.text
-            answers = encode({"answers": [{"text": "x", "ended": True}]})
-            graded = post(f"/v1/evaluations/{asked.json()['evaluations'][0]['evaluation']}/answers", answers)
+            target = f"{ask}/{asked.json()['evaluations'][0]['evaluation']}/answers"
+            graded = client.post(target, **peer.signed(target, answering("x")))
             assert (graded.status_code, graded.json()["answered"]) == (200, 1)
             assert client.get("/").status_code == 200
             # Caddy 2.6 says 502 of what it cuts off
-            assert post("/v1/evaluations", b" " * 2_000_000).status_code in (413, 502)
+            assert client.post(ask, **peer.signed(ask, b" " * 2_000_000)).status_code in (413, 502)

@@ -19,7 +19,7 @@ from judge.store.reader import Reader
 from judge.store.store import Store
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TIMEOUT_S
-from tests.judge.peers import SigningPeer, encode
+from tests.judge.peers import SigningPeer
 from tests.judge.store.test_store import ALICE, question
 from tests.judge.test_serving import serving
 
@@ -40,17 +40,15 @@ class TwoJudges:
         self.peers += 1
         return SigningPeer(self.peers)
 
-    def post(self, judge: int, target: str, body: bytes, headers: dict[str, str]) -> Answered:
-        answer = httpx2.post(
-            self.urls[judge] + target, content=body, headers=headers, timeout=TIMEOUT_S, trust_env=False
-        )
-        return answer.status_code, answer.json()
-
     def signed(self, peer: SigningPeer, target: str, document: Any) -> Callable[[int], Answered]:
         """One request, to be sent to either judge, as often as one likes."""
-        body = encode(document)
-        headers = peer.headers("POST", target, body)
-        return lambda judge: self.post(judge, target, body, headers)
+        request = peer.signed(target, document)
+
+        def send(judge: int) -> Answered:
+            answer = httpx2.post(self.urls[judge] + target, **request, timeout=TIMEOUT_S, trust_env=False)
+            return answer.status_code, answer.json()
+
+        return send
 
     def ask(self, peer: SigningPeer) -> Callable[[int], Answered]:
         return self.signed(peer, "/v1/evaluations", ASK)

@@ -19,7 +19,7 @@ from benchmarks.judge_load import serving
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.testing import wait_until
 from tests.judge import hostile
-from tests.judge.peers import SigningPeer, answering, encode, wish
+from tests.judge.peers import SigningPeer, answering, wish
 from tests.swarmd.daemon.page.chromium import Tab, binary, chromium
 from tests.swarmd.daemon.page.test_in_chromium import NOISY
 
@@ -96,8 +96,7 @@ def evaluation(site: Site) -> str:
 
 
 def post(http: httpx2.Client, peer: SigningPeer, target: str, document: dict[str, Any]) -> dict[str, Any]:
-    body = encode(document)
-    answer = http.post(target, content=body, headers=peer.headers("POST", target, body))
+    answer = http.post(target, **peer.signed(target, document))
     assert answer.is_success, answer.text
     return dict(answer.json())
 

@@ -41,6 +41,12 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield tab
 
 
+def open_page(tab: Tab, node: Node, **look: Any) -> None:
+    """Open the page, and wait until its curve is drawn."""
+    tab.open(node.address, **look)
+    tab.until("document.querySelector('#chart canvas')")
+
+
 async def in_browser(node: Node, tab: Tab, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
     """Run `look` on a tab while the page is served; return what the browser complained of."""
 
@@ -90,8 +96,7 @@ async def test_the_page_is_readable_at_every_width_in_both_schemes(tab: Tab) -> 
     def look(tab: Tab) -> None:
         for width in (320, 390, 1280):
             for dark in (False, True):
-                tab.open(node.address, width=width, height=844, dark=dark)
-                tab.until("document.querySelector('#chart canvas')")
+                open_page(tab, node, width=width, height=844, dark=dark)
                 # Nothing to scroll sideways
                 assert tab.run("document.documentElement.scrollWidth <= innerWidth")
                 paper = tab.run("getComputedStyle(document.body).backgroundColor")
@@ -110,8 +115,7 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tab: Tab) -
     node = Node()
 
     def look(tab: Tab) -> None:
-        tab.open(node.address)
-        tab.until("document.querySelector('#chart canvas')")
+        open_page(tab, node)
         buttons = tab.run("[...document.querySelectorAll('button')].map(b => b.id)")
         reached = []
         for _ in buttons:
@@ -158,8 +162,7 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tab: Tab) -> 
         return node.looks == looks
 
     def look(tab: Tab) -> None:
-        tab.open(node.address)
-        tab.until("document.querySelector('#chart canvas')")
+        open_page(tab, node)
         for sure in ("false", "true"):
             tab.run(f"window.confirm = (text) => (window.asked = text, {sure})")
             tab.run("document.getElementById('do-stop').click()")
@@ -183,8 +186,7 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tab: T
     node = Node({**document(engine={"name": "hivemind", "why": ""}), "limits": limits})
 
     def look(tab: Tab) -> None:
-        tab.open(node.address)
-        tab.until("document.querySelector('#chart canvas')")
+        open_page(tab, node)
         tab.run("document.querySelector('#limits summary').click()")
         tab.run(
             "document.getElementById('limit-cpu').value = '25 %',"
@@ -217,8 +219,7 @@ async def test_an_invitation_is_copied_and_its_code_read(tab: Tab, tmp_path: Pat
 
     def look(tab: Tab) -> None:
         for width in (390, 1280):
-            tab.open(node.address, width=width, height=900)
-            tab.until("document.querySelector('#chart canvas')")
+            open_page(tab, node, width=width, height=900)
             # Not before it is asked for
             assert tab.run("document.getElementById('invitation').getClientRects().length") == 0
             tab.run("document.getElementById('do-invite-others').click()")
@@ -248,8 +249,7 @@ async def test_a_line_about_a_round_of_another_length_moves_nothing(tab: Tab) ->
     def look(tab: Tab) -> None:
         for width in (390, 1000):
             node.document = {**node.document, "last": LAST}
-            tab.open(node.address, width=width)
-            tab.until("document.querySelector('#chart canvas')")
+            open_page(tab, node, width=width)
             tab.run(drawn)
             tab.run(watch)
             node.document = {**node.document, "last": short}
@@ -267,8 +267,7 @@ async def test_the_legend_names_what_is_drawn(tab: Tab, external: list[int], nam
     node = Node(document(external=external))
 
     def look(tab: Tab) -> None:
-        tab.open(node.address)
-        tab.until("document.querySelector('#chart canvas')")
+        open_page(tab, node)
         legend = tab.run(
             "[...document.querySelectorAll('.u-series')].map(e => e.textContent).filter(Boolean)"
         )
@@ -283,8 +282,7 @@ async def test_hostile_texts_run_nothing(tab: Tab) -> None:
     node.peers = poisoned(PEERS)
 
     def look(tab: Tab) -> None:
-        tab.open(node.address)
-        tab.until("document.querySelector('#chart canvas')")
+        open_page(tab, node)
         node.document = {**node.document, "cause": HOSTILE * 2}
         tab.until("document.getElementById('state').textContent.split('onerror').length > 3")
         assert tab.run("document.images.length + document.scripts.length") == 2  # our two scripts
