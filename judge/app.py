@@ -84,11 +84,11 @@ async def _no_such_page(request: Request, error: HTTPException) -> Response:
     refusal = Refusal(
         error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."
     )
-    return (
-        refused_page(request, refusal)
-        if _in_a_browser(request)
-        else _refusal(request, refusal, error.headers)
-    )
+    allowed = dict(error.headers or {})
+    if allowed.get("Allow") == "HEAD":
+        # The router names a path's first route; what can be read is read by both (`reading.readable`).
+        allowed["Allow"] = "GET, HEAD"
+    return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal, allowed)
 
 
 async def _bad_parameter(request: Request, _error: RequestValidationError) -> Response:

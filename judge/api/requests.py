@@ -216,7 +216,13 @@ def signing_headers() -> dict[str, Any]:
     """For OpenAPI: the headers that sign a request."""
     return {
         "parameters": [
-            {"name": name, "in": "header", "required": True, "schema": {"type": "string"}} for name in HEADERS
+            {
+                "name": name,
+                "in": "header",
+                "required": True,
+                "schema": {"type": "string", "pattern": f"^({form})$"},
+            }
+            for name, form in zip(HEADERS, _FORMS, strict=True)
         ]
     }
 

@@ -176,7 +176,22 @@ async def test_openapi_has_the_forms_of_the_requests(court: Court) -> None:
         post = document["paths"][path]["post"]
         schema = post["requestBody"]["content"]["application/json"]["schema"]
         assert schema["additionalProperties"] is False and "$ref" not in json.dumps(schema)
-        assert {parameter["name"] for parameter in post["parameters"]} >= {"swarmd-peer", "swarmd-signature"}
+        forms = {each["name"]: each["schema"].get("pattern") for each in post["parameters"]}
+        assert re.match(forms["swarmd-peer"], court.peer().identity.peer_id) and not re.match(
+            forms["swarmd-peer"], ""
+        )
+        assert "swarmd-signature" in forms
+
+
+async def test_a_refused_method_names_those_that_there_are(court: Court) -> None:
+    """RFC 9110, 10.2.1."""
+    for path, allowed in (
+        ("/v1/judge", "GET, HEAD"),
+        ("/leaderboard.csv", "GET, HEAD"),
+        ("/v1/evaluations", "POST"),
+    ):
+        refused = await court.http.request("DELETE", path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
 async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
