@@ -50,7 +50,6 @@ class Room:
 @dataclass(frozen=True, slots=True)
 class AskResult:
     question: OpenQuestion
-    new: bool
     displaced: OpenQuestion | None = None  # the question that this one displaced, to be recorded as void
 
 
@@ -91,7 +90,7 @@ class Sessions:
         """
         held = self.of(peer)
         if len(held) >= most:
-            return AskResult(held[0], False)
+            return AskResult(held[0])
         if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
             return CROWDED
         full = len(self._open) >= self._room.of_all
@@ -110,7 +109,7 @@ class Sessions:
         self._held[asker] += 1
         if not asker.record:
             self._newcomers[question.id] = None
-        return AskResult(question, True, displaced)
+        return AskResult(question, displaced)
 
     def close(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it to be scored."""

@@ -1,6 +1,6 @@
 """The pages, and the other files that browsers and crawlers ask for (docs/judge.md)."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from time import gmtime, strftime
 from typing import Annotated, Any
@@ -148,7 +148,7 @@ async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tupl
         "sorts": SORTS,
         "columns": columns,
         "shown_tiers": sorted(tiers),
-        "models": _models(found.models, asked.model),
+        "models": [*dict.fromkeys([*found.models, *filter(None, [asked.model])])],
         "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
         "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
         "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
@@ -355,10 +355,6 @@ def _link(path: str, asked: BoardQuery, **other: Any) -> str:
         if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE_PEERS))
     }
     return f"{path}?{urlencode(said)}" if said else path
-
-
-def _models(frequent: Sequence[str], chosen: str) -> list[str]:
-    return [*frequent, *([chosen] if chosen and chosen not in frequent else [])]
 
 
 def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -85,7 +85,7 @@ class Evaluator:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(number,),
-                env=_offline(),
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             )
         try:
             async with asyncio.timeout(self._seconds):
@@ -150,7 +150,3 @@ def _death(code: int) -> str:
     if code in (-signal.SIGKILL, -signal.SIGXCPU):
         return "the process that evaluates weights was killed: it took too much processor time or memory"
     return f"the process that evaluates weights ended by itself (code {code})"
-
-
-def _offline() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

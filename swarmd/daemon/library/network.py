@@ -230,7 +230,8 @@ class Network(ProgramNetwork):
         """
         while True:
             now = time.monotonic()
-            if self.waiting and self.present and (self._leaving or self._may_send(now)):
+            gap = now >= self._sent_at + MIN_GAP_S
+            if self.waiting and self.present and (self._leaving or (gap and self._pacing.may_send(now))):
                 waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
                 rollouts, specialties = [rollout for rollout, _ in waiting], self._curriculum.specialties
                 try:
@@ -240,9 +241,6 @@ class Network(ProgramNetwork):
                 self._pacing.sent(now)
                 self._sent_at = now
             await trio.sleep(POLL_S)
-
-    def _may_send(self, now: float) -> bool:
-        return now >= self._sent_at + MIN_GAP_S and self._pacing.may_send(now)
 
     @property
     def present(self) -> int:

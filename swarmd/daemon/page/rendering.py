@@ -26,6 +26,7 @@ from swarmd.daemon.local_api.status_words import (
     pause_words,
     peers_words,
     round_sentence,
+    sentence,
     trouble_sentence,
     workers_words,
 )
@@ -163,7 +164,7 @@ def _state(document: Document) -> str:
     trouble = trouble_sentence(document)
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
-        f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(_cause(document))}</p>'
+        f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(sentence(document))}</p>'
         + (
             f'<p class="helped">{_text(helped)}</p>'
             if (helped := helped_words(document.get("given") or {}))
@@ -184,10 +185,6 @@ def _download(download: Mapping[str, Any]) -> str:
         f'<progress aria-label="Download" value="{_text(download.get("done") or 0)}"'
         f' max="{_text(download["total"])}"></progress>'
     )
-
-
-def _cause(document: Document) -> str:
-    return "; ".join(str(document[key]) for key in ("cause", "remedy") if document.get(key))
 
 
 def _controls(document: Document) -> str:
