@@ -145,8 +145,8 @@ class OfferChoice(Generic[C]):
 
     A round's choice is made in several calls, under caps for all together.
 
-    varied: whether the curriculum has several specialties. Where it has one, authors that offer what they do
-        not serve would leave each of the others an even share of it.
+    varied: whether the curriculum has several specialties, of which each author may fill a share. With one
+        alone such a cap would only leave places empty where some authors do not serve what they offer.
     """
 
     def __init__(self, take: str, n: int, author_of: Callable[[C], Author], *, varied: bool = True) -> None:

@@ -8,9 +8,9 @@ routing. What is beyond that is junk of some kind.
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
-# Bytes a second that need no explanation: gossip, routing, questions, what is relayed; and messages that p2pd
-# was handed and lost. Of a neighbour in whose mesh we are not, those of a heartbeat come at once, and p2pd
-# takes 32 of them. `libp2p` lets a peer send 200 a second.
+# Bytes a second that need no explanation: gossip, routing, questions, what is relayed; and the messages that
+# p2pd received and dropped. It queues 32, and a neighbour in whose mesh we are not sends all those of a
+# heartbeat at once. (`libp2p` lets a peer send 200 messages a second.)
 BYTES_PER_S = 256 * 1024.0
 # A second of 10,000 messages, and what came and was not counted yet.
 BURST_BYTES = 2 * 1024 * 1024.0

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-# Of what is computed with; the adapted layers' weights in nf4 take less (NF4_BITS).
+# Bytes of a number that is computed with. In nf4 the adapted layers' weights are kept in less (NF4_BITS).
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "nf4": 2})
 # Bits of a weight, with a scale of 8 bits for 64 weights, and one of 32 for 256 of these scales.
 NF4_BITS: Final = 4 + 8 / 64 + 32 / (64 * 256)
