@@ -150,7 +150,8 @@ class IsolationWatch:
     async def _search(self, heard: bool, alone: float) -> Trouble | None:
         if heard:
             asked = whom_to_ask(self.member, [], CALM_ASKED)
-            if certain(await self._facts(asked, heard=True)) is None:
+            # What stands is withdrawn by all, as one of so few may just be too busy to answer.
+            if self.trouble is None and certain(await self._facts(asked, heard=True)) is None:
                 return None
             return certain(await self._facts(whom_to_ask(self.member, []), heard=True))
         facts = await self._facts(

@@ -20,6 +20,7 @@ from p2p.topic import Topic
 from p2p.types import PeerRequest, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.diagnosis.isolation_watch import (
+    CALM_ASKED,
     CALM_S,
     KNOCK_FIRST_S,
     LEFT_S,
@@ -27,7 +28,7 @@ from swarmd.daemon.diagnosis.isolation_watch import (
     SETTLED_S,
     IsolationWatch,
 )
-from swarmd.daemon.diagnosis.reachability_survey import is_offline
+from swarmd.daemon.diagnosis.reachability_survey import is_offline, whom_to_ask
 from swarmd.daemon.local_api.roster import Roster
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
@@ -170,6 +171,13 @@ def test_a_clock_that_is_off_is_said_while_others_are_heard_too() -> None:
             roster.heard(other.identity.peer_id, clock())
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is not None and "clock is 10 minutes behind all 3 peers" in watch.trouble.cause
+        # One that is asked first is too busy to answer
+        first, *_ = whom_to_ask(watch.member, [], CALM_ASKED)
+        del next(other for other in others if other.identity.peer_id == first).answers[
+            PeerRequest.INTRODUCTION
+        ]
+        await trio.sleep(CALM_S + 5)
+        assert watch.trouble is not None and "clock is 10 minutes behind all 2 peers" in watch.trouble.cause
         introduced(swarm, 5)  # one whose clock is as ours
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is None
