@@ -73,11 +73,12 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
 
         The library leaves out peers that others name with such: js-libp2p signs anew for each that asks.
         """
+        if len(envelope.raw_payload) > MAX_RECORD_BYTES:
+            return False
         record = envelope.record()
         held = self.peer_record_map.get(record.peer_id)
-        return len(envelope.raw_payload) <= MAX_RECORD_BYTES and (
-            (held is not None and held.seq > record.seq) or super().consume_peer_record(envelope, ttl)
-        )
+        older = held is not None and bool(held.seq > record.seq)
+        return older or bool(super().consume_peer_record(envelope, ttl))
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:
