@@ -69,6 +69,8 @@ from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.sandbox.client import Completion, Mark, ScoredAnswer, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
+log = logging.getLogger("judge")
+T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -96,10 +98,6 @@ class Recent(Generic[K, V]):
                 while len(self._kept) > self._most:
                     del self._kept[next(iter(self._kept))]
             return self._kept[key][1]
-
-
-log = logging.getLogger("judge")
-T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
