@@ -98,7 +98,7 @@ def _examine(
         return no_network(), {}
     with ExitStack() as stack:
         if (folder / IDENTITY_FILE).exists():
-            folder = stack.enter_context(StateFolder.open(folder)).path
+            folder = stack.enter_context(StateFolder.open(folder, briefly=True)).path
         else:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="swarmd-doctor-")))
         try:

@@ -36,6 +36,8 @@ MIN_FREE_BYTES = 24_000_000
 _LOCK_WAIT_S = 0.2
 # The wait on a busy machine while the lock names no living process.
 _NO_OWNER_WAIT_S = 5.0
+# The wait while it names none at all: for a command that ends by itself.
+_BRIEF_WAIT_S = 60.0
 
 
 def default_state_dir() -> Path:
@@ -57,8 +59,10 @@ class StateFolder:
         self._lock: int | None = lock
 
     @classmethod
-    def open(cls, path: Path) -> "StateFolder":
+    def open(cls, path: Path, *, briefly: bool = False) -> "StateFolder":
         """Make the folder (mode 0700) where there is none, and take its lock.
+
+        briefly: for a command that ends by itself; a node that starts meanwhile waits, and is not refused.
 
         Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
         """
@@ -78,7 +82,7 @@ class StateFolder:
         except OSError as error:
             raise _unusable(path, error) from None
         try:
-            owner = _acquire(lock)
+            owner = _acquire(lock, "" if briefly else str(os.getpid()))
         except OSError as error:
             os.close(lock)
             raise _unusable(path, error) from None
@@ -201,16 +205,17 @@ def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _acquire(lock: int) -> str | None:
+def _acquire(lock: int, ours: str) -> str | None:
     """Take the lock and write our pid into it. Returns None, or otherwise the owner, in words."""
     begun = time.monotonic()
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
-        if time.monotonic() - begun > (_LOCK_WAIT_S if _lives(pid) else _NO_OWNER_WAIT_S):
+        patience = _LOCK_WAIT_S if _lives(pid) else _NO_OWNER_WAIT_S if pid else _BRIEF_WAIT_S
+        if time.monotonic() - begun > patience:
             return f" (pid {pid})" if pid.isdecimal() else ""
         time.sleep(0.02)
     os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    os.pwrite(lock, ours.encode(), 0)
     return None
 
 

@@ -52,6 +52,14 @@ def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
         StateFolder.open(tmp_path).close()
 
 
+def test_a_command_that_has_the_folder_briefly_is_waited_for(tmp_path: Path) -> None:
+    """A service whose node starts beside `swarmd doctor network` would be given up for good."""
+    command = StateFolder.open(tmp_path, briefly=True)
+    assert in_use(tmp_path)
+    threading.Timer(0.4, command.close).start()
+    StateFolder.open(tmp_path).close()
+
+
 @pytest.mark.net
 def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: Path) -> None:
     owner = subprocess.Popen(
