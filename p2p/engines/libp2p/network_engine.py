@@ -227,7 +227,8 @@ class AddressBookFile:
 
     def __init__(self, book: AddressBook, path: Path | None) -> None:
         """Read the file into the book. A damaged one is set aside: peers can be found again."""
-        self._book, self._path = book, path
+        # Whether it was told that the file cannot be written.
+        self._book, self._path, self._told = book, path, False
         if path is None:
             return
         try:
@@ -249,10 +250,11 @@ class AddressBookFile:
         if self._path is not None and self._book.changed:
             try:
                 durable.replace(self._path, self._book.dump())
-                self._book.changed = False
+                self._book.changed = self._told = False
             except OSError as error:
-                # A full disk must not stop the network.
-                log.warning("cannot write the address book %s: %s", self._path, error.strerror)
+                # A full disk must not stop the network, nor fill the log every five seconds.
+                level, self._told = logging.DEBUG if self._told else logging.WARNING, True
+                log.log(level, "cannot write the address book %s: %s", self._path, error.strerror)
 
     async def save_regularly(self) -> None:
         """Save until cancelled."""

@@ -5,6 +5,7 @@ One attacker with many addresses of a kind fills only a part of it.
 
 import json
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -482,6 +483,26 @@ def test_the_file_keeps_peers_and_anchors(book: AddressBook, tmp_path: Path) -> 
     again.changed = True
     file.save()
     assert json.loads(path.read_text())["key"] == KEY.hex() and not again.changed
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(
+    book: AddressBook, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "peers"
+    file = AddressBookFile(book, folder / "peers.json")
+
+    def save() -> None:
+        book.changed = True
+        file.save()
+
+    for _ in range(2):
+        folder.write_text("no folder")
+        save()
+        save()
+        folder.unlink()
+        save()
+        shutil.rmtree(folder)
+    assert caplog.text.count("cannot write") == 2
 
 
 def test_a_former_bootstrap_peer_is_a_peer_like_others(book: AddressBook) -> None:
