@@ -85,7 +85,8 @@ class RoundConfig(_Section):
 
 class GenerateConfig(_Section):
     max_new_tokens: Annotated[int, Field(ge=0, le=32_768)] = 0  # 0: 16 for the tiny models, 256 for the rest
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    # Less is 0 in float32 somewhere on the way, and logits divided by it are no numbers.
+    temperature: Annotated[float, Field(ge=1e-6, le=10)] = 1.0
     engine: Annotated[
         str,
         Field(

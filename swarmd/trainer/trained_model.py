@@ -148,7 +148,10 @@ class TrainedModel:
             limit=settings.tokens or work_of(config).new_tokens,
             context=self.context,
             ends=self.chat.ends,
-            temperature=config.generate.temperature if settings.temperature is None else settings.temperature,
+            # So little that float32 knows no such number is as good as 0.
+            temperature=config.generate.temperature
+            if settings.temperature is None
+            else round(settings.temperature, 6),
         )
         generator = seeded(self._device, settings.seed)
         try:

@@ -173,6 +173,7 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ("[round]\nlocal = 4.0", "found 4.0"),
         ("[round]\npace = nan", "round.pace: expected a number, at least 0 and at most 86400, found nan"),
         ("[train]\nmax_grad_norm = inf", "train.max_grad_norm: expected a number, more than 0, found inf"),
+        ("[generate]\ntemperature = 1e-40", "generate.temperature: expected a number, at least 1e-06"),
         ("[round]\nrounds = 1979-05-27", "found 1979-05-27"),
         ("[model]\nname = ''", "model.name: expected a text, not empty, found ''"),
         ("[model]\nname = {a = 1}", "model.name: expected a text, not empty, found a section"),

@@ -59,6 +59,8 @@ def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Pat
     assert whole.ended and len(pieces) > 2 and "".join(pieces) == whole.text
     assert whole.text == policy.answer("What is 12 + 30?").text
     assert (whole.prompt_tokens, whole.tokens) == (len(prompt), len(pieces) + 1)
+    # Too little for float32.
+    assert model.answer(prompt, AnswerSettings(1e-40)).text == whole.text
     cut = model.answer(prompt, AnswerSettings(0, tokens=2))
     assert not cut.ended and whole.text.startswith(cut.text)
     # In the middle of a token, and over two of them: nothing of it is told
