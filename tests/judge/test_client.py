@@ -546,7 +546,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
 async def test_an_answer_after_the_deadline_is_not_sent() -> None:
     clock = Clock(61.0)
     outcome = await silent(lambda: client("http://127.0.0.1:9", clock).answer(OPEN, Completion("2", True)))
-    assert "deadline" in outcome.cause
+    assert "deadline" in outcome.cause and "if the node was not paused" in outcome.remedy
 
 
 # The address.

@@ -286,7 +286,8 @@ class JudgeClient:
         if question.expired(self.now()):
             return NotJudged(
                 "the answer took longer than the judge's deadline",
-                "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
+                "if the node was not paused meanwhile, use a smaller model or fewer new tokens, or ask the"
+                " judge's operator for more time",
             )
         # A lone surrogate has no UTF-8.
         text = completion.text.encode("utf-8", "replace").decode()[-MAX_ANSWER_CHARACTERS:]
