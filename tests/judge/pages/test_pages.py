@@ -375,7 +375,8 @@ def test_search_filters_and_order(board: Reader) -> None:
     )
 
 
-def test_nodes_whose_weights_were_evaluated(database: str) -> None:
+@pytest.mark.parametrize("known", [{"gsm8k": (31.0, 50)}, {}], ids=["benchmark", "no benchmark"])
+def test_nodes_whose_weights_were_evaluated(database: str, known: dict[str, tuple[float, int]]) -> None:
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(30):
             evaluate(store, number + 1, 1.0, PeerId(f"node{number % 3}"))
@@ -387,7 +388,7 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
                     upload,
                     2.0,
                     [VerifiedAnswer("bf", 1, 1.0, 1, "correct", "x", True)],
-                    {"gsm8k": (31.0, 50)},
+                    known,
                     {"receipt": "{}", "signature": ""},
                 )
         reader = Reader(store.database)
@@ -419,7 +420,7 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
         and "Verified by the judge" in page.text
         and "ab" * 32 in page.text
         and "1 of 1 questions" in page.text
-        and "31 of 50 known questions, in no score" in page.text
+        and ("31 of 50 known questions, in no score" in page.text) == bool(known)
     )
 
 
