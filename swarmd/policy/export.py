@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
 )
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
@@ -32,7 +32,7 @@ from swarmd.policy.models.architecture import context_of, has_other_parts, read_
 from swarmd.policy.models.device import DTYPES
 from swarmd.policy.models.fit import chat_of, work_of
 from swarmd.policy.models.hub import REPOSITORIES, first_line
-from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
+from swarmd.policy.models.load import fingerprint_of, in_peft, load_weights, lora_config
 from swarmd.policy.models.lora import NF4, fold, require_nf4, round_to_four_bits
 from swarmd.policy.models.preflight import read_config_json
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -377,7 +377,7 @@ def _trained(place: hub.Place, identity: policy_files.ModelIdentity, weights: by
         config.base_model_name_or_path = place.repository or str(place.folder.resolve())
         config.revision = place.revision
         network.name_or_path = config.base_model_name_or_path
-        network = get_peft_model(network, config)
+        network = in_peft(network, config)
     put_trained(
         network.get_base_model() if isinstance(network, PeftModel) else network, weights, place.source
     )

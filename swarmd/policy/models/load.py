@@ -188,17 +188,23 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own
     forward, as `lora.adapted` says.
     """
-    from peft import get_peft_model
-
     config = lora_config(rank)
     config._register_custom_module({nn.Linear: adapted_linear()})
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # peft asks transformers for a property of an old name, and the operator can do nothing about it.
-        warnings.simplefilter("ignore", FutureWarning)
+    with torch.random.fork_rng(devices=[]):
         # peft draws from torch's global generator.
         torch.manual_seed(seed)
-        adapted: nn.Module = get_peft_model(network, config).get_base_model()
+        adapted: nn.Module = in_peft(network, config).get_base_model()
     return adapted
+
+
+def in_peft(network: nn.Module, config: "LoraConfig") -> Any:
+    """Wrap a network as a peft model with an adapter."""
+    from peft import get_peft_model
+
+    with warnings.catch_warnings():
+        # peft asks transformers for a property of an old name, and the operator can do nothing about it.
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(network, config)
 
 
 def fingerprint_of(network: nn.Module) -> str:
