@@ -3,6 +3,7 @@
 Pure; `now` is an argument, in seconds.
 """
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,11 +40,15 @@ class TokenBucket:
         self.left = max(-self.burst, self.left - tokens)
 
     def wait(self, now: float, tokens: float = 1.0) -> float:
-        """Take the tokens and return 0.0, or take none and return the seconds until there are enough."""
+        """Take the tokens and return 0.0, or take none and return the seconds until there are enough.
+
+        After these seconds rounding may have left a little to wait for. `now` and what is returned are always
+        more than `now`, so who waits and asks again gets on.
+        """
         if self.refill(now) >= tokens:
             self.spend(tokens)
             return 0.0
-        return (tokens - self.left) / self.rate
+        return max((tokens - self.left) / self.rate, math.ulp(now))
 
 
 class TokenBuckets(Generic[K]):
