@@ -53,12 +53,12 @@ from swarmd.exchange import wire
 from swarmd.exchange.acknowledgements import AcknowledgementCounter, Acknowledger
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.policy.parallel.restarts import Death
 from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
 from swarmd.state.tracking import check_installed
-from swarmd.workers.restarts import Death
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import trio
 
 from swarmd import link
 from swarmd.daemon.watchdog import Stuck, Watchdog
+from swarmd.policy.parallel.restarts import EXIT_TIMEOUT_S, Death, Deaths, exit_words
 from swarmd.state.logs import LOG_BYTES
-from swarmd.workers.restarts import EXIT_TIMEOUT_S, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
 

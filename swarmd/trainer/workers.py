@@ -26,13 +26,13 @@ from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import count_devices, device_of, environment, free_memory
 from swarmd.policy.parallel.data_parallel import Trainers
+from swarmd.policy.parallel.generator_pool import Generators
+from swarmd.policy.parallel.messages import Begin
+from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
+from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.state.metrics import WorkersReport
 from swarmd.types import Scored, Task
-from swarmd.workers.generator_pool import Generators
-from swarmd.workers.messages import Begin
-from swarmd.workers.question_queue import QuestionQueue
-from swarmd.workers.worker import WorkerProcess
 
 # Rounds' questions that a generator has in hand: those it answers and those it turns to next.
 ROUNDS_AHEAD: Final = 2

@@ -1,1 +1,1 @@
-"""Generator processes, data-parallel trainers, weight sync."""
+"""Processes beside the trainer: generators, further trainers, their questions, weights and restarts."""

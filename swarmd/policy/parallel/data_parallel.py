@@ -27,13 +27,13 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.parallel.generator_pool import WorkerFailed
+from swarmd.policy.parallel.messages import Fatal, Join, Message, Share, Stepped, WorkerReady
+from swarmd.policy.parallel.restarts import Deaths
+from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import UpdateReport
-from swarmd.workers.generator_pool import WorkerFailed
-from swarmd.workers.messages import Fatal, Join, Message, Share, Stepped, WorkerReady
-from swarmd.workers.restarts import Deaths
-from swarmd.workers.worker import WorkerProcess
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import free_memory
+from swarmd.policy.parallel.messages import Begin, FinishedAnswers, WorkerReady
 from swarmd.policy.parallel.weight_sync import WeightReader
-from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady
-from swarmd.workers.worker import WorkerLink, run
+from swarmd.policy.parallel.worker import WorkerLink, run
 
 
 def generate(begin: Begin, inside: WorkerLink) -> None:

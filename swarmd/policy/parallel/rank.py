@@ -12,8 +12,8 @@ from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import free_memory
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
-from swarmd.workers.messages import Begin, Join, Share, Stepped, WorkerReady
-from swarmd.workers.worker import WorkerLink, run
+from swarmd.policy.parallel.messages import Begin, Join, Share, Stepped, WorkerReady
+from swarmd.policy.parallel.worker import WorkerLink, run
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon as Node
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import MAX_COUNTED_S, Stuck, StuckLimits, Watchdog
+from swarmd.policy.parallel.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 from swarmd.state.logs import LOG_BYTES
 from swarmd.testing import TIMEOUT_S
-from swarmd.workers.restarts import HOPELESS_DEATHS, Death, Deaths, exit_words
 from tests import ROOT
 
 TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)

@@ -21,9 +21,9 @@ from swarmd.cli.views.plain import JsonView, PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.exchange import offers, wire
+from swarmd.policy.parallel.restarts import Death
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Lead, Rollout, TaskRef
-from swarmd.workers.restarts import Death
 
 OTHER = Identity.from_seed(b"o" * 32)
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from swarmd.errors import SwarmdError
+from swarmd.policy.parallel.messages import Ask, Begin, Channel, Fatal, Message, Rest, Wake
+from swarmd.policy.parallel.restarts import EXIT_TIMEOUT_S, exit_words
 from swarmd.state.logs import set_up_logging
-from swarmd.workers.messages import Ask, Begin, Channel, Fatal, Message, Rest, Wake
-from swarmd.workers.restarts import EXIT_TIMEOUT_S, exit_words
 
 
 class WorkerProcess:

@@ -15,11 +15,11 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import environment
 from swarmd.policy.parallel import data_parallel
 from swarmd.policy.parallel.data_parallel import Trainers, combine, deal
+from swarmd.policy.parallel.messages import Begin
+from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import Scored, UpdateReport
-from swarmd.workers.messages import Begin
-from swarmd.workers.worker import WorkerProcess
 from tests.swarmd.policy.conftest import external, local
 
 

@@ -14,15 +14,15 @@ import pytest
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.parallel.generator_pool import Generators, WorkerFailed
+from swarmd.policy.parallel.messages import Begin, Message, Rest
+from swarmd.policy.parallel.question_queue import MAX_PASSED_OVER, MAX_TRIES, QuestionQueue
+from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import TIMEOUT_S, wait_until
 from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens
-from swarmd.workers.generator_pool import Generators, WorkerFailed
-from swarmd.workers.messages import Begin, Message, Rest
-from swarmd.workers.question_queue import MAX_PASSED_OVER, MAX_TRIES, QuestionQueue
-from swarmd.workers.worker import WorkerProcess
 from tests import ROOT
 from tests.swarmd.exchange.test_wire import ME
 
@@ -116,7 +116,7 @@ def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path:
 
     def start(number: int, life: int) -> WorkerProcess:
         lives.append(life)
-        return WorkerProcess("swarmd.workers.messages", begin, {})  # no worker: ends at once
+        return WorkerProcess("swarmd.policy.parallel.messages", begin, {})  # no worker: ends at once
 
     said = r"died 5 times in a row.*workers\.generators"
     with (
@@ -137,7 +137,7 @@ def test_errors_while_drawing_questions_are_raised_in_the_loop(
         raise ZeroDivisionError
 
     def start(number: int, life: int) -> WorkerProcess:
-        return WorkerProcess("tests.swarmd.workers.ready", Begin("", 1, str(tmp_path), 1), {})
+        return WorkerProcess("tests.swarmd.policy.parallel.ready", Begin("", 1, str(tmp_path), 1), {})
 
     with (
         Generators(1, start, QuestionQueue(draw, 2, 4), lambda: None) as working,

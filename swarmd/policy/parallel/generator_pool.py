@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Self
 
 from swarmd.errors import SwarmdError
+from swarmd.policy.parallel.messages import Ask, Fatal, FinishedAnswers, Rest, Wake, WorkerReady
+from swarmd.policy.parallel.question_queue import QuestionQueue
+from swarmd.policy.parallel.restarts import MAX_BACKOFF_S, Deaths
+from swarmd.policy.parallel.worker import WorkerProcess
 from swarmd.types import Generation, Task
-from swarmd.workers.messages import Ask, Fatal, FinishedAnswers, Rest, Wake, WorkerReady
-from swarmd.workers.question_queue import QuestionQueue
-from swarmd.workers.restarts import MAX_BACKOFF_S, Deaths
-from swarmd.workers.worker import WorkerProcess
 
 log = logging.getLogger(__name__)
 

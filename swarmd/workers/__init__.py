@@ -1,1 +1,0 @@
-"""Worker processes beside the trainer: starting, restarting, messages, the queue of questions."""
