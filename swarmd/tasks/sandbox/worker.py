@@ -15,6 +15,7 @@ The verifier ends when its standard input closes or its parent is gone. It ignor
 
 import gc
 import os
+import random
 import select
 import signal
 import time
@@ -403,6 +404,8 @@ def run(load: Callable[[], Work]) -> None:
     os.dup2(nowhere, 1)
     try:
         work = load()
+        # From Python 3.13 on the first seed that is a text imports something, and workers may not import.
+        random.Random("")
         # What is loaded now is never collected, so forks keep sharing the memory.
         gc.freeze()
         serve(requests, replies, work)
